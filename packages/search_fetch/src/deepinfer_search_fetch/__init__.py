@@ -1,0 +1,94 @@
+"""Search and Fetch for agents: `fetch` a URL as clean Markdown, `search` an index of your own.
+
+Names load on first use, so that importing the package costs nothing but this file.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from deepinfer_search_fetch.bridge import Bridge, ToolOutcome, ToolPolicy
+    from deepinfer_search_fetch.client import AsyncSearchFetch, SearchFetch
+    from deepinfer_search_fetch.config import Config, Limits
+    from deepinfer_search_fetch.errors import (
+        ContentFailure,
+        InvalidRequest,
+        LimitExceeded,
+        Refused,
+        SearchFetchError,
+        UpstreamFailure,
+    )
+    from deepinfer_search_fetch.extract import Extraction, extract_markdown
+    from deepinfer_search_fetch.models import (
+        Authority,
+        BatchItem,
+        FetchRequest,
+        FetchResponse,
+        IngestReport,
+        SearchRequest,
+        SearchResponse,
+        SearchResult,
+    )
+
+_HOME = {
+    "bridge": ("Bridge", "ToolOutcome", "ToolPolicy"),
+    "client": ("AsyncSearchFetch", "SearchFetch"),
+    "config": ("Config", "Limits"),
+    "errors": (
+        "ContentFailure",
+        "InvalidRequest",
+        "LimitExceeded",
+        "Refused",
+        "SearchFetchError",
+        "UpstreamFailure",
+    ),
+    "extract": ("Extraction", "extract_markdown"),
+    "models": (
+        "Authority",
+        "BatchItem",
+        "FetchRequest",
+        "FetchResponse",
+        "IngestReport",
+        "SearchRequest",
+        "SearchResponse",
+        "SearchResult",
+    ),
+}
+_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
+
+__all__ = [
+    "AsyncSearchFetch",
+    "Authority",
+    "BatchItem",
+    "Bridge",
+    "Config",
+    "ContentFailure",
+    "Extraction",
+    "FetchRequest",
+    "FetchResponse",
+    "IngestReport",
+    "InvalidRequest",
+    "LimitExceeded",
+    "Limits",
+    "Refused",
+    "SearchFetch",
+    "SearchFetchError",
+    "SearchRequest",
+    "SearchResponse",
+    "SearchResult",
+    "ToolOutcome",
+    "ToolPolicy",
+    "UpstreamFailure",
+    "extract_markdown",
+]
+
+
+def __getattr__(name: str) -> Any:
+    module = _MODULE_OF.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{module}"), name)

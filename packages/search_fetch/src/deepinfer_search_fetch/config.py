@@ -1,0 +1,87 @@
+"""Operator settings. Nothing here can be widened by a request."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+HOME_VARIABLE = "DEEPINFER_SEARCH_FETCH_HOME"
+
+
+def default_home() -> Path:
+    """Where index, cache and ledger live unless told otherwise."""
+    configured = os.environ.get(HOME_VARIABLE)
+    if configured:
+        return Path(configured)
+    base = os.environ.get("XDG_DATA_HOME") or str(Path.home() / ".local" / "share")
+    return Path(base) / "search-fetch"
+
+
+class Limits(BaseModel):
+    """Size and time caps of one fetch (bytes and seconds)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    header_bytes: int = 64 * 1024
+    wire_bytes: int = 10 * 1024 * 1024
+    decoded_bytes: int = 64 * 1024 * 1024
+    decompression_ratio: int = 100
+    ratio_grace_bytes: int = 1024 * 1024
+    dns_seconds: float = 3.0
+    connect_seconds: float = 5.0
+    tls_seconds: float = 5.0
+    first_byte_seconds: float = 15.0
+    idle_seconds: float = 10.0
+    min_bytes_per_second: int = 1024
+    min_rate_grace_seconds: float = 5.0
+    total_seconds: float = 30.0
+    redirects: int = 10
+    refresh_redirects: int = 3
+    html_nodes: int = 300_000
+    extract_cpu_seconds: int = 10
+    extract_memory_bytes: int = 1024 * 1024 * 1024
+
+
+class Config(BaseModel):
+    """Settings of one `SearchFetch` instance.
+
+    allow_cidrs / allow_names / ports open what the guard denies by default (an intranet, a test
+    site on loopback); deny_cidrs always wins over them.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    home: Path = Field(default_factory=default_home)
+    allow_cidrs: tuple[str, ...] = ()
+    deny_cidrs: tuple[str, ...] = ()
+    allow_names: tuple[str, ...] = ()
+    ports: tuple[int, ...] = (80, 443, 8080, 8443)
+    allow_nat64: bool = False
+    contact: str = "contact not configured by this operator"
+    robots: Literal["respect", "respect_for_crawl_only", "ignore"] = "respect"
+    host_requests_per_second: float = Field(default=1.0, gt=0)
+    host_burst: int = Field(default=4, ge=1)
+    host_connections: int = Field(default=2, ge=1)
+    host_queue: int = Field(default=16, ge=0)
+    cache_bytes: int = Field(default=512 * 1024 * 1024, ge=0)
+    extract_workers: int = Field(default=1, ge=0)
+    max_tokens: int = Field(default=200_000, ge=1)
+    limits: Limits = Limits()
+
+    @field_validator("allow_cidrs", "deny_cidrs")
+    @classmethod
+    def _cidrs_parse(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for cidr in value:
+            ipaddress.ip_network(cidr)
+        return value
+
+    @property
+    def user_agent(self) -> str:
+        """One honest identification; the product token is what robots.txt rules name."""
+        from deepinfer_search_fetch import __version__
+
+        return f"DeepInferFetch/{__version__} (+{self.contact})"
