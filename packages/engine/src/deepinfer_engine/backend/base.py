@@ -1,0 +1,146 @@
+"""What a model must offer to the scheduler: `StepRunner`, and the values it takes and gives.
+
+The scheduler owns *where* things are (block ids, state slots, positions); the runner owns *what* is
+computed. Nothing here imports torch, so the policy code runs anywhere.
+
+Positions and counts. `L` = committed tokens of a sequence, `N` = tokens whose KV is resident. In decode
+`N == L - 1`: the last committed token, the *anchor*, has not been fed yet.
+
+Storage. Block `b` holds the compressed KV and index keys of 128 consecutive tokens; id 0 is scratch and is
+never handed out. A state slot holds what exists once per sequence: sliding-window rings of all layers,
+draft rings, compress state; slot 0 is scratch. Both are plain bytes with a fixed layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from deepinfer_engine.core.types import SamplingParams, TokenLogprob
+
+IntArray = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """A named byte range inside one block or one state slot; `layer` is the owning layer."""
+
+    name: str
+    layer: int
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class CacheLayout:
+    """The bytes of one block and one state slot. Equal `layout_hash` means the bytes can be exchanged."""
+
+    block_tokens: int
+    block_bytes: int
+    state_bytes: int
+    block_regions: tuple[Region, ...]
+    state_regions: tuple[Region, ...]
+    layout_hash: str
+    """Hex digest over record formats, layer order, ratios, ring size, dtype and model fingerprint."""
+
+
+@dataclass(frozen=True, slots=True)
+class Caps:
+    """Limits of a runner. `max_model_len` bounds prompt + output; `nextn` is the draft length (0 = off)."""
+
+    vocab_size: int
+    max_model_len: int
+    nextn: int
+    lookback: int
+    """How many tokens before a chunk the model must be told (n-gram hashing)."""
+    eos_token_id: int
+    num_blocks: int
+    num_state_slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillChunk:
+    """Tokens `[start, start + len(token_ids))` of one prompt.
+
+    snapshots: (position, state slot) pairs with `start < position <= end`, `position % 128 == 0`: after the
+        chunk the slot holds the state exactly as if only `position` tokens had been fed.
+    sample: True on the prompt's last chunk: the first output token is sampled from the last row.
+    lookback: the up to `caps.lookback` tokens before `start`, oldest first.
+    """
+
+    token_ids: IntArray
+    start: int
+    lookback: tuple[int, ...]
+    block_table: Sequence[int]
+    state_slot: int
+    sampling: SamplingParams
+    sample: bool
+    snapshots: tuple[tuple[int, int], ...] = ()
+    prompt: Sequence[int] = ()
+    """The whole prompt; needed on the sampling chunk when penalties are set."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeRow:
+    """One running sequence of a decode step.
+
+    history: all committed tokens (prompt + output); `history[-1]` is the anchor, at position
+        `len(history) - 1 == N`. prompt_len: how many of them are the prompt.
+    block_table: covers positions up to `N + max_draft`.
+    max_draft: 0 .. caps.nextn, cut by the scheduler so that neither max_tokens nor the model length is passed.
+    """
+
+    history: Sequence[int]
+    prompt_len: int
+    block_table: Sequence[int]
+    state_slot: int
+    sampling: SamplingParams
+    max_draft: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """What one step emitted for one sequence, in order: accepted drafts, then one sampled token.
+
+    `len(tokens) == n_accepted + 1`. KV of exactly those positions that precede the last token is valid
+    afterwards (`N += len(tokens)`); rejected rows need no cleanup.
+    """
+
+    tokens: tuple[int, ...]
+    n_drafted: int = 0
+    n_accepted: int = 0
+    logprobs: tuple[TokenLogprob, ...] = field(default=())
+
+
+class StepRunner(Protocol):
+    """A model with its device pools. Calls block until the step is done; not thread-safe."""
+
+    @property
+    def caps(self) -> Caps: ...
+
+    @property
+    def layout(self) -> CacheLayout: ...
+
+    def prefill(self, chunks: Sequence[PrefillChunk]) -> list[StepOutput | None]:
+        """Run chunks of different prompts as one batch; an output where `sample` was set."""
+        ...
+
+    def decode(self, rows: Sequence[DecodeRow]) -> list[StepOutput]:
+        """Draft, verify and emit one step for every row."""
+        ...
+
+    def block_bytes(self, block_id: int) -> memoryview:
+        """Writable view of one block's bytes; valid until the runner is closed."""
+        ...
+
+    def state_bytes(self, slot: int) -> memoryview:
+        """Writable view of one state slot's bytes."""
+        ...
+
+    def clear_state(self, slot: int) -> None:
+        """Make a slot that of a sequence of length 0."""
+        ...

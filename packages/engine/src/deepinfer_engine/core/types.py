@@ -1,0 +1,87 @@
+"""The values that cross the engine's inner borders. Standard library only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+FinishReason = Literal["stop", "length", "abort", "error", "insufficient_system_resource"]
+TrafficClass = Literal["agent", "chat", "scratch"]
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How to turn logits into tokens. Temperature 0 is argmax, lowest id on ties.
+
+    Order of application: penalties (over prompt and output, drafts before the row included), logit
+    bias, bans and min_tokens, temperature, top_p, top_k, min_p, softmax. Ranges are checked in
+    `sampling.params.validate`; this type only carries them.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    min_p: float = 0.0
+    seed: int | None = None
+    max_tokens: int = 512
+    min_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    logprobs: int | None = None
+    """None: off. k >= 0: the sampled token's logprob and the k most likely, of unmodified logits."""
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    """One prompt to continue. `salt` separates cache users; `seed` in sampling is never None here."""
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    sampling: SamplingParams
+    salt: str = "anonymous"
+    traffic_class: TrafficClass = "chat"
+    timeout_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Natural-log probability of the unmodified logits; `top` holds (token, logprob), best first."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts of one request. `cached_tokens` is fixed by the prefill side alone."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TokensEvent:
+    """Tokens `index .. index+len-1` of the output, in order and without gaps."""
+
+    index: int
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] = field(default=())
+
+
+@dataclass(frozen=True, slots=True)
+class FinishEvent:
+    """The last event of a request that ended by itself. A stop token is the last token emitted."""
+
+    reason: FinishReason
+    usage: Usage
+
+
+GenerateEvent = TokensEvent | FinishEvent

@@ -1,0 +1,72 @@
+"""Errors of the engine.
+
+EngineError
+├── ConfigError          a setting, flag or file the operator gave is unusable     (exit 3, HTTP 400)
+├── CheckpointError      a model directory is missing, incomplete or corrupt       (exit 3)
+├── RequestError         this request cannot be served                            (caller's fault)
+│   ├── PromptTooLong    prompt + 1 token does not fit the model's length
+│   └── UnknownModel     the request names a model this server does not serve
+├── EngineUnavailable    no worker can take the request now; retry later           (HTTP 503 / 529)
+├── EngineLost           the worker died while the request ran                     (stream error event)
+├── TransferError        a prefill -> decode transfer broke its protocol
+└── CapacityError        the request can never fit this engine's pools             (caller's fault)
+"""
+
+from __future__ import annotations
+
+
+class EngineError(Exception):
+    """Root of this package's errors; the message says what was wanted, what was got, what to do."""
+
+
+class ConfigError(EngineError):
+    """A setting, flag or file given by the operator is unusable."""
+
+
+class CheckpointError(EngineError):
+    """A model directory is missing, incomplete or corrupt; the message names file or tensor."""
+
+
+class RequestError(EngineError):
+    """This request cannot be served, and sending it again will not help."""
+
+
+class PromptTooLong(RequestError):  # noqa: N818 - reads as the condition it reports
+    """The prompt leaves no room for one generated token."""
+
+    def __init__(self, prompt_tokens: int, max_tokens: int) -> None:
+        super().__init__(
+            f"the prompt has {prompt_tokens} tokens, and this model takes at most {max_tokens} "
+            f"tokens of prompt; shorten the conversation by {prompt_tokens - max_tokens}"
+        )
+        self.prompt_tokens = prompt_tokens
+        self.max_tokens = max_tokens
+
+
+class UnknownModel(RequestError):  # noqa: N818
+    """The request names a model that this server does not serve."""
+
+    def __init__(self, model: str, served: tuple[str, ...]) -> None:
+        super().__init__(f"unknown model {model!r}; this server serves: {', '.join(served)}")
+        self.model = model
+        self.served = served
+
+
+class CapacityError(RequestError):
+    """The request could not fit even an empty engine."""
+
+
+class EngineUnavailable(EngineError):  # noqa: N818
+    """No worker can take the request now."""
+
+    def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class EngineLost(EngineError):  # noqa: N818
+    """The worker that ran the request died or was cut off."""
+
+
+class TransferError(EngineError):
+    """A prefill -> decode transfer broke its protocol (digest, coverage, epoch or layout)."""

@@ -1,0 +1,57 @@
+"""`EngineClient`: how the HTTP server and the command line reach the engine, wherever it runs."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from deepinfer_engine.core.types import GenerateEvent, GenerateRequest
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStatus:
+    """One worker as the router sees it now. `counters` only grow within an epoch, `gauges` are current."""
+
+    name: str
+    role: str
+    """`prefill`, `decode` or `single`."""
+    ready: bool
+    detail: str = ""
+    pid: int | None = None
+    epoch: int = 0
+    counters: Mapping[str, float] = field(default_factory=dict[str, float])
+    gauges: Mapping[str, float] = field(default_factory=dict[str, float])
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What the served engine can do; `max_model_len` bounds prompt + output tokens."""
+
+    max_model_len: int
+    vocab_size: int
+    nextn: int
+    layout_hash: str
+
+
+class EngineClient(Protocol):
+    """Submit prompts, get tokens."""
+
+    def generate(self, request: GenerateRequest) -> AsyncIterator[GenerateEvent]:
+        """Yield TokensEvent... then one FinishEvent.
+
+        Closing the iterator early (client gone) aborts the request everywhere within one step and frees
+        its resources. Raises EngineUnavailable before the first event when no worker can take it,
+        EngineLost mid-stream when the worker died, RequestError when the request can never be served.
+        """
+        ...
+
+    async def model_info(self) -> ModelInfo: ...
+
+    async def status(self) -> list[WorkerStatus]: ...
+
+    async def flush(self) -> None:
+        """Return when everything published so far would survive `kill -9` of every process."""
+        ...
+
+    async def close(self) -> None: ...
