@@ -1,0 +1,84 @@
+"""Settings of one cache: parsed once at the edge, frozen afterwards."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from deepinfer_kvtier.errors import ConfigError
+from deepinfer_kvtier.retention import DEFAULT_CLASSES, RetentionClass
+
+
+class KVTierConfig(BaseModel):
+    """Everything `open` needs; the defaults fit one machine with a local directory.
+
+    path:              directory of the persistent tier, shared by all processes that open it;
+                       None keeps everything in host memory.
+    host_bytes:        capacity of the host-memory tier, in bytes.
+    secret:            32 bytes that key all digests; None = kept in the directory (mode 0600).
+    allow_shared_scope: whether a namespace may have an empty salt.
+    persist_state:     whether state slots reach the directory or live in host memory only.
+    state_ttl_s:       seconds after its last use that a state slot stays in host memory.
+    state_share:       share of host_bytes that state slots may occupy.
+    queue_bytes:       bytes that may wait for the directory before puts are refused.
+    segment_bytes:     size at which a segment file is sealed.
+    bucket_s:          width of the time bucket of a segment, in seconds.
+    sync_bytes, sync_s: fdatasync after this many bytes or seconds, whichever comes first.
+    quota_bytes:       bytes of everything under `path`; None = only the free-space guard.
+    min_free_share:    share of the file system that is never used.
+    floor_s:           age below which an eviction counts as `evicted_before_floor`.
+    read_only:         open for inspection; every put is refused.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    path: Path | None = None
+    host_bytes: int = Field(default=1 << 30, ge=0)
+    secret: bytes | None = Field(default=None, min_length=32, max_length=32, repr=False)
+    allow_shared_scope: bool = True
+    persist_state: bool = True
+    state_ttl_s: float = Field(default=180.0, gt=0)
+    state_share: float = Field(default=0.15, ge=0, le=1)
+    queue_bytes: int = Field(default=512 << 20, gt=0)
+    commit_blocks: int = Field(default=64, ge=1, le=256)
+    commit_bytes: int = Field(default=8 << 20, gt=0)
+    commit_delay_s: float = Field(default=0.02, ge=0)
+    segment_bytes: int = Field(default=256 << 20, ge=8192, le=8 << 30)
+    bucket_s: int = Field(default=6 * 3600, ge=1)
+    sync_bytes: int = Field(default=64 << 20, gt=0)
+    sync_s: float = Field(default=5.0, gt=0)
+    quota_bytes: int | None = Field(default=None, gt=0)
+    high_water: float = Field(default=0.95, gt=0, le=1)
+    low_water: float = Field(default=0.90, gt=0, le=1)
+    min_free_share: float = Field(default=0.05, ge=0, lt=1)
+    floor_s: float = Field(default=72 * 3600.0, ge=0)
+    gc_interval_s: float = Field(default=30.0, gt=0)
+    classes: dict[str, RetentionClass] = Field(default_factory=lambda: dict(DEFAULT_CLASSES))
+    io_threads: int = Field(default=2, ge=1, le=64)
+    read_only: bool = False
+
+    @model_validator(mode="after")
+    def _water_marks(self) -> KVTierConfig:
+        if self.low_water > self.high_water:
+            raise ValueError(
+                f"low_water must not exceed high_water, got {self.low_water} > {self.high_water}"
+            )
+        if len(self.classes) > 255:
+            raise ValueError(f"at most 255 retention classes work, got {len(self.classes)}")
+        return self
+
+
+def parse_config(config: KVTierConfig | Path | str | None, **changes: Any) -> KVTierConfig:
+    """A path, a ready config or nothing, plus single settings; ConfigError names the wrong field."""
+    try:
+        if isinstance(config, KVTierConfig):
+            return KVTierConfig.model_validate({**config.model_dump(), **changes})
+        return KVTierConfig.model_validate({"path": config, **changes})
+    except ValidationError as cause:
+        lines = "; ".join(
+            f"{'.'.join(str(at) for at in error['loc']) or 'config'}: {error['msg']}"
+            for error in cause.errors(include_input=False)
+        )
+        raise ConfigError(f"invalid cache configuration: {lines}") from cause

@@ -1,0 +1,98 @@
+"""What one record looks like: parts of a block and of a state slot, as data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from deepinfer_kvtier.errors import ConfigError
+
+KindName = Literal["block", "state"]
+HitPolicy = Literal["all", "trailing"]
+
+KIND_CODES: dict[str, int] = {"block": 0, "state": 1}
+MAX_PARTS = 16
+MAX_PAYLOAD_BYTES = 1 << 30
+
+
+class Part(NamedTuple):
+    """One named byte range of a record: `offset` and `size` in bytes."""
+
+    name: str
+    offset: int
+    size: int
+
+
+def parts(*named_sizes: tuple[str, int]) -> tuple[Part, ...]:
+    """Lay parts end to end: `parts(("L2.index", 4352), ("L2.main", 18432))`."""
+    laid: list[Part] = []
+    offset = 0
+    for name, size in named_sizes:
+        laid.append(Part(name, offset, size))
+        offset += size
+    return tuple(laid)
+
+
+def _default_hit_policy() -> dict[str, HitPolicy]:
+    return {"block": "all", "state": "trailing"}
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutSpec:
+    """Geometry of the records of one model; part of the cache identity.
+
+    block_tokens: tokens a block stands for; hits are whole blocks only.
+    kinds:        "block" (required) and optionally "state", each a sequence of contiguous parts.
+                  A kind of zero bytes is legal and never waited for.
+    hit_policy:   "all" = every record of the prefix must be there; "trailing" = only the last one.
+    raises:       ConfigError when parts overlap, leave holes, or exceed 16 parts or 1 GiB a record.
+    """
+
+    block_tokens: int
+    kinds: Mapping[str, tuple[Part, ...]]
+    hit_policy: Mapping[str, HitPolicy] = field(default_factory=_default_hit_policy)
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.block_tokens <= 65_535:
+            raise ConfigError(f"block_tokens must be in 1 .. 65535, got {self.block_tokens}")
+        if "block" not in self.kinds:
+            raise ConfigError(f'a layout needs the kind "block", got {sorted(self.kinds)}')
+        for kind, kind_parts in self.kinds.items():
+            if kind not in KIND_CODES:
+                raise ConfigError(f"unknown kind {kind!r}: use one of {sorted(KIND_CODES)}")
+            _check_parts(kind, kind_parts)
+        if self.hit_policy.get("block", "all") != "all":
+            raise ConfigError('the hit policy of "block" is always "all"')
+        if self.hit_policy.get("state", "trailing") != "trailing":
+            raise ConfigError('the hit policy of "state" is always "trailing"')
+
+    def payload_bytes(self, kind: str) -> int:
+        """Bytes of one record of `kind`; 0 where the layout has no such kind."""
+        return sum(part.size for part in self.kinds.get(kind, ()))
+
+    def part_sizes(self, kind: str) -> tuple[int, ...]:
+        """Sizes in bytes of the parts of `kind`, in storage order."""
+        return tuple(part.size for part in self.kinds.get(kind, ()))
+
+    def canonical(self) -> dict[str, object]:
+        """The layout as plain JSON values, for the fingerprint."""
+        return {
+            "block_tokens": self.block_tokens,
+            "kinds": {kind: [list(part) for part in ps] for kind, ps in self.kinds.items()},
+        }
+
+
+def _check_parts(kind: str, kind_parts: tuple[Part, ...]) -> None:
+    if len(kind_parts) > MAX_PARTS:
+        raise ConfigError(f"kind {kind!r} has {len(kind_parts)} parts, at most {MAX_PARTS} work")
+    offset = 0
+    for part in kind_parts:
+        if part.size < 0 or part.offset != offset:
+            raise ConfigError(
+                f"part {part.name!r} of kind {kind!r} must start at byte {offset} with a size >= 0,"
+                f" got offset {part.offset}, size {part.size}"
+            )
+        offset += part.size
+    if offset > MAX_PAYLOAD_BYTES:
+        raise ConfigError(f"kind {kind!r} has {offset} bytes, at most {MAX_PAYLOAD_BYTES} work")
