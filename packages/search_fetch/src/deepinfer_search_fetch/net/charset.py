@@ -1,0 +1,115 @@
+"""Which encoding a body is in, and its text.
+
+Order: byte order mark, HTTP header, XML declaration, <meta charset>, detector, windows-1252. A
+source whose decoding leaves more than 1 % replacement characters yields to the next one.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+import unicodedata
+from collections.abc import Iterator
+
+from resiliparse.parse.encoding import detect_encoding, map_encoding_to_html5
+
+from deepinfer_search_fetch.models import CharsetSource
+
+_BOMS = (
+    (codecs.BOM_UTF8, "utf-8"),
+    (codecs.BOM_UTF16_LE, "utf-16-le"),
+    (codecs.BOM_UTF16_BE, "utf-16-be"),
+)
+_XML = re.compile(rb"""<\?xml[^>]{0,200}?encoding\s*=\s*["']([A-Za-z0-9_.:\-]{1,40})["']""")
+_META = re.compile(rb"""<meta\s[^>]{0,300}?charset\s*=\s*["']?\s*([A-Za-z0-9_.:\-]{1,40})""", re.I)
+_HEADER = re.compile(r"""charset\s*=\s*["']?([A-Za-z0-9_.:\-]{1,40})""", re.I)
+# The standard's names mean the vendor supersets, which Python files under other names.
+_PYTHON_NAME = {
+    "gbk": "gb18030",
+    "gb2312": "gb18030",
+    "shift_jis": "cp932",
+    "windows-31j": "cp932",
+    "euc-kr": "cp949",
+    "big5": "big5hkscs",
+    "x-mac-cyrillic": "mac-cyrillic",
+    "windows-874": "cp874",
+    "iso-8859-8-i": "iso-8859-8",
+}
+_META_WINDOW = 1024
+_DETECT_WINDOW = 64 * 1024
+_MAX_BAD_SHARE = 0.01
+# C0 controls except tab, line feed, form feed and carriage return.
+_DROPPED = dict.fromkeys([*range(9), 0x0B, *range(0x0E, 0x20), 0x7F])
+
+
+def decode_text(
+    body: bytes, content_type: str | None = None, *, markup: bool = True
+) -> tuple[str, str, CharsetSource]:
+    """Text (NFC, no NUL or C0 controls), encoding name, and what named it.
+
+    markup: whether <meta charset> and the XML declaration are to be believed.
+    """
+    fallback: tuple[str, str, CharsetSource] | None = None
+    for encoding, source in _claims(body, content_type, markup):
+        skip = next((len(b) for b, _ in _BOMS if source == "bom" and body.startswith(b)), 0)
+        text = body[skip:].decode(encoding, errors="replace")
+        candidate = (text, encoding, source)
+        if source == "bom" or text.count("\ufffd") <= _MAX_BAD_SHARE * max(len(text), 1):
+            return _clean(text), encoding, source
+        fallback = fallback or candidate
+    text, encoding, source = fallback or (
+        body.decode("windows-1252", "replace"),
+        "windows-1252",
+        "default",
+    )
+    return _clean(text), encoding, source
+
+
+def _claims(
+    body: bytes, content_type: str | None, markup: bool
+) -> Iterator[tuple[str, CharsetSource]]:
+    for bom, name in _BOMS:
+        if body.startswith(bom):
+            yield name, "bom"
+    header = _HEADER.search(content_type or "")
+    if header and (name := resolve_label(header.group(1))):
+        yield name, "header"
+    if markup:
+        xml = _XML.search(body[:_META_WINDOW])
+        if xml and (name := resolve_label(xml.group(1).decode("ascii"), inside_markup=True)):
+            yield name, "xml"
+        meta = _META.search(body[:_META_WINDOW])
+        if meta and (name := resolve_label(meta.group(1).decode("ascii"), inside_markup=True)):
+            yield name, "meta"
+    if _is_utf8(body):
+        yield "utf-8", "detected"
+    elif name := resolve_label(detect_encoding(body[:_DETECT_WINDOW]) or ""):
+        yield name, "detected"
+    yield "windows-1252", "default"
+
+
+def resolve_label(label: str, *, inside_markup: bool = False) -> str | None:
+    """The Python codec for a WHATWG encoding label, None if the label is unknown."""
+    name = map_encoding_to_html5(label.strip().lower(), False)
+    if not name:
+        return None
+    name = _PYTHON_NAME.get(name.lower(), name.lower())
+    if inside_markup and name.startswith("utf-16"):
+        # A page that could be read far enough to find this label is not UTF-16.
+        return "utf-8"
+    try:
+        return codecs.lookup(name).name
+    except LookupError:
+        return None
+
+
+def _is_utf8(body: bytes) -> bool:
+    try:
+        body.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _clean(text: str) -> str:
+    return unicodedata.normalize("NFC", text.translate(_DROPPED))

@@ -1,0 +1,250 @@
+"""One HTTP/1.1 exchange with one vetted address.
+
+Nothing is shared between exchanges: no pool, no cookies, no proxy from the environment, no second
+look-up. The socket's peer is compared with the vetted address before a byte is sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import ssl
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import h11
+
+from deepinfer_search_fetch.config import Limits
+from deepinfer_search_fetch.errors import LimitExceeded, Refused, UpstreamFailure
+from deepinfer_search_fetch.net.decode import ACCEPT_ENCODING, decode_body
+from deepinfer_search_fetch.net.guard import AddressPolicy
+from deepinfer_search_fetch.net.resolver import Resolver
+from deepinfer_search_fetch.urls import Url
+
+MAX_INFORMATIONAL = 8
+_READ_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """status, headers with lower-case names in wire order, decoded body."""
+
+    url: Url
+    status: int
+    headers: tuple[tuple[str, str], ...]
+    body: bytes
+    wire_bytes: int
+
+    def header(self, name: str) -> str | None:
+        """The first header of that lower-case name."""
+        return next((value for key, value in self.headers if key == name), None)
+
+
+class Transport:
+    """Sends GET requests under an `AddressPolicy`."""
+
+    def __init__(
+        self,
+        policy: AddressPolicy,
+        resolver: Resolver,
+        limits: Limits,
+        user_agent: str,
+        *,
+        tls: ssl.SSLContext | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._policy = policy
+        self._resolver = resolver
+        self._limits = limits
+        self._user_agent = user_agent
+        self._tls = tls if tls is not None else ssl.create_default_context()
+        self._clock = clock
+
+    async def get(
+        self, url: Url, headers: Sequence[tuple[str, str]] = (), *, max_bytes: int | None = None
+    ) -> Response:
+        """One GET without following redirects; every check runs before the first byte is sent.
+
+        Raises Refused, UpstreamFailure or LimitExceeded.
+        """
+        self._policy.check_url(url)
+        addresses = (
+            [url.host] if url.host_kind != "name" else await self._resolver.resolve(url.host)
+        )
+        self._policy.check_addresses(addresses)
+        reader, writer = await self._connect(url, addresses)
+        try:
+            exchange = _Exchange(
+                reader, writer, self._limits, max_bytes or self._limits.wire_bytes, self._clock
+            )
+            status, raw_headers, wire = await exchange.run(url, self._request_headers(url, headers))
+        finally:
+            writer.transport.abort()
+        encoding = ", ".join(value for name, value in raw_headers if name == "content-encoding")
+        body = await asyncio.to_thread(decode_body, wire, encoding, self._limits)
+        return Response(url, status, raw_headers, body, len(wire))
+
+    def _request_headers(self, url: Url, extra: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+        return [
+            ("Host", url.authority),
+            ("User-Agent", self._user_agent),
+            ("Accept", "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"),
+            ("Accept-Encoding", ACCEPT_ENCODING),
+            ("Connection", "close"),
+            *extra,
+        ]
+
+    async def _connect(
+        self, url: Url, addresses: Sequence[str]
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        problem: Exception | None = None
+        for address in _interleave(addresses):
+            try:
+                async with asyncio.timeout(self._limits.connect_seconds):
+                    reader, writer = await asyncio.open_connection(
+                        address, url.port, limit=_READ_BYTES
+                    )
+            except (OSError, TimeoutError) as error:
+                problem = error
+                continue
+            peer = str(writer.get_extra_info("peername")[0]).partition("%")[0]
+            if ipaddress.ip_address(peer) != ipaddress.ip_address(address):
+                writer.transport.abort()
+                raise Refused("blocked_address", "the connection went to another address")
+            if url.scheme == "https":
+                await self._start_tls(url, writer)
+            return reader, writer
+        raise UpstreamFailure(
+            "connect_failure", "no address of the host accepts a connection"
+        ) from (problem)
+
+    async def _start_tls(self, url: Url, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with asyncio.timeout(self._limits.tls_seconds):
+                await writer.start_tls(self._tls, server_hostname=url.host)
+        except (ssl.SSLError, OSError, TimeoutError) as error:
+            writer.transport.abort()
+            reason = getattr(error, "verify_message", None) or type(error).__name__
+            raise UpstreamFailure("tls_failure", f"TLS failed: {reason}") from None
+
+
+def _interleave(addresses: Sequence[str]) -> list[str]:
+    """Alternate the address families, first family first (the order of Happy Eyeballs)."""
+    six = [a for a in addresses if ":" in a]
+    four = [a for a in addresses if ":" not in a]
+    first, second = (six, four) if addresses and ":" in addresses[0] else (four, six)
+    ordered: list[str] = []
+    for i in range(max(len(first), len(second))):
+        ordered += first[i : i + 1] + second[i : i + 1]
+    return ordered
+
+
+class _Exchange:
+    """Request out, response in, with idle, rate and size limits."""
+
+    def __init__(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        limits: Limits,
+        max_bytes: int,
+        clock: Callable[[], float],
+    ) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._limits = limits
+        self._max_bytes = max_bytes
+        self._clock = clock
+        self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=limits.header_bytes)
+        self._received = 0
+        self._informational = 0
+
+    async def run(
+        self, url: Url, headers: list[tuple[str, str]]
+    ) -> tuple[int, tuple[tuple[str, str], ...], bytes]:
+        try:
+            request = h11.Request(method="GET", target=url.target, headers=headers)
+            out = self._http.send(request) or b""
+            out += self._http.send(h11.EndOfMessage()) or b""
+            async with _within(self._limits.idle_seconds, "sending the request took too long"):
+                self._writer.write(out)
+                await self._writer.drain()
+            async with _within(self._limits.first_byte_seconds, "no answer within the time limit"):
+                response = await self._response()
+            return response[0], response[1], await self._body()
+        except h11.RemoteProtocolError as error:
+            if "Receive buffer too long" in str(error):
+                raise LimitExceeded(
+                    "response_too_large",
+                    f"headers or trailers exceed {self._limits.header_bytes} bytes",
+                ) from None
+            raise UpstreamFailure("upstream_http", f"not valid HTTP: {error}") from None
+        except OSError as error:
+            raise UpstreamFailure("connect_failure", f"connection broke: {error}") from None
+
+    async def _response(self) -> tuple[int, tuple[tuple[str, str], ...]]:
+        while True:
+            event = await self._next()
+            if isinstance(event, h11.InformationalResponse):
+                self._informational += 1
+                if self._informational > MAX_INFORMATIONAL:
+                    raise LimitExceeded(
+                        "response_too_large", "more informational responses than are accepted"
+                    )
+            elif isinstance(event, h11.Response):
+                length = next((v for k, v in event.headers if k == b"content-length"), b"0")
+                self._check_size(int(length))
+                pairs = [(k.decode("ascii"), v.decode("latin-1")) for k, v in event.headers]
+                return event.status_code, tuple(pairs)
+            else:
+                raise UpstreamFailure("upstream_http", "the server closed before answering")
+
+    async def _body(self) -> bytes:
+        parts: list[bytes] = []
+        size = 0
+        started = self._clock()
+        while True:
+            async with _within(self._limits.idle_seconds, "the server stopped sending"):
+                event = await self._next()
+            if isinstance(event, h11.Data):
+                parts.append(bytes(event.data))
+                size += len(event.data)
+                self._check_size(size)
+                self._check_rate(size, self._clock() - started)
+            elif isinstance(event, (h11.EndOfMessage, h11.ConnectionClosed)):
+                return b"".join(parts)
+
+    async def _next(self) -> object:
+        while (event := self._http.next_event()) is h11.NEED_DATA:
+            data = await self._reader.read(_READ_BYTES)
+            self._received += len(data)
+            # Framing (chunk headers, trailers) counts too, or endless framing costs nothing.
+            if self._received > 2 * self._max_bytes + self._limits.header_bytes:
+                self._check_size(self._received)
+            self._http.receive_data(data)
+        return event
+
+    def _check_size(self, size: int) -> None:
+        if size > self._max_bytes:
+            raise LimitExceeded(
+                "response_too_large", f"body exceeds {self._max_bytes} bytes on the wire"
+            )
+
+    def _check_rate(self, size: int, seconds: float) -> None:
+        limits = self._limits
+        if seconds > limits.min_rate_grace_seconds and size < limits.min_bytes_per_second * seconds:
+            raise UpstreamFailure(
+                "timeout", f"the server sends less than {limits.min_bytes_per_second} bytes/s"
+            )
+
+
+@asynccontextmanager
+async def _within(seconds: float, message: str) -> AsyncIterator[None]:
+    """Like asyncio.timeout, but its own expiry becomes UpstreamFailure(timeout)."""
+    try:
+        async with asyncio.timeout(seconds):
+            yield
+    except TimeoutError:
+        raise UpstreamFailure("timeout", message) from None
