@@ -74,6 +74,8 @@ class TokensEvent:
     index: int
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...] = field(default=())
+    cached_tokens: int | None = None
+    """Set on the event with index 0: what prefill found cached; Messages announces it up front."""
 
 
 @dataclass(frozen=True, slots=True)
