@@ -1,0 +1,117 @@
+"""JSON in and out, with the number rules that prompts need.
+
+Reading is strict: no NaN, no trailing commas, no byte order mark, no lone surrogates, no
+number outside the double range, at most 127 levels. Writing is Python's json style
+(separators `", "` and `": "`, non-ASCII kept), which is the style the models were trained on.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+from deepinfer_recipe.errors import RequestParseError
+
+MAX_DEPTH = 127
+_INT64_MIN = -(2**63)
+_UINT64_MAX = 2**64 - 1
+
+prompt_json = json.JSONEncoder(ensure_ascii=False).encode
+"""Render a value the way prompts show JSON."""
+
+compact_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+"""Render a value without spaces, as wire bodies show JSON."""
+
+
+def _integer(digits: str) -> int | float:
+    if len(digits) < 19:
+        return -0.0 if digits == "-0" else int(digits)
+    # Integers outside 64 bits become doubles; far longer ones would be slow to convert.
+    if len(digits) <= 21:
+        value = int(digits)
+        if _INT64_MIN <= value <= _UINT64_MAX:
+            return value
+    return _double(digits)
+
+
+def _double(digits: str) -> float:
+    value = float(digits)
+    if math.isinf(value):
+        raise ValueError("number out of range")
+    return value
+
+
+def _constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+_decoder = json.JSONDecoder(parse_int=_integer, parse_float=_double, parse_constant=_constant)
+
+
+def _has_lone_surrogate(value: Any) -> bool:
+    try:
+        prompt_json(value).encode("utf-8")
+    except UnicodeEncodeError:
+        return True
+    return False
+
+
+def _deeper_than(value: Any, limit: int) -> bool:
+    level = [value]
+    for _ in range(limit + 1):
+        level = [
+            child
+            for container in level
+            for child in (container.values() if type(container) is dict else container)
+            if type(child) is dict or type(child) is list
+        ]
+        if not level:
+            return False
+    return True
+
+
+def loads(text: str) -> Any:
+    """Parse JSON text strictly. Raises `ValueError` (also for too deep nesting)."""
+    try:
+        value = _decoder.decode(text)
+    except RecursionError:
+        raise ValueError("recursion limit exceeded") from None
+    if "\\u" in text and _has_lone_surrogate(value):
+        raise ValueError("lone surrogate in a string")
+    if (
+        text.count("[") + text.count("{") > MAX_DEPTH
+        and isinstance(value, dict | list)
+        and _deeper_than([value], MAX_DEPTH)
+    ):
+        raise ValueError("recursion limit exceeded")
+    return value
+
+
+def load_body(body: bytes | str | dict[str, Any]) -> Any:
+    """Parse a request body; a dict follows the same rules as the JSON it would be sent as."""
+    if isinstance(body, dict):
+        try:
+            text = json.dumps(body, ensure_ascii=False, allow_nan=False)
+            text.encode("utf-8")
+        except (TypeError, ValueError, RecursionError) as error:
+            raise RequestParseError(f"invalid request body: {error}") from None
+        try:
+            return loads(text)
+        except ValueError as error:
+            raise RequestParseError(f"invalid request body: {error}") from None
+    try:
+        text = body.decode("utf-8") if isinstance(body, bytes) else body
+        text.encode("utf-8")
+        return loads(text)
+    except ValueError as error:
+        raise RequestParseError(f"invalid JSON request: {error}") from None
+
+
+def parse_object(text: str) -> dict[str, Any] | None:
+    """Parse call arguments: the object they encode, or None if they are not one."""
+    try:
+        value = loads(text)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None

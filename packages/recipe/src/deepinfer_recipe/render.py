@@ -1,0 +1,369 @@
+"""Rendering: a conversation to prompt text, with the places of its special tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from deepinfer_recipe.conversation import Conversation
+from deepinfer_recipe.formats.prompt_format import PromptFormat, TemplatePiece
+from deepinfer_recipe.json_text import parse_object, prompt_json
+from deepinfer_recipe.messages import (
+    ImageSource,
+    Message,
+    SystemMessage,
+    ToolCall,
+    ToolDefinition,
+    ToolMessage,
+)
+from deepinfer_recipe.special_tokens import SpecialToken, SpecialTokens
+
+UNSUPPORTED_IMAGE = "[Unsupported Image]"
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedPrompt:
+    """A rendered prompt and the image sources its placeholders refer to.
+
+    special_ranges: ascending, disjoint half-open `(start, end)` code point offsets; each
+        `prompt[start:end]` spells one special token that the renderer put there. All text
+        between them is plain, whatever it spells, and is encoded without the tokenizer's
+        added vocabulary by `DeepseekV4Encoding.encode` and `DeepseekV41Encoding.encode`.
+    """
+
+    prompt: str
+    special_ranges: list[tuple[int, int]]
+    image_sources: list[ImageSource]
+    answer_ranges: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    """What assistants wrote: from behind the token that opens each turn to its end token."""
+
+
+@dataclass(slots=True)
+class _Builder:
+    format: PromptFormat
+    tokens: SpecialTokens
+    parts: list[str] = field(default_factory=list[str])
+    ranges: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    sources: list[ImageSource] = field(default_factory=list[ImageSource])
+    answers: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    length: int = 0
+
+    def text(self, text: str) -> None:
+        if text:
+            self.parts.append(text)
+            self.length += len(text)
+
+    def special(self, token: SpecialToken) -> None:
+        spelling = self.tokens.token(token)
+        start = self.length
+        self.parts.append(spelling)
+        self.length = start + len(spelling)
+        self.ranges.append((start, self.length))
+
+    def pieces(self, pieces: Iterable[TemplatePiece]) -> None:
+        for piece in pieces:
+            if isinstance(piece, str):
+                self.text(piece)
+            else:
+                self.special(piece)
+
+    def message(self, message: Message) -> None:
+        """The text of a message, its pictures as placeholders where the format has any."""
+        first, *rest = message.segments
+        self.text(first)
+        for segment in rest:
+            if self.format.has_pictures:
+                self.special(SpecialToken.Image)
+            else:
+                self.text(UNSUPPORTED_IMAGE)
+            self.text(segment)
+        if self.format.has_pictures:
+            self.sources.extend(message.image_sources)
+
+    def finish(self) -> RenderedPrompt:
+        return RenderedPrompt("".join(self.parts), self.ranges, self.sources, self.answers)
+
+
+def tool_line(tool: ToolDefinition) -> str:
+    """The JSON line that announces a tool."""
+    return prompt_json(
+        {
+            "name": tool.name,
+            "description": tool.description or "",
+            "parameters": tool.parameters,
+        }
+    )
+
+
+def _tool_lines(tools: Iterable[ToolDefinition]) -> str:
+    return "\n".join([tool_line(tool) for tool in tools])
+
+
+def _system_block(out: _Builder, conversation: Conversation, first_texts: Sequence[Message]) -> None:
+    """Effort, leading system text, tools, response format: what stands before the turns."""
+    form = out.format
+    mark_length, mark_parts = out.length, len(out.parts)
+    if form.system_in_place:
+        out.special(SpecialToken.System)
+    start = out.length
+    # A V4.1 prompt about nothing at all stays empty, without even the effort.
+    about_something = conversation.messages or _has_blocks(conversation)
+    if conversation.thinking_mode and (about_something or not form.system_in_place):
+        out.text(form.effort_texts[conversation.reasoning_effort or "high"])
+    separator = ""
+    for message in first_texts:
+        if message.content:
+            out.text(separator)
+            out.message(message)
+            separator = "\n\n"
+    if _tools_active(conversation):
+        shown = [tool for tool in conversation.tools if not tool.defer_loading]
+        out.pieces(form.tools_block_head)
+        out.text(_tool_lines(shown))
+        out.pieces(form.tools_block_tail)
+    if conversation.response_format == "json_object":
+        out.text(form.json_object_block)
+    elif conversation.response_format == "json_schema":
+        out.text(form.json_schema_head + prompt_json(conversation.response_schema))
+    if form.system_in_place and first_texts:
+        _late_tools(out, first_texts[0])
+    if form.system_in_place and out.length == start and not first_texts:
+        del out.parts[mark_parts:]
+        out.ranges.pop()
+        out.length = mark_length
+
+
+def _late_tools(out: _Builder, message: Message) -> None:
+    if isinstance(message, SystemMessage) and message.tools:
+        out.text(out.format.updated_tools_head + _tool_lines(message.tools))
+
+
+def _tools_active(conversation: Conversation) -> bool:
+    return bool(conversation.tools) and conversation.tool_choice != "none"
+
+
+def _has_blocks(conversation: Conversation) -> bool:
+    """Whether something besides the effort stands in the system part by itself."""
+    return _tools_active(conversation) or conversation.response_format.startswith("json")
+
+
+def _invocation(out: _Builder, call: ToolCall) -> None:
+    form = out.format
+    dsml = SpecialToken.Dsml
+    out.pieces(("<", dsml, f'{form.invoke_tag} name="{call.name}">\n'))
+    arguments = parse_object(call.arguments)
+    if arguments is None:
+        arguments = {"arguments": call.arguments}
+    separator = ""
+    for key, value in arguments.items():
+        is_string = isinstance(value, str)
+        text = value if isinstance(value, str) else prompt_json(value)
+        flag = "true" if is_string else "false"
+        out.text(separator)
+        out.pieces(("<", dsml, f'{form.parameter_tag} name="{key}" string="{flag}">{text}'))
+        out.pieces(("</", dsml, f"{form.parameter_tag}>"))
+        separator = "\n"
+    if arguments:
+        out.text("\n")
+    else:
+        out.text(form.empty_arguments_line)
+    out.pieces(("</", dsml, f"{form.invoke_tag}>"))
+
+
+def _calls(out: _Builder, calls: Sequence[ToolCall]) -> None:
+    out.pieces(("\n\n<", SpecialToken.Dsml, f"{out.format.calls_tag}>\n"))
+    _invocations(out, calls)
+
+
+def _invocations(out: _Builder, calls: Sequence[ToolCall]) -> None:
+    for call in calls:
+        _invocation(out, call)
+        out.text("\n")
+    out.pieces(("</", SpecialToken.Dsml, f"{out.format.calls_tag}>"))
+
+
+def _thinking_part(
+    out: _Builder, message: Message, conversation: Conversation, *, keeps: bool
+) -> int:
+    """Render the thinking part; returns where the model's own text begins."""
+    reasoning = message.reasoning_content
+    if out.format.fills_missing_reasoning:
+        keeps = keeps and conversation.thinking_mode
+        reasoning = reasoning or ""
+    if keeps and reasoning is not None:
+        out.special(SpecialToken.ThinkingStart)
+        start = out.length
+        out.text(reasoning)
+        out.special(SpecialToken.ThinkingEnd)
+        return start
+    out.special(SpecialToken.ThinkingEnd)
+    return out.length
+
+
+def _assistant_turn(out: _Builder, conversation: Conversation, index: int) -> bool:
+    """Render one assistant turn; True if it is left open for the model to continue."""
+    messages = conversation.messages
+    message = messages[index]
+    form = out.format
+    is_last = index == len(messages) - 1
+    continued = message.prefix and (is_last or form.system_in_place)
+    out.special(SpecialToken.Assistant)
+    calls = message.tool_calls
+    # A prefix turn keeps its own reasoning even where earlier turns lose theirs; but V4.1
+    # treats a turn that nothing at all precedes as already past its thinking.
+    follows = index > 0 or _has_blocks(conversation) or not form.system_in_place
+    own = message.prefix and follows
+    bare = own and is_last and not message.content and not calls
+    if bare and conversation.thinking_mode:
+        if message.reasoning_content is not None or form.fills_missing_reasoning:
+            out.special(SpecialToken.ThinkingStart)
+        start = out.length
+        out.text(message.reasoning_content or "")
+        out.answers.append((start, out.length))
+        return True
+    keeps = _tools_active(conversation) or own
+    start = _thinking_part(out, message, conversation, keeps=keeps)
+    out.message(message)
+    if calls:
+        _calls(out, calls)
+    if not continued:
+        out.special(SpecialToken.Eos)
+    out.answers.append((start, out.length))
+    return continued and is_last
+
+
+def _sorted_results(run: list[Message], calls: Sequence[ToolCall]) -> list[Message]:
+    """Put the tool results of a run into the order of the calls they answer."""
+    order = {call.id: position for position, call in enumerate(calls)}
+
+    def rank(message: Message) -> int:
+        return order.get(message.tool_call_id or "", -1)
+
+    places = [i for i, m in enumerate(run) if isinstance(m, ToolMessage) and rank(m) >= 0]
+    results = sorted((run[i] for i in places), key=rank)
+    arranged = list(run)
+    for place, message in zip(places, results, strict=True):
+        arranged[place] = message
+    return arranged
+
+
+def _user_turn(out: _Builder, run: list[Message], calls: Sequence[ToolCall]) -> None:
+    """One user turn: every tool result a block, and the user text, joined by blank lines."""
+    out.special(SpecialToken.User)
+    arranged = _sorted_results(run, calls)
+    if out.format.drops_empty_parts:
+        # The texts behind the results are one block, empty ones dropped inside it.
+        texts = [m for m in arranged if m.role != "tool"]
+        filled = [m for m in texts if m.content]
+        arranged = [m for m in arranged if m.role == "tool"] + (filled or texts[:1])
+    separator = ""
+    for message in arranged:
+        out.text(separator)
+        if message.role == "tool":
+            out.text("<tool_result>")
+            out.message(message)
+            out.text("</tool_result>")
+        else:
+            out.message(message)
+        separator = "\n\n"
+
+
+def _user_runs(form: PromptFormat, messages: Sequence[Message], start: int) -> int:
+    """End of the run of user and tool messages that begins at `start`."""
+    end = start
+    while end < len(messages):
+        role = messages[end].role
+        if role == "system" and not form.system_in_place:
+            end += 1
+            continue
+        if role not in ("user", "tool"):
+            break
+        # Without in-place system text a result behind user text opens a turn of its own.
+        if not form.system_in_place and role == "tool" and end > start:
+            previous = next(
+                (m.role for m in reversed(messages[start:end]) if m.role != "system"), "tool"
+            )
+            if previous == "user":
+                break
+        end += 1
+    return end
+
+
+def render(conversation: Conversation, form: PromptFormat, tokens: SpecialTokens) -> RenderedPrompt:
+    """Render a conversation into the prompt that asks for its next assistant turn."""
+    messages = conversation.messages
+    out = _Builder(form, tokens)
+    out.special(SpecialToken.Bos)
+    if form.system_in_place:
+        leading = messages[:1] if messages and messages[0].role == "system" else []
+        index = len(leading)
+    else:
+        leading = [m for m in messages if m.role == "system"]
+        index = 0
+    _system_block(out, conversation, leading)
+    left_open = _turns(out, conversation, index)
+    if not left_open:
+        _open_answer(out, conversation)
+    return out.finish()
+
+
+def render_completion(
+    message: Message, conversation: Conversation, form: PromptFormat, tokens: SpecialTokens
+) -> RenderedPrompt:
+    """Render what the model writes when its answer is `message`: the text behind the prompt.
+
+    It begins right after the thinking (or end of thinking) token that the prompt ends with,
+    and ends with the end-of-sentence token.
+    """
+    out = _Builder(form, tokens)
+    forced = conversation.tool_choice == "required" and bool(conversation.tools)
+    if conversation.thinking_mode and not forced:
+        out.text(message.reasoning_content or "")
+        out.special(SpecialToken.ThinkingEnd)
+    if forced:
+        _invocations(out, message.tool_calls or ())
+    else:
+        out.message(message)
+        if message.tool_calls:
+            _calls(out, message.tool_calls)
+    out.special(SpecialToken.Eos)
+    return out.finish()
+
+
+def _turns(out: _Builder, conversation: Conversation, index: int) -> bool:
+    messages = conversation.messages
+    form = out.format
+    calls: Sequence[ToolCall] = ()
+    left_open = False
+    while index < len(messages):
+        message = messages[index]
+        role = message.role
+        left_open = False
+        if role in ("user", "tool"):
+            end = _user_runs(form, messages, index)
+            _user_turn(out, [m for m in messages[index:end] if m.role != "system"], calls)
+            index = end
+            continue
+        if role == "assistant":
+            left_open = _assistant_turn(out, conversation, index)
+            calls = message.tool_calls or ()
+        elif role == "latest_reminder":
+            # The V4.1 models were served with only the first reminder of a run.
+            is_first = index == 0 or messages[index - 1].role != "latest_reminder"
+            if is_first or not form.system_in_place:
+                out.special(SpecialToken.LatestReminder)
+                out.message(message)
+        elif form.system_in_place:
+            out.special(SpecialToken.System)
+            out.message(message)
+            _late_tools(out, message)
+        index += 1
+    return left_open
+
+
+def _open_answer(out: _Builder, conversation: Conversation) -> None:
+    out.special(SpecialToken.Assistant)
+    thinking = conversation.thinking_mode
+    out.special(SpecialToken.ThinkingStart if thinking else SpecialToken.ThinkingEnd)
+    if conversation.tool_choice == "required" and conversation.tools:
+        out.pieces(("\n\n<", SpecialToken.Dsml, f"{out.format.calls_tag}>\n"))

@@ -1,0 +1,119 @@
+"""Tokenizers: text to ids with and without the added vocabulary, and ids back to text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from deepinfer_recipe.errors import EncodeError
+
+if TYPE_CHECKING:
+    import tokenizers
+
+
+def _backend() -> Any:
+    # Loaded on first use: importing the package must stay cheap.
+    import tokenizers
+
+    return tokenizers.Tokenizer
+
+
+class Tokenizer:
+    """A Hugging Face tokenizer loaded from a `tokenizer.json` file.
+
+    A prompt encoding uses it, after `with_tokenizer`, to encode conversations into token ids.
+    A stream processor uses it to decode the token ids of `tokens` inference chunks.
+    """
+
+    __slots__ = ("_full", "_plain", "_specials")
+
+    def __init__(self, backend: tokenizers.Tokenizer) -> None:
+        """Wrap a `tokenizers.Tokenizer`; it must not be changed afterwards."""
+        self._full = backend
+        self._plain: tokenizers.Tokenizer | None = None
+        self._specials: dict[str, int] = {}
+
+    @staticmethod
+    def from_file(path: str) -> Tokenizer:
+        """Load a tokenizer from a `tokenizer.json` file."""
+        return Tokenizer.from_str(Path(path).read_text(encoding="utf-8"))
+
+    @staticmethod
+    def from_str(text: str) -> Tokenizer:
+        """Load a tokenizer from the contents of a `tokenizer.json` file.
+
+        Raises `ValueError` if the text is not one.
+        """
+        try:
+            return Tokenizer(_backend().from_str(text))
+        except Exception as error:  # the backend raises bare Exception
+            raise ValueError(f"not a tokenizer.json: {error}") from error
+
+    @staticmethod
+    def from_pretrained(
+        identifier: str, revision: str | None = None, token: str | None = None
+    ) -> Tokenizer:
+        """Download and cache `tokenizer.json` from the Hugging Face Hub."""
+        loaded = _backend().from_pretrained(identifier, revision=revision or "main", token=token)
+        return Tokenizer(loaded)
+
+    @property
+    def backend(self) -> tokenizers.Tokenizer:
+        """The wrapped tokenizer."""
+        return self._full
+
+    def encode(self, text: str) -> list[int]:
+        """Encode `text` into token ids with the full vocabulary, including the added one.
+
+        A special-token spelling in `text` encodes as that token's id. The post-processor adds
+        no special tokens, such as a BOS token. This is not prompt encoding.
+        """
+        return self._full.encode(text, add_special_tokens=False).ids
+
+    def encode_plain(self, text: str) -> list[int]:
+        """Encode `text` without the added vocabulary: what spells a special token stays text."""
+        if self._plain is None:
+            self._plain = self._without_added_vocabulary()
+        return self._plain.encode(text, add_special_tokens=False).ids
+
+    def _without_added_vocabulary(self) -> tokenizers.Tokenizer:
+        spec = json.loads(self._full.to_str())
+        spec["added_tokens"] = []
+        spec["post_processor"] = None
+        spec["truncation"] = None
+        spec["padding"] = None
+        return _backend().from_str(json.dumps(spec))
+
+    def special_id(self, spelling: str) -> int:
+        """Id of an added token. Raises `EncodeError` if the vocabulary lacks it."""
+        if not self._specials:
+            added = self._full.get_added_tokens_decoder()
+            self._specials = {token.content: index for index, token in added.items()}
+        try:
+            return self._specials[spelling]
+        except KeyError:
+            raise EncodeError(
+                f'special token "{spelling}" is not in the added vocabulary of the tokenizer; '
+                "attach the tokenizer that belongs to this prompt format"
+            ) from None
+
+    def encode_prompt(
+        self, text: str, special_ranges: Sequence[tuple[int, int]]
+    ) -> list[int]:
+        """Encode text whose `special_ranges` (code points) hold one special token each.
+
+        The text between the ranges is encoded without the added vocabulary, each piece on its
+        own, so nothing a user typed can become a special token.
+        """
+        ids: list[int] = []
+        position = 0
+        for start, end in special_ranges:
+            if start > position:
+                ids += self.encode_plain(text[position:start])
+            ids.append(self.special_id(text[start:end]))
+            position = end
+        if position < len(text):
+            ids += self.encode_plain(text[position:])
+        return ids
