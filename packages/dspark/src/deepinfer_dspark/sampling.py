@@ -22,9 +22,10 @@ class Penalties:
     """Counts of tokens seen so far and what they cost, per request.
 
     output:     RaggedIds with values = times each id occurs in the committed output.
-    prompt:     RaggedIds of ids that occur in the prompt (only repetition looks at them), or None.
+    prompt:     RaggedIds of ids that occur in the prompt (repetition alone looks at them), or None.
     presence, frequency: float [R]; subtracted once, and per occurrence, for ids of the output.
-    repetition: float [R]; 1 = off. Positive logits of seen ids are divided by it, others multiplied.
+    repetition: float [R]; 1 = off. Positive logits of seen ids are divided by it, others
+                multiplied.
     """
 
     output: RaggedIds
@@ -198,7 +199,7 @@ def _accumulate(xp: Backend, out: Any, rows: Int, ids: Int, values: Float) -> No
     """Add with repeated (row, id) pairs summed first: scattered adds keep only one of them."""
     stride = np.int64(ids.max(initial=0) + 1)
     keys, inverse = np.unique(rows * stride + ids, return_inverse=True)
-    total = np.bincount(inverse, weights=values, minlength=keys.size)
+    total = np.bincount(inverse, weights=values, minlength=keys.size).astype(np.float64)
     xp.add_at(out, keys // stride, keys % stride, total)
 
 
@@ -247,7 +248,7 @@ def _penalise(
 
 
 def scale_and_truncate(xp: Backend, logits: Any, sampling: SamplingBatch, request: Int) -> Any:
-    """Temperature, top-p, top-k, min-p. logits: [n, V], row i belongs to request[i]; none greedy."""
+    """Temperature, top-p, top-k, min-p. logits: [n, V]; row i is of request[i], not greedy."""
     out = xp.divide_rows(logits, sampling.temperature[request].astype(np.float64))
     if sampling.top_p is None and sampling.top_k is None and sampling.min_p is None:
         return out
