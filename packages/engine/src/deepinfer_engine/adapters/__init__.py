@@ -1,0 +1,1 @@
+"""One module a sibling package: the only places that import it."""

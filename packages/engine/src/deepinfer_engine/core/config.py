@@ -1,0 +1,51 @@
+"""`EngineConfig`: the knobs of the scheduler, in tokens, sequences, bytes and seconds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from deepinfer_engine.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Limits of one worker's scheduler. Pool sizes are not here: they are the runner's `Caps`.
+
+    A runner for `max_num_seqs` sequences wants about `max_num_seqs + max_num_batched_tokens / 128 + 1`
+    state slots: one for each sequence, the rest for the snapshots of one prefill step.
+    """
+
+    max_num_seqs: int = 32
+    """Sequences that prefill or decode at a time; on a decode worker reservations count too."""
+    max_num_batched_tokens: int = 2048
+    """Prompt tokens of one prefill step. At least one block."""
+    max_queue: int = 256
+    """Requests that may wait for a place; beyond it they are refused with a time to retry."""
+    skip_ahead: int = 8
+    """How many waiting requests may overtake one that does not fit yet."""
+    hol_s: float = 2.0
+    """A request overtaken for this long is not overtaken any more."""
+    prefill_every_steps: int = 4
+    """Where one runner does both: decode steps between two prefill steps while both have work."""
+    prefill_urgent_s: float = 0.25
+    """... unless the oldest waiting request is this old."""
+    decode_reserve_tokens: int = 32
+    """Growth kept free for each running sequence when another one is admitted."""
+    park_bytes: int = 256 << 20
+    """Host memory for preempted sequences; what does not fit ends `insufficient_system_resource`."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_num_seqs", "max_num_batched_tokens"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in (
+            "max_queue",
+            "skip_ahead",
+            "hol_s",
+            "prefill_every_steps",
+            "prefill_urgent_s",
+            "decode_reserve_tokens",
+            "park_bytes",
+        ):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} must not be negative, got {getattr(self, name)}")
