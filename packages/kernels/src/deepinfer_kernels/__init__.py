@@ -1,0 +1,25 @@
+"""Operators of DeepSeek-V4.1 class models: one registry, a readable reference, a fast CPU form.
+
+``ops`` holds the typed operators, ``formats`` the cache records, ``registry`` the choice of back
+end, ``testing`` what proves a kernel of your own. They load on first use: importing this package
+alone does not import torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from types import ModuleType
+
+__all__ = ["errors", "formats", "ops", "registry", "testing"]
+
+__version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> ModuleType:
+    if name in __all__:
+        return import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

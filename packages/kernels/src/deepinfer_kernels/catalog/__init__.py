@@ -1,0 +1,15 @@
+"""What every operator is: schema, fake form, cost, tolerance, fuzz cases and bench shapes."""
+
+from __future__ import annotations
+
+from deepinfer_kernels.catalog import attention, cache, engram, indexer, mhc, moe, norm
+from deepinfer_kernels.registry import Registry
+
+__all__ = ["register"]
+
+
+def register(registry: Registry) -> None:
+    """Fill a registry with every operator and every back end of this package."""
+    for area in (norm, mhc, attention, indexer, cache, engram, moe):
+        for spec in area.SPECS:
+            registry.add_op(spec)

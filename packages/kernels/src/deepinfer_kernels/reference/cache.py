@@ -1,0 +1,70 @@
+"""Writing and reading cache pages.
+
+A page is one row of a uint8 view; its stride is whatever the allocator chose. Slot ``s`` is entry
+``s % entries`` of page ``s // entries``.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from deepinfer_kernels.errors import ShapeError
+from deepinfer_kernels.formats import RecordFormat, pack, record_bytes, record_format, unpack
+
+
+def page_entries(cache: Tensor, record: str, dim: int, dtype: torch.dtype) -> int:
+    """Records that fit one page section."""
+    return cache.shape[1] // record_bytes(record, dim, dtype)
+
+
+def _views(
+    cache: Tensor, fmt: RecordFormat, dim: int, dtype: torch.dtype, entries: int
+) -> list[Tensor]:
+    """The page as writable [pages, entries, bytes] views: one for interleaved, two for sectioned."""
+    data, scale = fmt.data_bytes(dim, dtype), fmt.scale_bytes(dim)
+    pages, stride, start = cache.shape[0], cache.stride(0), cache.storage_offset()
+    if fmt.layout == "interleaved":
+        width = data + scale
+        return [cache.as_strided((pages, entries, width), (stride, width, 1), start)]
+    return [
+        cache.as_strided((pages, entries, data), (stride, data, 1), start),
+        cache.as_strided((pages, entries, scale), (stride, scale, 1), start + entries * data),
+    ]
+
+
+def kv_store(
+    x: Tensor, cache: Tensor, slot: Tensor, record: str, entries: int | None = None
+) -> None:
+    fmt, dim = record_format(record), x.shape[-1]
+    entries = page_entries(cache, record, dim, x.dtype) if entries is None else entries
+    kept = slot >= 0
+    slot = slot[kept]
+    packed = pack(x[kept], record)
+    page, place = slot // max(entries, 1), slot % max(entries, 1)
+    first = 0
+    for view in _views(cache, fmt, dim, x.dtype, entries):
+        view[page, place] = packed[:, first : first + view.shape[-1]]
+        first += view.shape[-1]
+
+
+def kv_load(
+    cache: Tensor,
+    slot: Tensor,
+    record: str,
+    dim: int,
+    dtype: torch.dtype,
+    entries: int | None = None,
+) -> Tensor:
+    fmt = record_format(record)
+    entries = page_entries(cache, record, dim, dtype) if entries is None else entries
+    present = slot >= 0
+    if entries == 0 or cache.shape[0] == 0:
+        if bool(present.any()):
+            raise ShapeError("kv_load: the cache holds no entry, yet a slot >= 0 was asked for")
+        return torch.zeros((*slot.shape, dim), dtype=dtype, device=cache.device)
+    read = slot.clamp(min=0)
+    page, place = read // entries, read % entries
+    views = _views(cache, fmt, dim, dtype, entries)
+    packed = torch.cat([view[page, place] for view in views], dim=-1)
+    return unpack(packed, record, dim, dtype).masked_fill(~present.unsqueeze(-1), 0)
