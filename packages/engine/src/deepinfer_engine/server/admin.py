@@ -1,0 +1,27 @@
+"""Routes for the operator: Prometheus, and making the prompt cache durable."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request, Response
+
+from deepinfer_engine.server.services import services_of
+
+router = APIRouter(tags=["operation"])
+
+
+@router.get("/metrics")
+async def metrics(request: Request) -> Response:
+    """Prometheus text, or OpenMetrics when the `Accept` header asks for it."""
+    services = services_of(request)
+    workers = await services.engine.status()
+    body, content_type = services.metrics.render(workers, request.headers.get("accept", ""))
+    return Response(body, headers={"content-type": content_type})
+
+
+@router.post("/admin/flush")
+async def flush(request: Request) -> dict[str, bool]:
+    """Returns when everything the prompt cache was given would survive `kill -9` of every process."""
+    services = services_of(request)
+    services.admin.check(request.headers, request.client.host if request.client else None)
+    await services.engine.flush()
+    return {"flushed": True}

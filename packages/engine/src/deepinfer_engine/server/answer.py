@@ -1,0 +1,133 @@
+"""The life of a generating request, in order: declared size, key, limits, body, prompt, engine, answer."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import aclosing
+
+from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from deepinfer_engine.server.codec import PreparedRequest
+from deepinfer_engine.server.errors import InvalidRequest, Protocol, wire_error
+from deepinfer_engine.server.generation import Generation
+from deepinfer_engine.server.limits import check_declared_length, discard_body, read_body
+from deepinfer_engine.server.services import Services
+from deepinfer_engine.server.streaming import (
+    AnswerWriter,
+    ClientGone,
+    Deadline,
+    Timing,
+    wait_disconnect,
+    watch,
+)
+
+log = logging.getLogger(__name__)
+
+# Above this size a body is tokenised in a thread, to keep the event loop answering.
+_INLINE_BYTES = 32 * 1024
+
+
+class AnswerResponse(Response):
+    """A response that is produced while it is sent: the whole request runs in `__call__`, where the
+    socket can be watched for a client that leaves, streaming or not."""
+
+    def __init__(self, services: Services, protocol: Protocol, request_id: str) -> None:
+        self.services = services
+        self.protocol: Protocol = protocol
+        self.request_id = request_id
+        self.background = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        services, metrics = self.services, self.services.metrics
+        writer = AnswerWriter(send, self.protocol, False, services.settings.slow_reader_timeout_s)
+        body_read = False
+        try:
+            headers = Headers(scope=scope)
+            limit = services.settings.max_body_bytes
+            arrived = services.clock.monotonic()
+            check_declared_length(headers.get("content-length"), limit)
+            caller = services.keys.identify(headers)
+            with services.gate.enter(caller.key_id), metrics.in_flight.track_inprogress():
+                body = await read_body(receive, limit)
+                body_read = True
+                prepared = await self._prepare(body)
+                writer.stream = prepared.stream
+                generation = Generation(
+                    engine=services.engine,
+                    prepared=prepared,
+                    protocol=self.protocol,
+                    metrics=metrics,
+                    clock=services.clock,
+                    salt=caller.salt(prepared.user_id),
+                    timeout_s=_timeout(headers),
+                    arrived=arrived,
+                )
+                await self._answer(generation, writer, receive)
+            await writer.end()
+        except (ClientGone, ClientDisconnect) as exc:
+            cause = exc.cause if isinstance(exc, ClientGone) else "disconnect"
+            metrics.aborts.labels(self.protocol, cause).inc()
+        except Exception as exc:
+            if isinstance(exc, Deadline):
+                metrics.aborts.labels(self.protocol, "deadline").inc()
+            if not body_read:
+                await discard_body(receive, 2 * services.settings.max_body_bytes)
+            await self._fail(exc, writer)
+
+    async def _prepare(self, body: bytes) -> PreparedRequest:
+        services = self.services
+        info = await services.model_info()
+        args = (self.protocol, body, info.max_model_len)
+        if len(body) > _INLINE_BYTES:
+            return await asyncio.to_thread(services.codec.prepare, *args)
+        return services.codec.prepare(*args)
+
+    async def _answer(self, generation: Generation, writer: AnswerWriter, receive: Receive) -> None:
+        settings = self.services.settings
+        timing = Timing(
+            silence_first=settings.first_byte_s if writer.stream else settings.keepalive_s,
+            silence=settings.keepalive_s,
+            first_token=settings.first_token_timeout_s,
+            between_tokens=settings.token_timeout_s,
+            slow_reader=settings.slow_reader_timeout_s,
+            total=generation.timeout_s,
+        )
+        gone = asyncio.ensure_future(wait_disconnect(receive))
+        try:
+            watched = watch(generation.events(), gone, self.services.clock, timing)
+            async with aclosing(watched) as batches:
+                async for batch in batches:
+                    if batch is None:
+                        await writer.keepalive()
+                    else:
+                        await writer.events(batch)
+            if not writer.stream:
+                await writer.whole(generation.encoder.body())
+        finally:
+            gone.cancel()
+
+    async def _fail(self, exc: Exception, writer: AnswerWriter) -> None:
+        error = wire_error(exc, self.protocol, self.request_id)
+        self.services.metrics.errors.labels(self.protocol, error.code).inc()
+        if error.status == 500:
+            log.error("request %s failed", self.request_id, exc_info=exc)
+        try:
+            await writer.error(error)
+            await writer.end()
+        except ClientGone:
+            log.debug("request %s: the client left before its error", self.request_id)
+
+
+def _timeout(headers: Headers) -> float | None:
+    text = headers.get("x-request-timeout-ms")
+    if text is None:
+        return None
+    if not text.isascii() or not text.isdigit() or not 0 < int(text) <= 86_400_000:
+        raise InvalidRequest(
+            f"x-request-timeout-ms must be 1 to 86400000, got {text[:40]!r}", param="x-request-timeout-ms"
+        )
+    return int(text) / 1000

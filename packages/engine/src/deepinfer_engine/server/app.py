@@ -1,0 +1,71 @@
+"""The application: routes, and one handler for whatever a route raises."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from deepinfer_engine import __version__
+from deepinfer_engine.errors import EngineError
+from deepinfer_engine.router.client import EngineClient
+from deepinfer_engine.server import admin, chat, health, messages, models, tokens
+from deepinfer_engine.server.auth import AdminGate, KeyRing, read_keys, read_secret
+from deepinfer_engine.server.clock import Clock, SystemClock
+from deepinfer_engine.server.codec import Codec
+from deepinfer_engine.server.errors import InvalidRequest, MethodNotAllowed, NotFound, wire_error
+from deepinfer_engine.server.limits import Gate
+from deepinfer_engine.server.metrics import Metrics
+from deepinfer_engine.server.request_id import RequestIdMiddleware
+from deepinfer_engine.server.services import Services, protocol_of
+from deepinfer_engine.settings import Settings
+
+
+def create_app(
+    engine: EngineClient,
+    codec: Codec,
+    settings: Settings,
+    *,
+    clock: Clock | None = None,
+    wall: Callable[[], float] = time.time,
+) -> FastAPI:
+    """An ASGI application over `engine`; it does not own the engine and never closes it.
+
+    `app.state.services.gate` is how a supervisor drains it: set `draining`, wait for `in_flight == 0`.
+    Raises ConfigError when a key file cannot be used.
+    """
+    app = FastAPI(title="deepinfer", version=__version__, docs_url=None, redoc_url=None)
+    app.state.started = wall()
+    app.state.services = Services(
+        engine=engine,
+        codec=codec,
+        settings=settings,
+        keys=KeyRing(read_keys(settings.api_key_file)),
+        admin=AdminGate(read_secret(settings.admin_key_file)),
+        gate=Gate(settings.max_concurrent_requests, settings.max_concurrent_per_key),
+        metrics=Metrics(),
+        clock=clock or SystemClock(),
+        wall=wall,
+    )
+    for module in (chat, messages, models, health, tokens, admin):
+        app.include_router(module.router)
+    app.add_middleware(RequestIdMiddleware)
+    app.add_exception_handler(EngineError, _told)
+    app.add_exception_handler(HTTPException, _told)
+    app.add_exception_handler(Exception, _told)
+    return app
+
+
+async def _told(request: Request, exc: Exception) -> Response:
+    """Any exception of a route that answers at once, in the error shape of the caller's protocol."""
+    if isinstance(exc, HTTPException):
+        path = f"{request.method} {request.url.path}"
+        known = {404: NotFound(f"there is no {path}"), 405: MethodNotAllowed(f"{path} is not allowed")}
+        exc = known.get(exc.status_code) or InvalidRequest(str(exc.detail))
+    protocol = protocol_of(request.url.path, request.headers)
+    error = wire_error(exc, protocol, request.state.request_id)
+    request.app.state.services.metrics.errors.labels(protocol, error.code).inc()
+    return JSONResponse(error.body, error.status, headers=error.headers)

@@ -1,0 +1,120 @@
+"""API keys: who may call, and under which name their cache and limits are kept."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from deepinfer_engine.errors import ConfigError
+from deepinfer_engine.server.errors import AuthenticationFailed, PermissionDenied
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who sent a request. `key_id` None: the server is open and nobody was asked."""
+
+    key_id: str | None = None
+
+    def salt(self, user_id: str | None) -> str:
+        """Name of the cache partition: the end user, else the key, else `anonymous`.
+
+        An end user is a name inside its key: two customers with a user `1` share nothing, and no
+        customer can probe another's cache by sending that customer's user id.
+        """
+        if self.key_id is None:
+            return user_id or "anonymous"
+        return f"{self.key_id}/{user_id}" if user_id else self.key_id
+
+
+class KeyRing:
+    """The accepted keys by digest; compares in constant time and keeps no key in clear."""
+
+    def __init__(self, keys: Mapping[str, str]) -> None:
+        """`keys` maps id to secret; an empty ring accepts everybody."""
+        self._digests = tuple((name, _digest(secret)) for name, secret in keys.items())
+
+    def identify(self, headers: Mapping[str, str]) -> Caller:
+        """The caller of a request; raises AuthenticationFailed."""
+        if not self._digests:
+            return Caller()
+        secret = presented_key(headers)
+        if secret is None:
+            raise AuthenticationFailed(
+                "this server wants an API key: send `Authorization: Bearer KEY` or `x-api-key: KEY`"
+            )
+        digest = _digest(secret)
+        # Every entry is compared, so the time taken does not tell which one was near.
+        found = [name for name, known in self._digests if hmac.compare_digest(known, digest)]
+        if not found:
+            raise AuthenticationFailed("the API key is not one of this server's")
+        return Caller(found[0])
+
+
+class AdminGate:
+    """Admin routes: the admin key where one is set, else only a peer on the loopback interface."""
+
+    def __init__(self, secret: str | None) -> None:
+        self._digest = None if secret is None else _digest(secret)
+
+    def check(self, headers: Mapping[str, str], peer: str | None) -> None:
+        """Raises PermissionDenied unless the caller may use admin routes."""
+        if self._digest is None:
+            if peer not in ("127.0.0.1", "::1"):
+                raise PermissionDenied("admin routes answer only to this machine; set admin_key_file")
+            return
+        secret = presented_key(headers)
+        if secret is None or not hmac.compare_digest(self._digest, _digest(secret)):
+            raise PermissionDenied("admin routes want the admin key in `Authorization: Bearer KEY`")
+
+
+def presented_key(headers: Mapping[str, str]) -> str | None:
+    """The key of `Authorization: Bearer` or `x-api-key`, None when neither is there."""
+    scheme, _, value = headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer" and value.strip():
+        return value.strip()
+    return headers.get("x-api-key") or None
+
+
+def read_keys(path: Path | None) -> dict[str, str]:
+    """`id:key` or `key` a line, `#` starts a comment line. A key without id is named by its digest."""
+    if path is None:
+        return {}
+    keys: dict[str, str] = {}
+    for number, line in enumerate(_read(path).splitlines(), start=1):
+        text = line.strip()
+        if not text or text.startswith("#"):
+            continue
+        name, colon, secret = text.partition(":")
+        name, secret = (name.strip(), secret.strip()) if colon else (f"key-{_digest(text)[:4].hex()}", text)
+        if not name or not secret or "/" in name:
+            raise ConfigError(f"{path}, line {number}: wanted `key` or `id:key` (no / in the id)")
+        if name in keys:
+            raise ConfigError(f"{path}, line {number}: the id {name!r} is there twice")
+        keys[name] = secret
+    if not keys:
+        raise ConfigError(f"{path} holds no API key; leave api_key_file unset for an open server")
+    return keys
+
+
+def read_secret(path: Path | None) -> str | None:
+    """First line of a file that holds one secret."""
+    if path is None:
+        return None
+    secret = _read(path).partition("\n")[0].strip()
+    if not secret:
+        raise ConfigError(f"{path} is empty; its first line must be the key")
+    return secret
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as exc:
+        raise ConfigError(f"cannot read the key file {path}: {exc}") from exc
+
+
+def _digest(secret: str) -> bytes:
+    return hashlib.sha256(secret.encode()).digest()

@@ -1,0 +1,89 @@
+"""What the server needs from a prompt codec. `adapters/recipe.py` fulfils it with deepinfer_recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from deepinfer_engine.core.types import FinishReason, SamplingParams, TokensEvent, TrafficClass
+from deepinfer_engine.server.errors import Protocol as WireProtocol
+
+
+@dataclass(frozen=True, slots=True)
+class WireEvent:
+    """One server-sent event: its `event:` name (None for an unnamed one) and its `data:` line."""
+
+    name: str | None
+    data: str
+
+
+class AnswerEncoder(Protocol):
+    """Turns the tokens of one answer into its protocol's events. Single use, in this call order:
+    `start`, `tokens`..., `finish`; after `finish`, `body` is the answer in one piece."""
+
+    @property
+    def finished(self) -> bool:
+        """True once a stop sequence ended the answer: whatever the engine still sends is not part of it."""
+        ...
+
+    def start(self, prompt_tokens: int, cached_tokens: int) -> list[WireEvent]: ...
+
+    def tokens(self, event: TokensEvent) -> list[WireEvent]: ...
+
+    def finish(self, reason: FinishReason) -> list[WireEvent]:
+        """The closing events, end marker included; raises EngineError for a reason without a wire name."""
+        ...
+
+    def body(self) -> str:
+        """The complete response as JSON."""
+        ...
+
+
+class PreparedRequest(Protocol):
+    """A request that passed validation: a prompt, and how to continue it."""
+
+    @property
+    def model(self) -> str: ...
+
+    @property
+    def stream(self) -> bool: ...
+
+    @property
+    def token_ids(self) -> tuple[int, ...]: ...
+
+    @property
+    def sampling(self) -> SamplingParams: ...
+
+    @property
+    def traffic_class(self) -> TrafficClass: ...
+
+    @property
+    def user_id(self) -> str | None: ...
+
+    def encoder(self, response_id: str) -> AnswerEncoder: ...
+
+
+class Codec(Protocol):
+    """Protocol bodies to prompts, tokens to protocol bodies. Thread-safe."""
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """Names requests may use; the first one is canonical."""
+        ...
+
+    def prepare(self, protocol: WireProtocol, body: bytes, max_model_len: int) -> PreparedRequest:
+        """Parse, validate, render and tokenise. Raises InvalidRequest, UnknownModel, PromptTooLong."""
+        ...
+
+    def count_tokens(self, protocol: WireProtocol, body: bytes) -> int:
+        """Prompt tokens of a request body, without the limits that need a running engine."""
+        ...
+
+    def tokenize(self, text: str) -> list[int]:
+        """Plain text to ids; special-token spellings become their ids, nothing is added."""
+        ...
+
+    def detokenize(self, token_ids: Sequence[int]) -> str:
+        """Ids to text, special tokens spelled out. Raises InvalidRequest for an unknown id."""
+        ...

@@ -1,0 +1,164 @@
+"""Errors of the HTTP surface, and the one table that turns any exception into a wire error.
+
+EngineError
+├── RequestError
+│   └── HttpError            carries its own row of the table
+│       ├── InvalidRequest   the body is not JSON, or a field is missing or out of range   400
+│       ├── AuthenticationFailed                                                          401
+│       ├── PermissionDenied                                                              403
+│       ├── NotFound         no such route or object                                      404
+│       ├── MethodNotAllowed                                                              405
+│       ├── BodyTooLarge                                                                  413
+│       └── LimitExceeded    too many requests of this key in flight                      429
+└── EngineUnavailable
+    └── Draining             this server is shutting down                             503 / 529
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from deepinfer_engine.errors import (
+    CapacityError,
+    EngineLost,
+    EngineUnavailable,
+    PromptTooLong,
+    RequestError,
+    UnknownModel,
+)
+
+Protocol = Literal["chat", "messages"]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the table: HTTP status, OpenAI type and code, Messages status and type."""
+
+    status: int
+    type: str
+    code: str
+    messages_status: int
+    messages_type: str
+
+
+_INVALID = Row(400, "invalid_request_error", "invalid_value", 400, "invalid_request_error")
+_TOO_LONG = Row(400, "invalid_request_error", "context_length_exceeded", 400, "invalid_request_error")
+_NO_MODEL = Row(404, "invalid_request_error", "model_not_found", 404, "not_found_error")
+_OVERLOADED = Row(503, "server_error", "overloaded", 529, "overloaded_error")
+_TIMEOUT = Row(504, "server_error", "timeout", 504, "timeout_error")
+_INTERNAL = Row(500, "server_error", "internal_error", 500, "api_error")
+
+
+class HttpError(RequestError):
+    """A refusal decided by the HTTP layer itself; the subclass names its row."""
+
+    row: Row = _INVALID
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class InvalidRequest(HttpError):  # noqa: N818 - reads as the condition it reports
+    """The request cannot be understood; `param` names the field."""
+
+
+class AuthenticationFailed(HttpError):  # noqa: N818
+    """No key, or one this server does not know."""
+
+    row = Row(401, "authentication_error", "invalid_api_key", 401, "authentication_error")
+
+
+class PermissionDenied(HttpError):  # noqa: N818
+    """The caller is known, but may not do this."""
+
+    row = Row(403, "permission_error", "permission_denied", 403, "permission_error")
+
+
+class NotFound(HttpError):  # noqa: N818
+    """There is nothing at this path."""
+
+    row = Row(404, "invalid_request_error", "not_found", 404, "not_found_error")
+
+
+class MethodNotAllowed(HttpError):  # noqa: N818
+    """The path exists, but not for this method."""
+
+    row = Row(405, "invalid_request_error", "method_not_allowed", 405, "invalid_request_error")
+
+
+class BodyTooLarge(HttpError):  # noqa: N818
+    """The request body passed the limit while it was being read."""
+
+    row = Row(413, "invalid_request_error", "request_too_large", 413, "request_too_large")
+
+
+class LimitExceeded(HttpError):  # noqa: N818
+    """The key has too many requests in flight."""
+
+    row = Row(429, "rate_limit_error", "rate_limit_exceeded", 429, "rate_limit_error")
+
+    def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class Draining(EngineUnavailable):
+    """The server finishes what it runs and takes nothing new."""
+
+
+# First match wins, so subclasses stand before their bases.
+_TABLE: tuple[tuple[type[BaseException], Row], ...] = (
+    (UnknownModel, _NO_MODEL),
+    (PromptTooLong, _TOO_LONG),
+    (CapacityError, _TOO_LONG),
+    (RequestError, _INVALID),
+    (EngineUnavailable, _OVERLOADED),
+    (TimeoutError, _TIMEOUT),
+    (EngineLost, _INTERNAL),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class WireError:
+    """An error as a client sees it, before or (`event_json`) after the 200 went out."""
+
+    status: int
+    code: str
+    body: dict[str, Any]
+    headers: dict[str, str] = field(default_factory=dict[str, str])
+
+    @property
+    def json(self) -> str:
+        return json.dumps(self.body, ensure_ascii=False, separators=(",", ":"))
+
+
+def wire_error(exc: BaseException, protocol: Protocol, request_id: str) -> WireError:
+    """The table, applied. Text of an unexpected exception never leaves the process."""
+    row = exc.row if isinstance(exc, HttpError) else _row_of(exc)
+    if row is _INTERNAL and not isinstance(exc, EngineLost):
+        message = f"internal error; the server's log has the details under request {request_id}"
+    else:
+        message = str(exc) or row.code.replace("_", " ")
+    headers = {"Retry-After": str(max(1, math.ceil(wait)))} if (wait := _retry_after(exc)) else {}
+    if isinstance(exc, Draining):
+        headers["Connection"] = "close"
+    if protocol == "messages":
+        error = {"type": row.messages_type, "message": message}
+        body: dict[str, Any] = {"type": "error", "error": error, "request_id": request_id}
+        return WireError(row.messages_status, row.messages_type, body, headers)
+    param = "model" if isinstance(exc, UnknownModel) else getattr(exc, "param", None)
+    error = {"message": message, "type": row.type, "param": param, "code": row.code}
+    return WireError(row.status, row.code, {"error": error}, headers)
+
+
+def _row_of(exc: BaseException) -> Row:
+    return next((row for kind, row in _TABLE if isinstance(exc, kind)), _INTERNAL)
+
+
+def _retry_after(exc: BaseException) -> float | None:
+    wait = getattr(exc, "retry_after_s", None)
+    return float(wait) if wait is not None else None

@@ -1,0 +1,124 @@
+"""One generation, from a prepared request to protocol events. No HTTP in here: the offline batch and the
+in-process chat use it as it is."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+from deepinfer_engine.core.types import FinishEvent, GenerateRequest, TokensEvent, Usage
+from deepinfer_engine.errors import EngineLost
+from deepinfer_engine.router.client import EngineClient
+from deepinfer_engine.server.clock import Clock
+from deepinfer_engine.server.codec import AnswerEncoder, PreparedRequest, WireEvent
+from deepinfer_engine.server.errors import Protocol
+from deepinfer_engine.server.metrics import Metrics
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Generation:
+    """Run once with `events`; afterwards `usage`, `ttft_s` and `encoder.body()` tell how it went."""
+
+    engine: EngineClient
+    prepared: PreparedRequest
+    protocol: Protocol
+    metrics: Metrics
+    clock: Clock
+    salt: str = "anonymous"
+    timeout_s: float | None = None
+    arrived: float = 0.0
+    usage: Usage | None = None
+    ttft_s: float | None = None
+    response_id: str = ""
+    encoder: AnswerEncoder = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.arrived = self.arrived or self.clock.monotonic()
+        prefix = "chatcmpl-" if self.protocol == "chat" else "msg_"
+        self.response_id = self.response_id or prefix + uuid.uuid4().hex
+        self.encoder = self.prepared.encoder(self.response_id)
+
+    async def events(self) -> AsyncGenerator[list[WireEvent], None]:
+        """Lists of events, one list per step of the engine, so that a step is one write to the socket.
+
+        Closing this generator early closes the engine's iterator, which aborts the request everywhere.
+        """
+        prepared = self.prepared
+        request = GenerateRequest(
+            # Unique inside the engine whatever X-Request-Id the client repeats.
+            request_id=self.response_id,
+            token_ids=prepared.token_ids,
+            sampling=prepared.sampling,
+            salt=self.salt,
+            traffic_class=prepared.traffic_class,
+            timeout_s=self.timeout_s,
+        )
+        stream = self.engine.generate(request)
+        try:
+            async with aclosing(self._encode(stream)) as batches:
+                async for batch in batches:
+                    yield batch
+        finally:
+            await _close(stream)
+
+    async def _encode(
+        self, stream: AsyncIterator[TokensEvent | FinishEvent]
+    ) -> AsyncGenerator[list[WireEvent], None]:
+        cached = generated = 0
+        last = self.arrived
+        async for event in stream:
+            now = self.clock.monotonic()
+            out: list[WireEvent] = []
+            if self.ttft_s is None:
+                cached = self._cached_tokens(event)
+                out += self.encoder.start(len(self.prepared.token_ids), cached)
+                self.ttft_s, last = now - self.arrived, now
+                self.metrics.ttft.labels(self.protocol).observe(self.ttft_s)
+            elif isinstance(event, TokensEvent) and event.token_ids:
+                share = (now - last) / len(event.token_ids)
+                for _ in event.token_ids:
+                    self.metrics.itl.labels(self.protocol).observe(share)
+                last = now
+            if isinstance(event, FinishEvent):
+                out += self.encoder.finish(event.reason)
+                self._finished(event.reason, event.usage)
+                yield out
+                return
+            generated += len(event.token_ids)
+            out += self.encoder.tokens(event)
+            if self.encoder.finished:
+                out += self.encoder.finish("stop")
+                self._finished("stop", Usage(len(self.prepared.token_ids), generated, cached))
+                yield out
+                return
+            yield out
+        # A stream that ends without FinishEvent must never look like a complete answer.
+        raise EngineLost("the engine's stream ended before the answer did")
+
+    @staticmethod
+    def _cached_tokens(event: TokensEvent | FinishEvent) -> int:
+        if isinstance(event, FinishEvent):
+            return event.usage.cached_tokens
+        return event.cached_tokens or 0
+
+    def _finished(self, reason: str, usage: Usage) -> None:
+        self.usage = usage
+        self.metrics.requests.labels(self.protocol, reason).inc()
+        self.metrics.count_usage(usage)
+        self.metrics.e2e.labels(self.protocol).observe(self.clock.monotonic() - self.arrived)
+        log.info(
+            "%s %s %s: %d prompt (%d cached), %d out, first after %.0f ms",
+            self.response_id, self.protocol, reason, usage.prompt_tokens, usage.cached_tokens,
+            usage.completion_tokens, 1000 * (self.ttft_s or 0.0),
+        )  # fmt: skip
+
+
+async def _close(stream: AsyncIterator[TokensEvent | FinishEvent]) -> None:
+    close = getattr(stream, "aclose", None)
+    if close is not None:
+        await close()

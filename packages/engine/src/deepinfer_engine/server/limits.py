@@ -1,0 +1,99 @@
+"""What a client may ask at most: bytes of body, requests at once, identifiers."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import uuid
+from collections import Counter
+from collections.abc import Generator
+from contextlib import contextmanager
+
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive
+
+from deepinfer_engine.errors import EngineUnavailable
+from deepinfer_engine.server.errors import BodyTooLarge, Draining, LimitExceeded
+
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+
+
+def check_declared_length(content_length: str | None, limit: int) -> None:
+    """Raise BodyTooLarge for a body that says itself that it is too large."""
+    if content_length and content_length.isdigit() and int(content_length) > limit:
+        raise BodyTooLarge(f"the body has {content_length} bytes, and the limit is {limit}")
+
+
+async def read_body(receive: Receive, limit: int) -> bytes:
+    """The whole body, counted while it arrives; raises BodyTooLarge before holding more than `limit`."""
+    parts: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        part: bytes = message.get("body", b"")
+        size += len(part)
+        if size > limit:
+            raise BodyTooLarge(f"the body has more than {limit} bytes, which is the limit")
+        parts.append(part)
+        if not message.get("more_body", False):
+            return b"".join(parts)
+
+
+async def discard_body(receive: Receive, limit: int, seconds: float = 5.0) -> None:
+    """Read on without keeping anything, so that a refusal is not lost.
+
+    Closing a socket with unread bytes resets the connection, and the client sees that reset instead of
+    the error that was sent to it.
+    """
+    try:
+        async with asyncio.timeout(seconds):
+            size = 0
+            while size <= limit:
+                message = await receive()
+                size += len(message.get("body", b""))
+                if message["type"] == "http.disconnect" or not message.get("more_body", False):
+                    return
+    except TimeoutError:
+        return
+
+
+class Gate:
+    """Counts requests in flight; decides who may enter, and knows when the last one left."""
+
+    def __init__(self, total: int, per_caller: int) -> None:
+        self._total = total
+        self._per_caller = per_caller
+        self._inside: Counter[str] = Counter()
+        self.draining = False
+
+    @property
+    def in_flight(self) -> int:
+        return self._inside.total()
+
+    @contextmanager
+    def enter(self, caller: str | None) -> Generator[None]:
+        """Hold one place; raises Draining, EngineUnavailable or LimitExceeded.
+
+        `caller` None: nobody was asked for a key, so only the total counts.
+        """
+        if self.draining:
+            raise Draining("this server is shutting down; send the request again", retry_after_s=5)
+        if self.in_flight >= self._total:
+            raise EngineUnavailable(f"{self._total} requests are running, which is the limit")
+        if caller is not None and self._inside[caller] >= self._per_caller:
+            raise LimitExceeded(f"{self._per_caller} requests of this key are running, its limit")
+        name = caller or ""
+        self._inside[name] += 1
+        try:
+            yield
+        finally:
+            self._inside[name] -= 1
+            if not self._inside[name]:
+                del self._inside[name]
+
+
+def request_id(offered: str | None) -> str:
+    """The client's `X-Request-Id` where it is well formed, else a fresh one."""
+    return offered if offered and _REQUEST_ID.fullmatch(offered) else f"req_{uuid.uuid4().hex}"

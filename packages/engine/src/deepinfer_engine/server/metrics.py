@@ -1,0 +1,116 @@
+"""Prometheus metrics of the HTTP process, and the workers' counters as they report them.
+
+One registry per application, so that two servers in one process (tests) never share a counter. No label
+holds anything a client chooses: cardinality is bounded by protocols, finish reasons and error codes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
+
+from deepinfer_engine.core.types import Usage
+from deepinfer_engine.router.client import WorkerStatus
+
+_TTFT = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
+_ITL = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 1, 2.5, 5)
+_E2E = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 60, 120, 240, 480, 960)
+
+
+class Metrics:
+    """What the HTTP process measures itself. Times are seconds of its own monotonic clock."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._workers = _WorkerCollector()
+        self.registry.register(self._workers)
+        made = {"registry": self.registry}
+        self.requests = Counter(
+            "deepinfer_requests", "Generations that ended by themselves", ["protocol", "finish"], **made
+        )
+        self.errors = Counter(
+            "deepinfer_request_errors", "Requests refused or failed", ["protocol", "code"], **made
+        )
+        self.aborts = Counter(
+            "deepinfer_aborts", "Generations given up", ["protocol", "cause"], **made
+        )
+        self.in_flight = Gauge("deepinfer_http_requests_in_flight", "Requests being answered", **made)
+        self.prompt_tokens = Counter("deepinfer_prompt_tokens", "Prompt tokens", **made)
+        self.cached_tokens = Counter(
+            "deepinfer_cached_tokens", "Prompt tokens that came from the prompt cache", **made
+        )
+        self.generated_tokens = Counter("deepinfer_generated_tokens", "Output tokens", **made)
+        self.drafted_tokens = Counter("deepinfer_drafted_tokens", "Drafts put to verification", **made)
+        self.accepted_tokens = Counter("deepinfer_accepted_tokens", "Drafts that were accepted", **made)
+        self.ttft = Histogram(
+            "deepinfer_time_to_first_token_seconds",
+            "From the request's arrival to its first token",
+            ["protocol"],
+            buckets=_TTFT,
+            **made,
+        )
+        self.itl = Histogram(
+            "deepinfer_inter_token_latency_seconds",
+            "Time per output token after the first; a step that emits k tokens counts k times",
+            ["protocol"],
+            buckets=_ITL,
+            **made,
+        )
+        self.e2e = Histogram(
+            "deepinfer_e2e_request_latency_seconds",
+            "From the request's arrival to the end of its answer",
+            ["protocol"],
+            buckets=_E2E,
+            **made,
+        )
+
+    def count_usage(self, usage: Usage) -> None:
+        """Add one finished generation's tokens."""
+        self.prompt_tokens.inc(usage.prompt_tokens)
+        self.cached_tokens.inc(usage.cached_tokens)
+        self.generated_tokens.inc(usage.completion_tokens)
+        self.drafted_tokens.inc(usage.drafted_tokens)
+        self.accepted_tokens.inc(usage.accepted_tokens)
+
+    def render(self, workers: Sequence[WorkerStatus], accept: str) -> tuple[bytes, str]:
+        """The exposition text and its content type: OpenMetrics when asked for, else the plain format."""
+        self._workers.snapshot = tuple(workers)
+        encoder, content_type = choose_encoder(accept)
+        return encoder(self.registry), content_type
+
+
+class _WorkerCollector(Collector):
+    """Whatever the workers report, one family a name, labelled by role and worker."""
+
+    def __init__(self) -> None:
+        self.snapshot: tuple[WorkerStatus, ...] = ()
+
+    def collect(self) -> Iterable[Metric]:
+        ready = GaugeMetricFamily("deepinfer_worker_ready", "1 = takes requests", labels=["role", "worker"])
+        for worker in self.snapshot:
+            ready.add_metric([worker.role, worker.name], float(worker.ready))
+        yield ready
+        yield from self._families("counters")
+        yield from self._families("gauges")
+
+    def _families(self, kind: str) -> Iterator[Metric]:
+        names = sorted({name for worker in self.snapshot for name in getattr(worker, kind)})
+        for name in names:
+            metric = "deepinfer_worker_" + re.sub(r"[^a-zA-Z0-9_]", "_", name)
+            text = f"{name} as the workers report it"
+            labels = ["role", "worker"]
+            family: CounterMetricFamily | GaugeMetricFamily
+            if kind == "counters":
+                family = CounterMetricFamily(metric.removesuffix("_total"), text, labels=labels)
+            else:
+                family = GaugeMetricFamily(metric, text, labels=labels)
+            for worker in self.snapshot:
+                value = getattr(worker, kind).get(name)
+                if value is not None:
+                    family.add_metric([worker.role, worker.name], float(value))
+            yield family

@@ -1,0 +1,170 @@
+"""Every knob of the server and the command line, in one model.
+
+Precedence: flag > environment `DEEPINFER_<NAME>` > TOML file > default. A key nobody knows is an error
+that names the nearest one, so that a typing slip never becomes a silently ignored setting.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from deepinfer_engine.errors import ConfigError
+
+ENV_PREFIX = "DEEPINFER_"
+# Read by other parts of the process, never a setting, and never shown.
+_RESERVED_ENV = frozenset({"DEEPINFER_CLUSTER_KEY", "DEEPINFER_SUPERVISED", "DEEPINFER_DEBUG"})
+
+Dtype = Literal["bfloat16", "float32", "float64"]
+CacheQuant = Literal["reference", "none"]
+
+
+def default_cache_dir() -> Path:
+    """Where prompt caches live unless told otherwise: `$XDG_CACHE_HOME/deepinfer/kv`."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "deepinfer" / "kv"
+
+
+class Settings(BaseModel):
+    """One validated, frozen value; built once at start-up by `load_settings` and passed down."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    # What is served
+    model: Path | None = Field(None, description="checkpoint directory; unset = the embedded model")
+    served_model_name: tuple[str, ...] = Field(
+        (), description="names clients may use; unset = the directory's name or deepinfer-demo"
+    )
+    dtype: Dtype = Field("float32", description="arithmetic of the model")
+    cache_quant: CacheQuant = Field("reference", description="record formats of the KV cache")
+    nextn: int | None = Field(None, ge=0, le=7, description="draft length; unset = the model's own")
+    default_thinking: bool = Field(True, description="think when the request does not say")
+
+    # Engine
+    max_num_seqs: int = Field(16, ge=1, le=4096, description="sequences running at once")
+    max_num_batched_tokens: int = Field(2048, ge=16, description="tokens of one prefill step")
+    num_blocks: int = Field(1024, ge=8, description="KV blocks of 128 tokens in each worker")
+    single_process: bool = Field(False, description="prefill, decode and HTTP in one process")
+    prefill: tuple[str, ...] = Field((), description="host:port of running prefill workers")
+    decode: tuple[str, ...] = Field((), description="host:port of running decode workers")
+    threads: int | None = Field(None, ge=1, description="torch threads of each worker")
+
+    # Prompt cache on disk
+    cache: bool = Field(True, description="keep prompt caches on disk")
+    cache_dir: Path = Field(default_factory=default_cache_dir, description="their directory")
+
+    # HTTP
+    host: str = Field("127.0.0.1", description="address to listen on")
+    port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 = any free one")
+    api_key_file: Path | None = Field(None, description="one `key` or `id:key` a line; unset = open")
+    admin_key_file: Path | None = Field(None, description="first line: key of the admin routes")
+    max_body_bytes: int = Field(32 * 1024 * 1024, ge=1024, description="request body limit")
+    max_concurrent_requests: int = Field(256, ge=1, description="requests in flight, all keys")
+    max_concurrent_per_key: int = Field(64, ge=1, description="requests in flight of one key")
+
+    # Time, in seconds
+    first_byte_s: float = Field(5.0, gt=0, description="a stream's headers go out by then")
+    keepalive_s: float = Field(10.0, gt=0, description="silence after which a keep-alive is sent")
+    first_token_timeout_s: float = Field(600.0, gt=0, description="longest wait for a first token")
+    token_timeout_s: float = Field(120.0, gt=0, description="longest wait between tokens")
+    slow_reader_timeout_s: float = Field(60.0, gt=0, description="longest block of one socket write")
+    drain_timeout_s: float = Field(120.0, ge=0, description="SIGTERM: time for running requests")
+    start_timeout_s: float = Field(120.0, gt=0, description="time for workers to become ready")
+
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="verbosity")
+
+    @field_validator("prefill", "decode", "served_model_name", mode="before")
+    @classmethod
+    def _split_text(cls, value: Any) -> Any:
+        # An environment variable holds a list as text with commas.
+        return tuple(v.strip() for v in value.split(",") if v.strip()) if isinstance(value, str) else value
+
+    @field_validator("prefill", "decode")
+    @classmethod
+    def _check_addresses(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for address in value:
+            split_address(address)
+        return value
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """Names that requests may ask for; the first is the canonical one."""
+        if self.served_model_name:
+            return self.served_model_name
+        return (self.model.resolve().name,) if self.model else ("deepinfer-demo",)
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """`host:port` or `[v6]:port` to its parts; ValueError says what is wrong."""
+    host, colon, port = address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise ValueError(f"wanted host:port with a port up to 65535, got {address!r}")
+    return host, int(port)
+
+
+def load_settings(
+    flags: Mapping[str, Any],
+    *,
+    config: Path | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> Settings:
+    """Merge the four sources. A flag of value None counts as not given.
+
+    `config` None means `./deepinfer.toml` if it exists. Raises ConfigError with one line of text.
+    """
+    values = {
+        **_from_file(config),
+        **_from_environ(os.environ if environ is None else environ),
+        **{name: value for name, value in flags.items() if value is not None},
+    }
+    try:
+        return Settings.model_validate(values)
+    except ValidationError as exc:
+        first = exc.errors(include_url=False)[0]
+        name = ".".join(str(part) for part in first["loc"])
+        message = f"setting {name}: {first['msg']}, got {first.get('input')!r}"
+        raise ConfigError(message) from exc
+
+
+def _from_file(config: Path | None) -> dict[str, Any]:
+    path = config or Path("deepinfer.toml")
+    if config is None and not path.is_file():
+        return {}
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as exc:
+        raise ConfigError(f"cannot read the configuration file {path}: {exc.strerror}") from exc
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
+        raise ConfigError(f"the configuration file {path} is not TOML: {exc}") from exc
+    for key in values:
+        if key not in Settings.model_fields:
+            raise ConfigError(f"unknown setting {key!r} in {path}{_suggest(key, cutoff=0.5)}")
+    return values
+
+
+def _from_environ(environ: Mapping[str, str]) -> dict[str, Any]:
+    """Settings from variables. Only a near miss is refused: others may share the prefix."""
+    values: dict[str, Any] = {}
+    for variable, text in environ.items():
+        if not variable.startswith(ENV_PREFIX) or variable in _RESERVED_ENV:
+            continue
+        name = variable.removeprefix(ENV_PREFIX).lower()
+        if name in Settings.model_fields:
+            values[name] = text
+        elif hint := _suggest(name, cutoff=0.8, prefix=ENV_PREFIX):
+            raise ConfigError(f"unknown environment variable {variable}{hint}")
+    return values
+
+
+def _suggest(key: str, *, cutoff: float, prefix: str = "") -> str:
+    near = difflib.get_close_matches(key.lower(), list(Settings.model_fields), n=1, cutoff=cutoff)
+    if not near:
+        return ""
+    return f"; did you mean {prefix}{near[0].upper() if prefix else near[0]}?"
