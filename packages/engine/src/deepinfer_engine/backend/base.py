@@ -114,6 +114,9 @@ class StepOutput:
     n_drafted: int = 0
     n_accepted: int = 0
     logprobs: tuple[TokenLogprob, ...] = field(default=())
+    failed: bool = False
+    """No finite or allowed token existed for the next position: the request must end with `error`.
+    `tokens` then holds only what was accepted before it."""
 
 
 class StepRunner(Protocol):

@@ -1,0 +1,1 @@
+"""From request parameters to the arrays that drafting and verification take."""

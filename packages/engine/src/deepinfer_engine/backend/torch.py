@@ -1,0 +1,258 @@
+"""The real model behind `StepRunner`: torch on CPU, pools included."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from deepinfer_engine.adapters.dspark import (
+    CounterRng,
+    Proposal,
+    SamplingBatch,
+    Verifier,
+    VerifyResult,
+    sample_drafts,
+)
+from deepinfer_engine.backend.base import Caps, CacheLayout, DecodeRow, PrefillChunk, StepOutput
+from deepinfer_engine.core.types import TokenLogprob
+from deepinfer_engine.errors import CheckpointError, ConfigError
+from deepinfer_engine.model.batch import Batch, SequenceRows
+from deepinfer_engine.model.config import ModelConfig, load_config
+from deepinfer_engine.model.draft import Drafter
+from deepinfer_engine.model.engram import Engram
+from deepinfer_engine.model.layout import CacheQuant, build_layout, model_fingerprint
+from deepinfer_engine.model.pools import Pools
+from deepinfer_engine.model.v41 import Backbone
+from deepinfer_engine.model.weights import ModelWeights, load_weights
+from deepinfer_engine.sampling.arrays import sampling_batch
+
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
+
+
+def build_runner(
+    model_dir: Path,
+    *,
+    dtype: str = "float32",
+    nextn: int | None = None,
+    num_blocks: int,
+    num_state_slots: int,
+    cache_quant: CacheQuant = "reference",
+    max_model_len: int | None = None,
+) -> TorchRunner:
+    """Load a checkpoint directory and allocate its pools.
+
+    nextn: drafts a decode step, default the model's; 0 switches speculation off.
+    num_blocks, num_state_slots: pool sizes, scratch 0 included.
+
+    Raises ConfigError for an unusable argument, CheckpointError for an unusable model directory.
+    """
+    if dtype not in DTYPES:
+        raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
+    if cache_quant not in ("reference", "none"):
+        raise ConfigError(f"cache_quant must be 'reference' or 'none', got {cache_quant!r}")
+    config = load_config(model_dir)
+    text = config.text_config
+    depth = text.dspark_block_size if text.num_nextn_predict_layers else 0
+    chosen = depth if nextn is None else nextn
+    if not 0 <= chosen <= depth:
+        raise ConfigError(f"nextn must be in 0..{depth} for this model, got {chosen}")
+    length = text.max_position_embeddings if max_model_len is None else max_model_len
+    if not 1 < length <= text.max_position_embeddings:
+        raise ConfigError(f"max_model_len must be in 2..{text.max_position_embeddings}, got {length}")
+    engram = Engram(text, load_tokenizer(model_dir)) if text.engram_layer_ids else None
+    weights = load_weights(model_dir, config, DTYPES[dtype])
+    layout = build_layout(
+        text, dtype=DTYPES[dtype], cache_quant=cache_quant, fingerprint=model_fingerprint(model_dir)
+    )
+    pools = Pools(
+        text, layout, num_blocks=num_blocks, num_slots=num_state_slots, dtype=DTYPES[dtype], cache_quant=cache_quant
+    )
+    caps = Caps(
+        vocab_size=text.vocab_size,
+        max_model_len=length,
+        nextn=chosen,
+        lookback=text.lookback,
+        eos_token_id=config.eos_token_id,
+        num_blocks=num_blocks,
+        num_state_slots=num_state_slots,
+    )
+    return TorchRunner(config, weights, pools, engram, caps)
+
+
+def load_tokenizer(model_dir: Path) -> Tokenizer:
+    """Read `tokenizer.json`. Raises CheckpointError when it is missing or unreadable."""
+    path = model_dir / "tokenizer.json"
+    if not path.exists():
+        raise CheckpointError(f"{path}: missing")
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises bare Exception
+        raise CheckpointError(f"{path}: not a readable tokenizer ({error})") from None
+
+
+class TorchRunner:
+    """Implements `StepRunner` with the V4.1 model and its draft module."""
+
+    def __init__(
+        self, config: ModelConfig, weights: ModelWeights, pools: Pools, engram: Engram | None, caps: Caps
+    ) -> None:
+        self._config = config.text_config
+        self._pools = pools
+        self._backbone = Backbone(self._config, weights, pools, engram)
+        self._drafter = Drafter(self._backbone) if caps.nextn else None
+        self._caps = caps
+        self._verifier = Verifier()
+        self._rng = CounterRng()
+
+    @property
+    def caps(self) -> Caps:
+        return self._caps
+
+    @property
+    def layout(self) -> CacheLayout:
+        return self._pools.layout
+
+    def prefill(self, chunks: Sequence[PrefillChunk]) -> list[StepOutput | None]:
+        """Run prompt chunks as one batch; sample the first token of those that are complete."""
+        batch = Batch(
+            self._config,
+            [
+                SequenceRows(c.token_ids, c.start, c.lookback, c.block_table, c.state_slot, c.snapshots)
+                for c in chunks
+            ],
+        )
+        last = batch.first_row + batch.length - 1
+        sampled = [i for i, c in enumerate(chunks) if c.sample]
+        logits = self._backbone.forward(batch, last[sampled])
+        outputs: list[StepOutput | None] = [None] * len(chunks)
+        if sampled:
+            first = self._first_tokens([chunks[i] for i in sampled], logits)
+            for i, output in zip(sampled, first, strict=True):
+                outputs[i] = output
+        return outputs
+
+    def decode(self, rows: Sequence[DecodeRow]) -> list[StepOutput]:
+        """Draft, run the target over anchors and drafts, verify, emit."""
+        params = [r.sampling for r in rows]
+        sampling = sampling_batch(
+            params, [r.history for r in rows], [r.prompt_len for r in rows], self._caps.eos_token_id
+        )
+        proposal, lens = self._draft(rows, sampling)
+        lookback = self._caps.lookback
+        batch = Batch(
+            self._config,
+            [
+                SequenceRows(
+                    np.concatenate([[r.history[-1]], proposal.tokens[i, : lens[i]]]).astype(np.int64),
+                    len(r.history) - 1,
+                    tuple(r.history[max(0, len(r.history) - 1 - lookback) : -1]),
+                    r.block_table,
+                    r.state_slot,
+                )
+                for i, r in enumerate(rows)
+            ],
+        )
+        logits = self._backbone.forward(batch, None)
+        cu = np.concatenate([[0], np.cumsum(lens + 1)])
+        result = self._verifier.verify(
+            logits, cu, proposal, lens, sampling, rng=self._rng, logprobs=_most_logprobs(rows)
+        )
+        return [_output(result, i, r.sampling.logprobs, drafted=int(lens[i])) for i, r in enumerate(rows)]
+
+    def block_bytes(self, block_id: int) -> memoryview:
+        """Writable view of one block's bytes."""
+        return memoryview(self._pools.blocks[block_id].numpy())
+
+    def state_bytes(self, slot: int) -> memoryview:
+        """Writable view of one state slot's bytes."""
+        return memoryview(self._pools.states[slot].numpy())
+
+    def clear_state(self, slot: int) -> None:
+        """Zero a slot: nothing of an earlier owner may reach storage or a peer."""
+        self._pools.states[slot].zero_()
+
+    def _first_tokens(self, chunks: Sequence[PrefillChunk], logits: Tensor) -> list[StepOutput]:
+        ends = [c.start + len(c.token_ids) for c in chunks]
+        sampling = sampling_batch(
+            [c.sampling for c in chunks], [c.prompt for c in chunks], ends, self._caps.eos_token_id, ends
+        )
+        none = Proposal.empty(len(chunks))
+        result = self._verifier.verify(
+            logits,
+            np.arange(len(chunks) + 1),
+            none,
+            np.zeros(len(chunks), dtype=np.int64),
+            sampling,
+            rng=self._rng,
+            logprobs=_most_logprobs(chunks),
+        )
+        return [_output(result, i, c.sampling.logprobs, drafted=0) for i, c in enumerate(chunks)]
+
+    def _draft(
+        self, rows: Sequence[DecodeRow], sampling: SamplingBatch
+    ) -> tuple[Proposal, np.ndarray[tuple[int], np.dtype[np.int64]]]:
+        """Drafts of the whole block for every row, cut to what each row may use."""
+        lens = np.array([r.max_draft for r in rows], dtype=np.int64)
+        if self._drafter is None or not lens.any():
+            return Proposal.empty(len(rows)), np.zeros(len(rows), dtype=np.int64)
+        # Noise is keyed by the anchor's position: it advances every round, so no key is used twice.
+        rounds = sampling.positions
+        laws: list[Tensor] = []
+
+        def pick(offset: int, logits: Tensor) -> Tensor:
+            tokens, law = sample_drafts(logits, sampling, rounds, offset, self._rng)
+            laws.append(law)
+            return torch.from_numpy(np.asarray(tokens, dtype=np.int64))
+
+        block = self._drafter.run(
+            torch.tensor([r.history[-1] for r in rows]),
+            torch.tensor([len(r.history) - 1 for r in rows]),
+            torch.tensor([r.state_slot for r in rows]),
+            self._caps.nextn,
+            pick,
+        )
+        greedy = not sampling.temperature.any()
+        return (
+            Proposal(
+                tokens=block.tokens.numpy(),
+                lengths=lens,
+                q=None if greedy else torch.stack(laws, dim=1),
+                conf=block.confidence.to(torch.float32).numpy(),
+            ),
+            lens,
+        )
+
+
+def _most_logprobs(items: Sequence[DecodeRow] | Sequence[PrefillChunk]) -> int | None:
+    asked = [i.sampling.logprobs for i in items if i.sampling.logprobs is not None]
+    return max(asked) if asked else None
+
+
+def _output(result: VerifyResult, i: int, logprobs: int | None, *, drafted: int) -> StepOutput:
+    low, high = int(result.cu_tokens[i]), int(result.cu_tokens[i + 1])
+    tokens = tuple(result.tokens[low:high].tolist())
+    details: tuple[TokenLogprob, ...] = ()
+    if logprobs is not None and result.logprobs is not None:
+        details = tuple(
+            TokenLogprob(int(result.tokens[at]), float(result.logprobs[at]), _top(result, at, logprobs))
+            for at in range(low, high)
+        )
+    return StepOutput(
+        tokens=tokens,
+        n_drafted=drafted,
+        n_accepted=max(len(tokens) - 1, 0),
+        logprobs=details,
+        failed=bool(result.dead[i]),
+    )
+
+
+def _top(result: VerifyResult, at: int, count: int) -> tuple[tuple[int, float], ...]:
+    if not count or result.top_ids is None or result.top_logprobs is None:
+        return ()
+    pairs = zip(result.top_ids[at, :count].tolist(), result.top_logprobs[at, :count].tolist(), strict=True)
+    return tuple((int(token), float(logprob)) for token, logprob in pairs)

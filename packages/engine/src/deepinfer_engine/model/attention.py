@@ -1,0 +1,266 @@
+"""One attention sub-layer over a batch: window keys from the ring, compressed entries from blocks, sinks.
+
+The pieces that several layers share (compressed entries, index keys, selections, candidates) live in `Shared`, written
+in layer order and made anew for each forward pass.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from deepinfer_engine.adapters.kernels import formats, ops
+from deepinfer_engine.model.batch import Batch
+from deepinfer_engine.model.config import TextConfig
+from deepinfer_engine.model.pools import Pools
+from deepinfer_engine.model.weights import AttentionWeights, CompressorWeights, IndexerWeights, IndexKeyWeights
+
+Angles = tuple[Tensor, Tensor]
+
+
+@dataclass(slots=True)
+class Shared:
+    """What layers of one forward pass hand to each other."""
+
+    selection: Tensor | None = None
+    """[n, k] entry ids chosen by the last top-k source, ascending, -1 padded."""
+    candidates: Tensor | None = None
+    """bool [n, blocks] of the candidate source, or None while every block is a candidate."""
+    entries: dict[int, Tensor] = field(default_factory=dict[int, Tensor])
+    """KV source -> all its entries [S * E, D], for passes that read most of them."""
+    index_keys: dict[int, Tensor] = field(default_factory=dict[int, Tensor])
+    """Index-key source -> [S, E, di]."""
+    gathered: tuple[Tensor, Tensor] | None = None
+    """(entries [m, D], index [n, k] into them) of the current source and selection."""
+
+
+def queries(config: TextConfig, w: AttentionWeights, x: Tensor, angles: Angles) -> tuple[Tensor, Tensor]:
+    """(qr [n, q_lora_rank], q [n, heads, D]) of attn-normed hidden x [n, H]."""
+    latent = ops.rms_norm(linear(x, w.wq_a), w.q_norm, config.rms_norm_eps)
+    q = linear(latent, w.wq_b).view(x.shape[0], config.num_attention_heads, config.head_dim)
+    return latent, ops.rope(q, *angles)
+
+
+def window_keys(config: TextConfig, w: AttentionWeights, x: Tensor, angles: Angles, rounding: str) -> Tensor:
+    """The sliding-window key (= value) [n, D] of each row, rounded as its record rounds it."""
+    key = ops.rope(ops.rms_norm(linear(x, w.wkv), w.kv_norm, config.rms_norm_eps), *angles)
+    return formats.fake_quant(key, rounding)
+
+
+def project_out(config: TextConfig, w: AttentionWeights, out: Tensor, angles: Angles) -> Tensor:
+    """Inverse rotation at the query position, grouped low-rank output projection: [n, heads, D] -> [n, H]."""
+    n = out.shape[0]
+    grouped = ops.rope(out, *angles, True).view(n, config.o_groups, -1).transpose(0, 1)
+    latent = torch.bmm(grouped, w.wo_a.transpose(1, 2)).transpose(0, 1).reshape(n, -1)
+    return linear(latent, w.wo_b)
+
+
+class Compressor:
+    """Writes the compressed entries and index keys of a KV source layer."""
+
+    def __init__(self, config: TextConfig, pools: Pools) -> None:
+        self._config = config
+        self._pools = pools
+
+    def write(
+        self,
+        layer: int,
+        x: Tensor,
+        batch: Batch,
+        w: CompressorWeights,
+        key: IndexKeyWeights,
+        entry_angles: Angles,
+    ) -> None:
+        """Store every entry whose group is completed by this batch; entries of open groups wait in the state.
+
+        entry_angles: rotations at the closing rows' entry positions (first token of each group).
+        """
+        c = self._config
+        ratio = c.compress_ratios[layer]
+        rows, entry = batch.closing(ratio)
+        value = linear(x, w.wkv)
+        if w.wgate is not None:
+            pooled = self._pool(layer, value, linear(x, w.wgate), batch, rows).to(x.dtype)
+        else:
+            pooled = value
+        if rows.numel() == 0:
+            return
+        latent = ops.rms_norm(pooled, w.norm, c.rms_norm_eps)
+        slots = batch.entry_slots(batch.sequence[rows], entry, ratio)
+        records = self._pools.records
+        main = ops.rope(latent, *entry_angles)
+        self._pools.main[layer].store(formats.fake_quant(main, records.main_rounding), slots)
+        index = ops.rope(ops.rms_norm(linear(latent, key.wk), key.norm, c.rms_norm_eps), *entry_angles)
+        self._pools.index[layer].store(formats.fake_quant(index, records.index_rounding), slots)
+
+    def _pool(self, layer: int, value: Tensor, gate: Tensor, batch: Batch, rows: Tensor) -> Tensor:
+        """Gated pooling of pairs; the first token of a pair may be from an earlier pass, out of the state."""
+        state = self._pools.compress[layer]
+        ring = state.shape[1]
+        value, gate = value.to(state.dtype), gate.to(state.dtype)
+        before = (batch.start - 1) % ring
+        previous = state[batch.slot, before]
+        here = (rows - 1).clamp(min=0)
+        inside = (batch.offset[rows] >= 1)[:, None]
+        sequence = batch.sequence[rows]
+        first_gate = torch.where(inside, gate[here], previous[sequence, 0])
+        first_value = torch.where(inside, value[here], previous[sequence, 1])
+        self._remember(state, value, gate, batch)
+        return ops.compress_pool(
+            torch.stack([first_value, value[rows]], dim=1), torch.stack([first_gate, gate[rows]], dim=1)
+        )
+
+    @staticmethod
+    def _remember(state: Tensor, value: Tensor, gate: Tensor, batch: Batch) -> None:
+        ring = state.shape[1]
+        keep = torch.nonzero(batch.offset >= batch.length[batch.sequence] - ring)[:, 0]
+        slots, at = batch.slot[batch.sequence[keep]], batch.position[keep] % ring
+        state[slots, at, 0] = gate[keep]
+        state[slots, at, 1] = value[keep]
+
+
+class Indexer:
+    """Chooses, at a top-k source layer, which compressed entries each row may read."""
+
+    def __init__(self, config: TextConfig, pools: Pools) -> None:
+        self._config = config
+        self._pools = pools
+
+    def select(
+        self,
+        layer: int,
+        source: int,
+        x: Tensor,
+        query_latent: Tensor,
+        batch: Batch,
+        w: IndexerWeights,
+        angles: Angles,
+        shared: Shared,
+    ) -> None:
+        """Set `shared.selection` (and candidates at their source) for this and the following layers."""
+        c = self._config
+        ratio = c.compress_ratios[layer]
+        shared.gathered = None
+        count = batch.max_entries(ratio)
+        visible = batch.visible(ratio)
+        is_source = layer == c.candidate_source_layer_id
+        if count <= c.index_topk:
+            # Everything visible is chosen: the scores cannot change the set.
+            entry = torch.arange(max(count, 1))
+            shared.selection = torch.where(entry < visible[:, None], entry, -1)
+            if is_source:
+                shared.candidates = None
+            return
+        scores = self._scores(source, x, query_latent, batch, w, angles, shared, count, visible)
+        if is_source:
+            inert = count <= c.candidate_topk_blocks * c.candidate_block_size
+            shared.candidates = (
+                None
+                if inert
+                else ops.candidate_blocks(scores, visible, c.candidate_block_size, c.candidate_topk_blocks)
+            )
+        elif shared.candidates is not None and self._follows_candidates(layer):
+            scores = ops.candidate_mask(scores, shared.candidates, c.candidate_block_size)
+        shared.selection = ops.topk_select(scores, c.index_topk)
+
+    def _follows_candidates(self, layer: int) -> bool:
+        source = self._config.candidate_source_layer_id
+        return source is not None and layer > source
+
+    def _scores(
+        self,
+        source: int,
+        x: Tensor,
+        query_latent: Tensor,
+        batch: Batch,
+        w: IndexerWeights,
+        angles: Angles,
+        shared: Shared,
+        count: int,
+        visible: Tensor,
+    ) -> Tensor:
+        """[n, count] index scores, -inf beyond what a row may see."""
+        c = self._config
+        n = x.shape[0]
+        q = ops.rope(linear(query_latent, w.wq_b).view(n, c.index_n_heads, c.index_head_dim), *angles)
+        q = formats.fake_quant(q, self._pools.records.index_rounding)
+        weights = linear(x, w.weights_proj)
+        keys = shared.index_keys.get(source)
+        if keys is None:
+            keys = self._pools.index[source].load(all_entry_slots(batch, c.compress_ratios[source], count))
+            shared.index_keys[source] = keys
+        S, Q = batch.size, batch.max_query
+        if n == S * Q:
+            q, weights, limits = q.view(S, Q, *q.shape[1:]), weights.view(S, Q, -1), visible.view(S, Q)
+            return ops.index_logits(q, keys, weights, limits).view(n, count)
+        row = (batch.first_row[:, None] + torch.arange(Q)).clamp(max=n - 1)
+        padded = ops.index_logits(q[row], keys, weights[row], visible[row])
+        return padded[batch.sequence, batch.offset]
+
+
+def all_entry_slots(batch: Batch, ratio: int, count: int) -> Tensor:
+    """[S, count] pool rows of entries 0 .. count-1 of every sequence; -1 beyond a sequence's own."""
+    entry = torch.arange(count).expand(batch.size, count)
+    own = ((batch.start + batch.length) // ratio)[:, None]
+    sequence = torch.arange(batch.size)[:, None].expand_as(entry)
+    return batch.entry_slots(sequence, torch.where(entry < own, entry, -1), ratio)
+
+
+class Reader:
+    """Gathers what a layer's rows attend to and runs the attention."""
+
+    def __init__(self, config: TextConfig, pools: Pools) -> None:
+        self._config = config
+        self._pools = pools
+        self._scale = config.head_dim**-0.5
+
+    def attend(
+        self, layer: int, source: int | None, q: Tensor, key: Tensor, sink: Tensor, batch: Batch, shared: Shared
+    ) -> Tensor:
+        """Softmax over window keys, selected entries of `source` and the sink: [n, heads, D].
+
+        Reads the ring before it writes this batch's keys into it: their slots overlap.
+        """
+        window = batch.window
+        ring = self._pools.ring[layer]
+        parts = [key]
+        if window.width:
+            history = ring.load(window.history_slots).view(-1, self._config.head_dim)
+            parts.insert(0, history)
+        index = window.index
+        if source is not None:
+            entries, entry_index = self._selected(source, batch, shared)
+            base = sum(p.shape[0] for p in parts)
+            parts.append(entries)
+            index = torch.cat([index, torch.where(entry_index >= 0, entry_index + base, -1)], dim=1)
+        keys = torch.cat(parts) if len(parts) > 1 else parts[0]
+        out, _ = ops.mla_sparse(q, keys, index, sink, self._scale)
+        rows, slots = batch.ring_writes
+        ring.store(key[rows], slots)
+        return out
+
+    def _selected(self, source: int, batch: Batch, shared: Shared) -> tuple[Tensor, Tensor]:
+        if shared.gathered is not None:
+            return shared.gathered
+        selection = shared.selection
+        assert selection is not None, "a layer with compressed entries follows a top-k source"
+        ratio = self._config.compress_ratios[source]
+        section = self._pools.main[source]
+        count = max(batch.max_entries(ratio), 1)
+        if selection.numel() < batch.size * count:
+            # Few rows: fetch just what they chose.
+            sequence = batch.sequence[:, None].expand_as(selection)
+            entries = section.load(batch.entry_slots(sequence, selection, ratio).view(-1))
+            index = torch.arange(selection.numel()).view_as(selection)
+        else:
+            cached = shared.entries.get(source)
+            if cached is None:
+                cached = section.load(all_entry_slots(batch, ratio, count)).view(-1, self._config.head_dim)
+                shared.entries[source] = cached
+            entries = cached
+            index = selection + batch.sequence[:, None] * count
+        shared.gathered = (entries, torch.where(selection >= 0, index, -1))
+        return shared.gathered

@@ -1,0 +1,238 @@
+"""`config.json` of a V4.1 checkpoint: what it may say, and what follows from it.
+
+Keys and defaults are those of the released checkpoint family; widths are free, so that tiny models load with the
+same code. Everything that cannot work is refused here, by name, before any weight is read.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from deepinfer_engine.errors import CheckpointError
+
+BLOCK_TOKENS = 128
+"""Tokens per KV block: the grain of storage, transfer and prefix hits."""
+
+Record = Literal["fp8", "fp4", "index_fp4", "raw"]
+
+
+class RopeScaling(BaseModel):
+    """YaRN parameters of the layers that read compressed entries."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    rope_type: Literal["yarn"] = "yarn"
+    factor: float = Field(16.0, gt=0)
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    original_max_position_embeddings: int = Field(65536, gt=0)
+
+
+class TextConfig(BaseModel):
+    """`text_config`. Names follow the released file; `extra` keys are ignored."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", ignored_types=(cached_property,))
+
+    vocab_size: int = Field(gt=0)
+    hidden_size: int = Field(gt=0)
+    num_hidden_layers: int = Field(gt=0)
+    num_attention_heads: int = Field(gt=0)
+    num_key_value_heads: int = 1
+    head_dim: int = Field(gt=0)
+    qk_rope_head_dim: int = Field(gt=0)
+    q_lora_rank: int = Field(gt=0)
+    o_lora_rank: int = Field(gt=0)
+    o_groups: int = Field(gt=0)
+    moe_intermediate_size: int = Field(gt=0)
+    n_routed_experts: int = Field(gt=0)
+    n_shared_experts: int = Field(1, gt=0)
+    num_experts_per_tok: int = Field(gt=0)
+    routed_scaling_factor: float = 1.5
+    scoring_func: Literal["sqrtsoftplus"] = "sqrtsoftplus"
+    topk_method: Literal["noaux_tc"] = "noaux_tc"
+    norm_topk_prob: Literal[True] = True
+    hidden_act: Literal["silu"] = "silu"
+    swiglu_limit: float = 10.0
+    rms_norm_eps: float = Field(1e-20, ge=0)
+    attention_bias: Literal[False] = False
+    attention_dropout: float = Field(0.0, ge=0, le=0)
+    tie_word_embeddings: Literal[False] = False
+    max_position_embeddings: int = Field(gt=0)
+    rope_theta: float = 10000.0
+    rope_scaling: RopeScaling | None = None
+    compress_rope_theta: float = 160000.0
+    sliding_window: int = Field(128, gt=0)
+    compress_ratios: tuple[int, ...]
+    kv_source_layer_ids: tuple[int, ...]
+    index_source_layer_ids: tuple[int, ...]
+    index_k_source_layer_ids: tuple[int, ...] | None = None
+    index_n_heads: int = Field(gt=0)
+    index_head_dim: int = Field(gt=0)
+    index_topk: int = Field(gt=0)
+    candidate_source_layer_id: int | None = None
+    candidate_topk_blocks: int = Field(2048, gt=0)
+    candidate_block_size: int = 8
+    use_fp4_sparse_kv: bool = True
+    hc_mult: int = Field(4, gt=0)
+    hc_sinkhorn_iters: int = Field(20, gt=0)
+    hc_eps: float = 1e-6
+    hc_shifted: Literal[True] = True
+    engram_layer_ids: tuple[int, ...] = ()
+    engram_num_embeddings: tuple[int, ...] = ()
+    engram_max_ngram_size: int = 4
+    engram_vocab_size: int = 16_000_000
+    engram_n_heads: int = 8
+    engram_head_dim: int = 256
+    engram_pad_token_id: int = 2
+    engram_compressed_vocab_size: int = 0
+    num_nextn_predict_layers: int = Field(0, ge=0)
+    dspark_block_size: int = 5
+    dspark_noise_token_id: int = 0
+    dspark_target_layer_ids: tuple[int, ...] = ()
+    dspark_markov_rank: int = 256
+    dspark_n_routed_experts: int = 128
+    dspark_num_experts_per_tok: int = 3
+    dspark_target_attn_input: Literal[True] = True
+
+    @model_validator(mode="after")
+    def _check(self) -> TextConfig:
+        layers, nextn = self.num_hidden_layers, self.num_nextn_predict_layers
+        if self.num_key_value_heads != 1:
+            raise ValueError("num_key_value_heads must be 1")
+        if len(self.compress_ratios) != layers + nextn:
+            raise ValueError(
+                f"compress_ratios has {len(self.compress_ratios)} entries; num_hidden_layers + "
+                f"num_nextn_predict_layers = {layers + nextn}"
+            )
+        if set(self.compress_ratios) - {0, 1, 2}:
+            raise ValueError("compress_ratios may only hold 0, 1 and 2")
+        if any(self.compress_ratios[layers:]):
+            raise ValueError("draft layers must have compress ratio 0")
+        if self.num_attention_heads % self.o_groups:
+            raise ValueError("o_groups must divide num_attention_heads")
+        if self.qk_rope_head_dim % 2 or self.qk_rope_head_dim > self.head_dim:
+            raise ValueError("qk_rope_head_dim must be even and at most head_dim")
+        if self.head_dim % 32 or self.index_head_dim % 32:
+            raise ValueError("head_dim and index_head_dim must be multiples of 32 (quantisation blocks)")
+        if self.qk_rope_head_dim > self.index_head_dim:
+            raise ValueError("qk_rope_head_dim must be at most index_head_dim")
+        self._check_sharing()
+        if len(self.engram_layer_ids) != len(self.engram_num_embeddings):
+            raise ValueError("engram_num_embeddings needs one entry for each of engram_layer_ids")
+        if nextn and not self.dspark_target_layer_ids:
+            raise ValueError("a draft module needs dspark_target_layer_ids")
+        return self
+
+    def _check_sharing(self) -> None:
+        kv, index_k, topk = (
+            set(self.kv_source_layer_ids),
+            set(self.index_k_sources),
+            set(self.index_source_layer_ids),
+        )
+        if not (kv <= index_k <= topk):
+            raise ValueError("kv_source_layer_ids must be part of index_k_source_layer_ids, and those of "
+                             "index_source_layer_ids")
+        for layer in range(self.num_hidden_layers):
+            ratio = self.compress_ratios[layer]
+            for name, sources in (("kv", kv), ("index", topk)):
+                source = max((s for s in sources if s <= layer), default=None)
+                if ratio and source is None:
+                    raise ValueError(f"layer {layer} has ratio {ratio} but no {name} source at or before it")
+                if ratio and source is not None and self.compress_ratios[source] != ratio:
+                    raise ValueError(f"layer {layer} (ratio {ratio}) would read {name} source {source}, whose "
+                                     f"ratio is {self.compress_ratios[source]}")
+        if self.n_producers < self.num_hidden_layers and self.n_producers not in kv:
+            raise ValueError(f"the first consumer layer {self.n_producers} must be a KV source")
+        if self.candidate_source_layer_id is not None:
+            if self.candidate_source_layer_id not in topk:
+                raise ValueError("candidate_source_layer_id must be one of index_source_layer_ids")
+            if self.candidate_block_size not in (8, 16):
+                raise ValueError("candidate_block_size must be 8 or 16")
+            if self.candidate_topk_blocks * self.candidate_block_size < self.index_topk:
+                raise ValueError("candidate_topk_blocks * candidate_block_size must be at least index_topk")
+
+    @property
+    def index_k_sources(self) -> tuple[int, ...]:
+        """Layers that own an index key cache; the KV sources unless the file says otherwise."""
+        return self.index_k_source_layer_ids or self.kv_source_layer_ids
+
+    @cached_property
+    def n_producers(self) -> int:
+        """Layers run for every prompt token; the rest (ratio 1) are consumers."""
+        ratios = self.compress_ratios[: self.num_hidden_layers]
+        return next((i for i, r in enumerate(ratios) if r == 1), self.num_hidden_layers)
+
+    @cached_property
+    def total_layers(self) -> int:
+        """Backbone plus draft layers."""
+        return self.num_hidden_layers + self.num_nextn_predict_layers
+
+    @cached_property
+    def lookback(self) -> int:
+        """Tokens before a position that its Engram rows depend on."""
+        return self.engram_max_ngram_size - 1 if self.engram_layer_ids else 0
+
+    @cached_property
+    def backtrack(self) -> int:
+        """B: extra ring slots that keep a truncation of up to B - 1 tokens exact."""
+        return self.dspark_block_size + 1 if self.num_nextn_predict_layers else 1
+
+    @cached_property
+    def ring_slots(self) -> int:
+        """Rows of each sliding-window ring, W + B."""
+        return self.sliding_window + self.backtrack
+
+
+class ModelConfig(BaseModel):
+    """The root of `config.json`."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    architectures: tuple[Literal["DeepseekV41ForCausalLM"]]
+    model_type: Literal["deepseek_v41"] = "deepseek_v41"
+    dtype: Literal["bfloat16"] = "bfloat16"
+    bos_token_id: int = 0
+    eos_token_id: int = 1
+    pad_token_id: int = 2
+    image_token_id: int | None = None
+    tokenizer_compatibility: Literal["release", "native"] = "release"
+    quantization_config: dict[str, Any] | None = None
+    text_config: TextConfig
+    vision_config: dict[str, Any] | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> ModelConfig:
+        if self.quantization_config is not None:
+            raise ValueError("quantization_config: this version reads unquantised bfloat16 checkpoints only; "
+                             "export the model with bfloat16 weights")
+        return self
+
+
+def load_config(model_dir: Path) -> ModelConfig:
+    """Read and check `model_dir/config.json`.
+
+    Raises CheckpointError: the directory or file is missing, is not JSON, or a key has a value that this runtime
+    cannot serve; the message names file, key and value.
+    """
+    path = model_dir / "config.json"
+    if not model_dir.is_dir():
+        raise CheckpointError(f"{model_dir}: no such model directory; give a folder that holds config.json")
+    try:
+        raw: object = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(f"{path}: missing; is {model_dir} a model directory?") from None
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise CheckpointError(f"{path}: cannot be read as JSON ({error})") from None
+    try:
+        return ModelConfig.model_validate(raw)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "config"
+        shown = repr(first.get("input"))
+        got = f", got {shown}" if len(shown) <= 60 else ""
+        raise CheckpointError(f"{path}: {where}: {first['msg']}{got}") from None

@@ -1,0 +1,75 @@
+"""Device memory of the caches: `num_blocks` KV blocks and `num_slots` state slots, as bytes with typed section views."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from deepinfer_engine.adapters.kernels import ops
+from deepinfer_engine.backend.base import CacheLayout
+from deepinfer_engine.model.config import BLOCK_TOKENS, Record, TextConfig
+from deepinfer_engine.model.layout import CacheQuant, Records
+from deepinfer_engine.model.weights import accumulation_dtype
+
+
+class Section:
+    """Records of one layer in a pool: row `page * entries + i` is entry `i` of page (block or slot) `page`."""
+
+    def __init__(self, view: Tensor, *, record: Record, entries: int, dim: int, dtype: torch.dtype) -> None:
+        self.view = view
+        self.record = record
+        self.entries = entries
+        self.dim = dim
+        self.dtype = dtype
+
+    def store(self, rows: Tensor, slots: Tensor) -> None:
+        """Write rows [n, dim] to int64 slots [n]; slot -1 is skipped."""
+        ops.kv_store(rows, self.view, slots, self.record, self.entries)
+
+    def load(self, slots: Tensor) -> Tensor:
+        """Read [..., dim] at int64 slots [...]; slot -1 reads zeros."""
+        return ops.kv_load(self.view, slots, self.record, self.dim, self.dtype, self.entries)
+
+
+class Pools:
+    """All cache memory of one model instance."""
+
+    def __init__(
+        self,
+        config: TextConfig,
+        layout: CacheLayout,
+        *,
+        num_blocks: int,
+        num_slots: int,
+        dtype: torch.dtype,
+        cache_quant: CacheQuant,
+    ) -> None:
+        self.layout = layout
+        self.records = Records.of(config, cache_quant, dtype)
+        self.blocks = torch.zeros(num_blocks, layout.block_bytes, dtype=torch.uint8)
+        self.states = torch.zeros(num_slots, layout.state_bytes, dtype=torch.uint8)
+        self.index: dict[int, Section] = {}
+        self.main: dict[int, Section] = {}
+        self.ring: dict[int, Section] = {}
+        self.compress: dict[int, Tensor] = {}
+        """Layer -> accumulation dtype [slots, rows, 2, D]; row `t % rows`, index 0 gate, 1 value."""
+        for region in layout.block_regions:
+            view = self.blocks[:, region.offset : region.offset + region.nbytes]
+            entries = BLOCK_TOKENS // config.compress_ratios[region.layer]
+            if region.name == "index":
+                self.index[region.layer] = Section(
+                    view, record=self.records.index, entries=entries, dim=config.index_head_dim, dtype=dtype
+                )
+            else:
+                self.main[region.layer] = Section(
+                    view, record=self.records.main, entries=entries, dim=config.head_dim, dtype=dtype
+                )
+        for region in layout.state_regions:
+            view = self.states[:, region.offset : region.offset + region.nbytes]
+            if region.name == "ring":
+                self.ring[region.layer] = Section(
+                    view, record=self.records.swa, entries=config.ring_slots, dim=config.head_dim, dtype=dtype
+                )
+            else:
+                typed = view.view(accumulation_dtype(dtype))
+                self.compress[region.layer] = typed.view(num_slots, -1, 2, config.head_dim)

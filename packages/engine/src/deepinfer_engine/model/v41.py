@@ -1,0 +1,176 @@
+"""The V4.1 backbone: one forward pass of a batch through all layers, caches included.
+
+Between sub-layers travel the residual streams `S [n, h, H]` and the pending mix `p [n, h]`: the mix a sub-layer
+computes is applied by the *next* one (shifted hyper-connections), and the last one by the final collapse.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from deepinfer_engine.adapters.kernels import ops
+from deepinfer_engine.model.attention import (
+    Angles,
+    Compressor,
+    Indexer,
+    Reader,
+    Shared,
+    project_out,
+    queries,
+    window_keys,
+)
+from deepinfer_engine.model.batch import Batch
+from deepinfer_engine.model.config import TextConfig
+from deepinfer_engine.model.engram import Engram
+from deepinfer_engine.model.pools import Pools
+from deepinfer_engine.model.rope import Rope
+from deepinfer_engine.model.weights import LayerWeights, MixWeights, ModelWeights, MoeWeights, accumulation_dtype
+
+
+@dataclass(frozen=True, slots=True)
+class PassAngles:
+    """Rotations of one forward pass, per frequency set."""
+
+    plain: Angles
+    compressed: Angles
+    entries: dict[int, Angles]
+    """Ratio -> rotations at the entry positions of the rows that close a group."""
+
+
+class Backbone:
+    """Weights bound to pools. `forward` is the only entry."""
+
+    def __init__(self, config: TextConfig, weights: ModelWeights, pools: Pools, engram: Engram | None) -> None:
+        acc = accumulation_dtype(weights.embed.dtype)
+        self.config = config
+        self.weights = weights
+        self.pools = pools
+        self.plain_rope = Rope(config, compressed=False, dtype=acc)
+        self._compressed_rope = Rope(config, compressed=True, dtype=acc)
+        self._engram = engram
+        self._compressor = Compressor(config, pools)
+        self._indexer = Indexer(config, pools)
+        self._reader = Reader(config, pools)
+        self._kv_source = [_source(config, config.kv_source_layer_ids, i) for i in range(config.num_hidden_layers)]
+
+    @torch.inference_mode()
+    def forward(self, batch: Batch, logit_rows: Tensor | None) -> Tensor:
+        """Run the batch, write all caches, return logits [m, vocab] (accumulation dtype) of the rows asked for.
+
+        logit_rows: int64 [m], or None for every row.
+        """
+        c = self.config
+        self._copy_snapshot_bases(batch)
+        angles = self._angles(batch)
+        shared = Shared()
+        grams = None
+        if self._engram is not None:
+            grams = self._engram.compressed(batch.grams(c.lookback))
+        embedded = self.weights.embed[batch.ids]
+        streams = embedded[:, None, :].expand(-1, c.hc_mult, -1).contiguous()
+        pending = one_hot_mix(batch.rows, c.hc_mult, accumulation_dtype(embedded.dtype))
+        features: dict[int, Tensor] = {}
+        for layer, w in enumerate(self.weights.layers):
+            if w.engram is not None and self._engram is not None and grams is not None:
+                streams = self._engram.apply(w.engram, self._engram.rows(layer, grams), streams)
+            if layer in c.dspark_target_layer_ids and self.weights.draft is not None:
+                features[layer] = streams.mean(dim=1)
+            streams, pending = self._layer(layer, w, streams, pending, batch, angles, shared)
+        if self.weights.draft is not None:
+            context = torch.cat([features[i] for i in c.dspark_target_layer_ids], dim=1)
+            self._write_draft_context(context, batch, angles)
+        if logit_rows is not None:
+            streams, pending = streams[logit_rows], pending[logit_rows]
+        hidden = ops.rms_norm(ops.mhc_collapse(streams, pending), self.weights.norm, c.rms_norm_eps)
+        return linear(hidden, self.weights.head).to(pending.dtype)
+
+    def _layer(
+        self,
+        layer: int,
+        w: LayerWeights,
+        streams: Tensor,
+        pending: Tensor,
+        batch: Batch,
+        angles: PassAngles,
+        shared: Shared,
+    ) -> tuple[Tensor, Tensor]:
+        c = self.config
+        pre, post, comb = mix(c, w.attn_mix, streams)
+        x = ops.rms_norm(ops.mhc_collapse(streams, pending), w.attn_norm, c.rms_norm_eps)
+        y = self._attention(layer, w, x, batch, angles, shared)
+        streams = ops.mhc_post(y, streams, post, comb)
+        next_pre, post, comb = mix(c, w.ffn_mix, streams)
+        x = ops.rms_norm(ops.mhc_collapse(streams, pre), w.ffn_norm, c.rms_norm_eps)
+        streams = ops.mhc_post(moe(c, w.moe, x), streams, post, comb)
+        return streams, next_pre
+
+    def _attention(
+        self, layer: int, w: LayerWeights, x: Tensor, batch: Batch, angles: PassAngles, shared: Shared
+    ) -> Tensor:
+        c = self.config
+        ratio = c.compress_ratios[layer]
+        own = angles.compressed if ratio else angles.plain
+        latent, q = queries(c, w.attn, x, own)
+        key = window_keys(c, w.attn, x, own, self.pools.records.swa_rounding)
+        source = self._kv_source[layer] if ratio else None
+        if w.compressor is not None and w.index_key is not None:
+            self._compressor.write(layer, x, batch, w.compressor, w.index_key, angles.entries[ratio])
+        if w.indexer is not None and source is not None:
+            self._indexer.select(layer, source, x, latent, batch, w.indexer, own, shared)
+        out = self._reader.attend(layer, source, q, key, w.attn.sink, batch, shared)
+        return project_out(c, w.attn, out, own)
+
+    def _write_draft_context(self, features: Tensor, batch: Batch, angles: PassAngles) -> None:
+        """Draft layers read keys made of the backbone's features; every fed token leaves one in each draft ring."""
+        c, draft = self.config, self.weights.draft
+        assert draft is not None
+        u = ops.rms_norm(linear(features, draft.main_proj), draft.main_norm, c.rms_norm_eps)
+        rows, slots = batch.ring_writes
+        for i, w in enumerate(draft.layers):
+            key = window_keys(c, w.attn, u, angles.plain, self.pools.records.swa_rounding)
+            self.pools.ring[c.num_hidden_layers + i].store(key[rows], slots)
+
+    def _angles(self, batch: Batch) -> PassAngles:
+        entries: dict[int, Angles] = {}
+        for ratio in {self.config.compress_ratios[i] for i in self.config.kv_source_layer_ids}:
+            _, entry = batch.closing(ratio)
+            entries[ratio] = self._compressed_rope.at(entry * ratio)
+        return PassAngles(
+            self.plain_rope.at(batch.position), self._compressed_rope.at(batch.position), entries
+        )
+
+    def _copy_snapshot_bases(self, batch: Batch) -> None:
+        pairs = batch.snapshot_pairs
+        if pairs:
+            source, destination = (torch.tensor(side) for side in zip(*pairs, strict=True))
+            self.pools.states[destination] = self.pools.states[source]
+
+
+def _source(config: TextConfig, sources: tuple[int, ...], layer: int) -> int | None:
+    return max((s for s in sources if s <= layer), default=None)
+
+
+def mix(config: TextConfig, w: MixWeights, streams: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(pre [n, h], post [n, h], comb [n, h, h]) of one sub-layer."""
+    return ops.mhc_pre(
+        streams, w.fn, w.base, w.scale, config.rms_norm_eps, config.hc_eps, config.hc_sinkhorn_iters
+    )
+
+
+def one_hot_mix(rows: int, hc_mult: int, dtype: torch.dtype) -> Tensor:
+    """The pending mix before the first layer: stream 0 alone."""
+    pending = torch.zeros(rows, hc_mult, dtype=dtype)
+    pending[:, 0] = 1
+    return pending
+
+
+def moe(config: TextConfig, w: MoeWeights, x: Tensor) -> Tensor:
+    """Routed experts plus the shared one, [n, H]."""
+    index, weight = ops.moe_gate(x, w.gate, w.bias, w.topk, config.routed_scaling_factor)
+    routed = ops.moe_experts(x, index, weight, w.w1, w.w3, w.w2, config.swiglu_limit)
+    hidden = ops.swiglu(linear(x, w.shared_w1), linear(x, w.shared_w3), config.swiglu_limit)
+    return routed + linear(hidden, w.shared_w2)

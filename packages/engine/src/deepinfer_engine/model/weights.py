@@ -1,0 +1,333 @@
+"""The parameters of a V4.1 model as plain tensors, one frozen record a part.
+
+Matrices are `[out, in]` in the model dtype. Norm weights, mixes, sinks and routing biases are in the accumulation
+dtype (float32, or float64 in a float64 model). Routed experts are stacked `[E, ...]`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from deepinfer_engine.model.checkpoint import Checkpoint, TensorSpec
+from deepinfer_engine.model.config import ModelConfig, TextConfig
+
+
+def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
+    """float64 for a float64 model, float32 for every other."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+@dataclass(frozen=True, slots=True)
+class MixWeights:
+    """One sub-layer's hyper-connection: fn [h(h+2), h*H], base [h(h+2)], scale [3]."""
+
+    fn: Tensor
+    base: Tensor
+    scale: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionWeights:
+    """wo_a is kept as [groups, o_rank, heads/groups * D]."""
+
+    wq_a: Tensor
+    q_norm: Tensor
+    wq_b: Tensor
+    wkv: Tensor
+    kv_norm: Tensor
+    wo_a: Tensor
+    wo_b: Tensor
+    sink: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class CompressorWeights:
+    """wgate is None where the ratio is 1."""
+
+    wkv: Tensor
+    wgate: Tensor | None
+    norm: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class IndexKeyWeights:
+    """Projection of a compressed latent to an index key."""
+
+    wk: Tensor
+    norm: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class IndexerWeights:
+    """Query side of a top-k source."""
+
+    wq_b: Tensor
+    weights_proj: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class MoeWeights:
+    """w1, w3 [E, I, H]; w2 [E, H, I]; shared_* are one wider MLP."""
+
+    gate: Tensor
+    bias: Tensor
+    w1: Tensor
+    w3: Tensor
+    w2: Tensor
+    shared_w1: Tensor
+    shared_w3: Tensor
+    shared_w2: Tensor
+    topk: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngramWeights:
+    """table [rows, dim] and the gate of one Engram layer."""
+
+    table: Tensor
+    wkv: Tensor
+    q_weight: Tensor
+    k_weight: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """One layer, backbone or draft."""
+
+    attn_norm: Tensor
+    ffn_norm: Tensor
+    attn_mix: MixWeights
+    ffn_mix: MixWeights
+    attn: AttentionWeights
+    moe: MoeWeights
+    compressor: CompressorWeights | None = None
+    index_key: IndexKeyWeights | None = None
+    indexer: IndexerWeights | None = None
+    engram: EngramWeights | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DraftWeights:
+    """The DSpark draft module around its layers."""
+
+    layers: tuple[LayerWeights, ...]
+    main_proj: Tensor
+    main_norm: Tensor
+    norm: Tensor
+    markov_embed: Tensor
+    markov_head: Tensor
+    confidence: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class ModelWeights:
+    """Everything a text model needs."""
+
+    embed: Tensor
+    head: Tensor
+    norm: Tensor
+    layers: tuple[LayerWeights, ...]
+    draft: DraftWeights | None
+
+
+def expected_tensors(config: ModelConfig) -> dict[str, TensorSpec]:
+    """Every tensor the text model reads, with its shape, in file order."""
+    c = config.text_config
+    H, V, D = c.hidden_size, c.vocab_size, c.head_dim
+    out = {"embed.weight": TensorSpec((V, H)), "head.weight": TensorSpec((V, H)), "norm.weight": TensorSpec((H,))}
+    for layer in range(c.num_hidden_layers):
+        p = f"layers.{layer}."
+        out.update(_layer_specs(p, c, c.n_routed_experts))
+        ratio = c.compress_ratios[layer]
+        if layer in c.kv_source_layer_ids:
+            out[p + "attn.compressor.wkv.weight"] = TensorSpec((D, H))
+            if ratio > 1:
+                out[p + "attn.compressor.wgate.weight"] = TensorSpec((D, H))
+            out[p + "attn.compressor.norm.weight"] = TensorSpec((D,))
+        if layer in c.index_source_layer_ids:
+            out[p + "attn.indexer.wq_b.weight"] = TensorSpec((c.index_n_heads * c.index_head_dim, c.q_lora_rank))
+            out[p + "attn.indexer.weights_proj.weight"] = TensorSpec((c.index_n_heads, H))
+        if layer in c.index_k_sources:
+            out[p + "attn.indexer.wk.weight"] = TensorSpec((c.index_head_dim, D))
+            out[p + "attn.indexer.k_norm.weight"] = TensorSpec((c.index_head_dim,))
+        if layer in c.engram_layer_ids:
+            rows = c.engram_num_embeddings[c.engram_layer_ids.index(layer)]
+            columns = (c.engram_max_ngram_size - 1) * c.engram_n_heads * c.engram_head_dim
+            out[p + "engram.embed.weight"] = TensorSpec((rows, c.engram_head_dim))
+            out[p + "engram.wkv.weight"] = TensorSpec(((c.hc_mult + 1) * H, columns))
+            out[p + "engram.q_weight"] = TensorSpec((c.hc_mult, H))
+            out[p + "engram.k_weight"] = TensorSpec((c.hc_mult, H))
+    last = c.num_nextn_predict_layers - 1
+    for layer in range(c.num_nextn_predict_layers):
+        out.update(_layer_specs(f"mtp.{layer}.", c, c.dspark_n_routed_experts))
+    if last >= 0:
+        rank = c.dspark_markov_rank
+        out["mtp.0.main_proj.weight"] = TensorSpec((H, H * len(c.dspark_target_layer_ids)))
+        out["mtp.0.main_norm.weight"] = TensorSpec((H,))
+        out[f"mtp.{last}.norm.weight"] = TensorSpec((H,))
+        out[f"mtp.{last}.markov_head.embed.weight"] = TensorSpec((V, rank))
+        out[f"mtp.{last}.markov_head.head.weight"] = TensorSpec((V, rank))
+        out[f"mtp.{last}.confidence_head.proj.weight"] = TensorSpec((1, H + rank))
+    return out
+
+
+def _layer_specs(p: str, c: TextConfig, experts: int) -> dict[str, TensorSpec]:
+    H, D, heads = c.hidden_size, c.head_dim, c.num_attention_heads
+    inner, shared = c.moe_intermediate_size, c.n_shared_experts * c.moe_intermediate_size
+    out = {
+        p + "attn_norm.weight": TensorSpec((H,)),
+        p + "ffn_norm.weight": TensorSpec((H,)),
+        p + "attn.wq_a.weight": TensorSpec((c.q_lora_rank, H)),
+        p + "attn.q_norm.weight": TensorSpec((c.q_lora_rank,)),
+        p + "attn.wq_b.weight": TensorSpec((heads * D, c.q_lora_rank)),
+        p + "attn.wkv.weight": TensorSpec((D, H)),
+        p + "attn.kv_norm.weight": TensorSpec((D,)),
+        p + "attn.wo_a.weight": TensorSpec((c.o_groups * c.o_lora_rank, heads * D // c.o_groups)),
+        p + "attn.wo_b.weight": TensorSpec((H, c.o_groups * c.o_lora_rank)),
+        p + "attn.attn_sink": TensorSpec((heads,), float32=True),
+        p + "ffn.gate.weight": TensorSpec((experts, H)),
+        p + "ffn.gate.bias": TensorSpec((experts,)),
+        p + "ffn.shared_experts.w1.weight": TensorSpec((shared, H)),
+        p + "ffn.shared_experts.w3.weight": TensorSpec((shared, H)),
+        p + "ffn.shared_experts.w2.weight": TensorSpec((H, shared)),
+    }
+    mixes = c.hc_mult * (c.hc_mult + 2)
+    for part in ("attn", "ffn"):
+        out[p + f"hc_{part}_fn"] = TensorSpec((mixes, c.hc_mult * H), float32=True)
+        out[p + f"hc_{part}_base"] = TensorSpec((mixes,), float32=True)
+        out[p + f"hc_{part}_scale"] = TensorSpec((3,), float32=True)
+    for e in range(experts):
+        out[p + f"ffn.experts.{e}.w1.weight"] = TensorSpec((inner, H))
+        out[p + f"ffn.experts.{e}.w3.weight"] = TensorSpec((inner, H))
+        out[p + f"ffn.experts.{e}.w2.weight"] = TensorSpec((H, inner))
+    return out
+
+
+def load_weights(model_dir: Path, config: ModelConfig, dtype: torch.dtype) -> ModelWeights:
+    """Check the whole checkpoint, then read it.
+
+    Raises CheckpointError naming the tensor or file at fault. Vision tensors, routing biases for images and tied
+    draft embeddings are allowed and not read.
+    """
+    c = config.text_config
+    ignored = ("vision.", "aligner.", "image_", *(f"mtp.{i}.{n}" for i in range(8) for n in ("embed.", "head.")))
+    with Checkpoint(model_dir, expected_tensors(config), ignored=ignored) as checkpoint:
+        reader = _Reader(checkpoint, c, dtype)
+        layers = tuple(
+            reader.layer(f"layers.{i}.", i, c.n_routed_experts, c.num_experts_per_tok)
+            for i in range(c.num_hidden_layers)
+        )
+        return ModelWeights(
+            embed=reader.matrix("embed.weight"),
+            head=reader.matrix("head.weight"),
+            norm=reader.acc("norm.weight"),
+            layers=layers,
+            draft=reader.draft() if c.num_nextn_predict_layers else None,
+        )
+
+
+class _Reader:
+    def __init__(self, checkpoint: Checkpoint, config: TextConfig, dtype: torch.dtype) -> None:
+        self._checkpoint = checkpoint
+        self._c = config
+        self._dtype = dtype
+        self._acc = accumulation_dtype(dtype)
+
+    def matrix(self, name: str) -> Tensor:
+        return self._checkpoint.tensor(name, self._dtype)
+
+    def acc(self, name: str) -> Tensor:
+        return self._checkpoint.tensor(name, self._acc)
+
+    def layer(self, p: str, layer: int | None, experts: int, topk: int) -> LayerWeights:
+        c = self._c
+        is_kv = layer is not None and layer in c.kv_source_layer_ids
+        gated = layer is not None and c.compress_ratios[layer] > 1
+        compressor = index_key = indexer = engram = None
+        if is_kv:
+            compressor = CompressorWeights(
+                wkv=self.matrix(p + "attn.compressor.wkv.weight"),
+                wgate=self.matrix(p + "attn.compressor.wgate.weight") if gated else None,
+                norm=self.acc(p + "attn.compressor.norm.weight"),
+            )
+        if layer in c.index_k_sources:
+            index_key = IndexKeyWeights(
+                wk=self.matrix(p + "attn.indexer.wk.weight"), norm=self.acc(p + "attn.indexer.k_norm.weight")
+            )
+        if layer in c.index_source_layer_ids:
+            indexer = IndexerWeights(
+                wq_b=self.matrix(p + "attn.indexer.wq_b.weight"),
+                weights_proj=self.matrix(p + "attn.indexer.weights_proj.weight"),
+            )
+        if layer in c.engram_layer_ids:
+            engram = EngramWeights(
+                table=self.matrix(p + "engram.embed.weight"),
+                wkv=self.matrix(p + "engram.wkv.weight"),
+                q_weight=self.acc(p + "engram.q_weight"),
+                k_weight=self.acc(p + "engram.k_weight"),
+            )
+        return LayerWeights(
+            attn_norm=self.acc(p + "attn_norm.weight"),
+            ffn_norm=self.acc(p + "ffn_norm.weight"),
+            attn_mix=self._mix(p + "hc_attn_"),
+            ffn_mix=self._mix(p + "hc_ffn_"),
+            attn=self._attention(p + "attn."),
+            moe=self._moe(p + "ffn.", experts, topk),
+            compressor=compressor,
+            index_key=index_key,
+            indexer=indexer,
+            engram=engram,
+        )
+
+    def draft(self) -> DraftWeights:
+        c = self._c
+        count = c.num_nextn_predict_layers
+        last = f"mtp.{count - 1}."
+        return DraftWeights(
+            layers=tuple(
+                self.layer(f"mtp.{i}.", None, c.dspark_n_routed_experts, c.dspark_num_experts_per_tok)
+                for i in range(count)
+            ),
+            main_proj=self.matrix("mtp.0.main_proj.weight"),
+            main_norm=self.acc("mtp.0.main_norm.weight"),
+            norm=self.acc(last + "norm.weight"),
+            markov_embed=self.matrix(last + "markov_head.embed.weight"),
+            markov_head=self.matrix(last + "markov_head.head.weight"),
+            confidence=self.acc(last + "confidence_head.proj.weight"),
+        )
+
+    def _mix(self, p: str) -> MixWeights:
+        return MixWeights(fn=self.acc(p + "fn"), base=self.acc(p + "base"), scale=self.acc(p + "scale"))
+
+    def _attention(self, p: str) -> AttentionWeights:
+        c = self._c
+        return AttentionWeights(
+            wq_a=self.matrix(p + "wq_a.weight"),
+            q_norm=self.acc(p + "q_norm.weight"),
+            wq_b=self.matrix(p + "wq_b.weight"),
+            wkv=self.matrix(p + "wkv.weight"),
+            kv_norm=self.acc(p + "kv_norm.weight"),
+            wo_a=self.matrix(p + "wo_a.weight").view(c.o_groups, c.o_lora_rank, -1),
+            wo_b=self.matrix(p + "wo_b.weight"),
+            sink=self.acc(p + "attn_sink"),
+        )
+
+    def _moe(self, p: str, experts: int, topk: int) -> MoeWeights:
+        def stacked(part: str) -> Tensor:
+            return torch.stack([self.matrix(f"{p}experts.{e}.{part}.weight") for e in range(experts)])
+
+        return MoeWeights(
+            gate=self.acc(p + "gate.weight"),
+            bias=self.acc(p + "gate.bias"),
+            w1=stacked("w1"),
+            w3=stacked("w3"),
+            w2=stacked("w2"),
+            shared_w1=self.matrix(p + "shared_experts.w1.weight"),
+            shared_w3=self.matrix(p + "shared_experts.w3.weight"),
+            shared_w2=self.matrix(p + "shared_experts.w2.weight"),
+            topk=topk,
+        )
