@@ -1,18 +1,45 @@
-"""Engine in this process."""
+"""`LocalEngine`: prefill and decode on one runner inside this process, without sockets."""
 
 from __future__ import annotations
 
+import asyncio
+import os
+import time
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 
 from deepinfer_engine.backend.base import StepRunner
 from deepinfer_engine.core.config import EngineConfig
-from deepinfer_engine.core.types import GenerateEvent, GenerateRequest
+from deepinfer_engine.core.loop import EngineLoop
+from deepinfer_engine.core.scheduler import Chunk, Progress
+from deepinfer_engine.core.types import FinishEvent, GenerateEvent, GenerateRequest, TokensEvent
+from deepinfer_engine.errors import EngineLost, EngineUnavailable, RequestError
+from deepinfer_engine.kv.connector import KVConnector
+from deepinfer_engine.kv.parking import HostParking
 from deepinfer_engine.kv.store import PrefixStore
+from deepinfer_engine.pd.step_thread import StepThread
 from deepinfer_engine.router.client import ModelInfo, WorkerStatus
 
 
+@dataclass(slots=True)
+class _Stream:
+    """Where the events of one request go: a queue on the event loop that asked."""
+
+    loop: asyncio.AbstractEventLoop
+    queue: asyncio.Queue[Progress]
+
+    def post(self, progress: Progress) -> None:
+        try:
+            self.loop.call_soon_threadsafe(self.queue.put_nowait, progress)
+        except RuntimeError:  # the loop that asked is closed: nobody listens any more
+            return
+
+
 class LocalEngine:
-    """EngineClient on one runner in this process: prefill and decode, steps in their own thread."""
+    """EngineClient on one runner in this process: prefill and decode, steps in their own thread.
+
+    The engine owns the store and closes it. Usable from several event loops.
+    """
 
     def __init__(
         self,
@@ -21,10 +48,112 @@ class LocalEngine:
         store: PrefixStore | None = None,
         config: EngineConfig | None = None,
         name: str = "local",
-    ) -> None: ...
+    ) -> None:
+        self._runner = runner
+        self._name = name
+        config = config or EngineConfig()
+        self._connector = KVConnector(store, runner) if store is not None else None
+        self._streams: dict[str, _Stream] = {}
+        self._failure: BaseException | None = None
+        self._closed = False
+        self.loop = EngineLoop(
+            runner,
+            config,
+            "both",
+            parking=HostParking(runner, config.park_bytes),
+            link=self._connector,
+            sink=self,
+        )
+        self._thread = StepThread(self.loop, failed=self._fail)
+        self._thread.start()
 
-    def generate(self, request: GenerateRequest) -> AsyncIterator[GenerateEvent]: ...
-    async def model_info(self) -> ModelInfo: ...
-    async def status(self) -> list[WorkerStatus]: ...
-    async def flush(self) -> None: ...
-    async def close(self) -> None: ...
+    # -- EngineClient ---------------------------------------------------------------------------
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[GenerateEvent]:
+        """See `EngineClient.generate`."""
+        if self._failure is not None or self._closed:
+            raise EngineUnavailable(f"engine {self._name} has stopped: {self._failure or 'closed'}")
+        key = request.request_id
+        if key in self._streams:
+            raise RequestError(f"request {key} runs already; every request needs its own id")
+        stream = self._streams[key] = _Stream(asyncio.get_running_loop(), asyncio.Queue())
+        timer = None
+        try:
+            self.loop.submit(request, key, time.monotonic())
+            if request.timeout_s is not None:
+                timer = stream.loop.call_later(request.timeout_s, self.loop.abort, key)
+            while True:
+                progress = await stream.queue.get()
+                if progress.finish == "error":
+                    raise EngineLost(f"the engine failed while the request ran: {self._failure}")
+                if progress.tokens:
+                    yield TokensEvent(
+                        index=progress.index,
+                        token_ids=progress.tokens,
+                        logprobs=progress.logprobs,
+                        cached_tokens=progress.seq.cached_tokens if progress.index == 0 else None,
+                    )
+                if progress.finish is not None:
+                    yield FinishEvent(progress.finish, progress.seq.usage())
+                    return
+        finally:
+            if timer is not None:
+                timer.cancel()
+            del self._streams[key]
+            self.loop.abort(key)
+
+    async def model_info(self) -> ModelInfo:
+        caps = self._runner.caps
+        return ModelInfo(
+            caps.max_model_len, caps.vocab_size, caps.nextn, self._runner.layout.layout_hash
+        )
+
+    async def status(self) -> list[WorkerStatus]:
+        counters, gauges = self.loop.snapshot()
+        if self._connector is not None:
+            counters |= self._connector.counters()
+        gauges["last_step_seconds"] = self._thread.last_step_s
+        failed = self._failure is not None or self._closed
+        return [
+            WorkerStatus(
+                name=self._name,
+                role="single",
+                ready=not failed,
+                detail=f"stopped: {self._failure or 'closed'}" if failed else "",
+                pid=os.getpid(),
+                counters=counters,
+                gauges=gauges,
+            )
+        ]
+
+    async def flush(self) -> None:
+        if self._connector is not None:
+            await asyncio.to_thread(self._connector.flush)
+
+    async def close(self) -> None:
+        """Stop after the step in flight; requests still running raise EngineLost."""
+        if self._closed:
+            return
+        self._closed = True
+        await asyncio.to_thread(self._thread.stop)
+        self.loop.abort_all("error")
+        if self._connector is not None:
+            await asyncio.to_thread(self._connector.close)
+
+    # -- Sink, from the step thread -------------------------------------------------------------
+
+    def chunk_done(self, chunk: Chunk) -> None:
+        """Prefill and decode share their memory here: nothing has to be sent."""
+
+    def progress(self, progress: Progress) -> None:
+        stream = self._streams.get(progress.seq.key)
+        if stream is None:
+            return
+        if progress.finish in ("stop", "length") and self._connector is not None:
+            # The next turn may come at once, and must find what this one published.
+            self._connector.after_publications(lambda: stream.post(progress))
+        else:
+            stream.post(progress)
+
+    def _fail(self, error: BaseException) -> None:
+        self._failure = error

@@ -1,0 +1,265 @@
+"""The hot loop: schedule, run, commit, publish.
+
+`EngineLoop.step` belongs to one thread; every other method may be called from any thread. The lock is
+held while queues and pools change and never while the model computes, so that a reservation or an
+abort is answered during a step. No clock is read here: the caller says what time it is.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from deepinfer_engine.backend.base import DecodeRow, PrefillChunk, StepOutput, StepRunner
+from deepinfer_engine.core.config import EngineConfig
+from deepinfer_engine.core.scheduler import (
+    Chunk,
+    Parking,
+    Plan,
+    PrefillPlan,
+    Progress,
+    Reservation,
+    Role,
+    Scheduler,
+)
+from deepinfer_engine.core.sequence import LiveSequence
+from deepinfer_engine.core.types import FinishReason, GenerateRequest
+
+
+class PrefixLink(Protocol):
+    """The loop's side of the prefix store."""
+
+    def look_up(self, seq: LiveSequence, loaded: LoadedCallback) -> bool:
+        """Look for a cached prefix. True: a load into the sequence's memory has started, and
+        `loaded(seq, n_tokens)` will be called from another thread when it is over."""
+        ...
+
+    def publish(
+        self,
+        seq: LiveSequence,
+        blocks: Sequence[tuple[int, int]],
+        states: Sequence[tuple[int, int]],
+    ) -> None:
+        """Offer (block index, block id) and (position, state slot); copies before it returns."""
+        ...
+
+
+class LoadedCallback(Protocol):
+    def __call__(self, seq: LiveSequence, n_tokens: int) -> None: ...
+
+
+class Sink(Protocol):
+    """Where output goes. Called without the lock, from the step's or the aborting thread."""
+
+    def chunk_done(self, chunk: Chunk) -> None:
+        """Prefill worker: KV of the chunk is complete; its sequence still owns its memory."""
+        ...
+
+    def progress(self, progress: Progress) -> None: ...
+
+
+class EngineLoop:
+    """One runner, its scheduler, and the thread-safe door to both."""
+
+    def __init__(
+        self,
+        runner: StepRunner,
+        config: EngineConfig,
+        role: Role,
+        *,
+        parking: Parking,
+        link: PrefixLink | None,
+        sink: Sink,
+    ) -> None:
+        self._runner = runner
+        self._link = link
+        self._sink = sink
+        self._changed = threading.Condition()
+        self._work = True
+        self.scheduler = Scheduler(
+            caps=runner.caps,
+            block_tokens=runner.layout.block_tokens,
+            config=config,
+            role=role,
+            parking=parking,
+            keep_snapshots=link is not None,
+        )
+
+    # -- the step thread ------------------------------------------------------------------------
+
+    def step(self, now: float) -> Plan | None:
+        """One step; returns what ran, or None when there was nothing to run."""
+        with self._changed:
+            admitted = self.scheduler.admit(now)
+        for seq in admitted:
+            if self._link is None or not self._link.look_up(seq, self.loaded):
+                self.loaded(seq, 0)
+        with self._changed:
+            plan = self.scheduler.plan(now)
+            ended = self.scheduler.take_ended()
+        self._emit(ended)
+        if plan is None:
+            return None
+        outputs = self._run(plan)
+        with self._changed:
+            self.scheduler.absorb(plan, outputs)
+        # The sequences are still `in_use`: nobody frees their memory while it is copied.
+        self._publish(plan)
+        with self._changed:
+            progress = self.scheduler.settle(plan)
+        self._emit(progress)
+        return plan
+
+    def wait_for_work(self) -> None:
+        """Block until something happened that may let `step` run something."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._work)
+            self._work = False
+
+    def wake(self) -> None:
+        with self._changed:
+            self._notify()
+
+    # -- any thread -----------------------------------------------------------------------------
+
+    def submit(self, request: GenerateRequest, key: str, now: float) -> None:
+        """Queue a prompt; raises RequestError kinds and EngineUnavailable."""
+        with self._changed:
+            self.scheduler.add(LiveSequence(request, key, now))
+            self._notify()
+
+    def loaded(self, seq: LiveSequence, n_tokens: int) -> None:
+        """The prefix of an admitted sequence is in place up to `n_tokens`."""
+        if n_tokens == 0:
+            self._runner.clear_state(seq.state_slot)
+        with self._changed:
+            self.scheduler.ready(seq, n_tokens)
+            self._notify()
+            ended = self.scheduler.take_ended()
+        self._emit(ended)
+
+    def reserve(self, prompt_len: int) -> Reservation | None:
+        with self._changed:
+            return self.scheduler.reserve(prompt_len)
+
+    def pin(self, reservation: Reservation) -> None:
+        """Add the writer of a transfer as an owner of the reserved blocks."""
+        with self._changed:
+            self.scheduler.pools.blocks.pin(reservation.blocks)
+
+    def unpin(self, blocks: Sequence[int]) -> None:
+        with self._changed:
+            self.scheduler.pools.blocks.give(blocks)
+            self._notify()
+
+    def cancel(self, reservation: Reservation) -> None:
+        with self._changed:
+            self.scheduler.cancel(reservation)
+            self._notify()
+
+    def start(self, seq: LiveSequence, reservation: Reservation) -> None:
+        with self._changed:
+            self.scheduler.start(seq, reservation)
+            self._notify()
+
+    def release(self, key: str) -> None:
+        with self._changed:
+            self.scheduler.release(key)
+            self._notify()
+
+    def abort(self, key: str) -> None:
+        """End a sequence; its Progress with `finish="abort"` comes when its memory is free."""
+        with self._changed:
+            self.scheduler.abort(key)
+            self._notify()
+            ended = self.scheduler.take_ended()
+        self._emit(ended)
+
+    def abort_all(self, reason: FinishReason) -> None:
+        """Only when no step will run any more."""
+        with self._changed:
+            self.scheduler.abort_all(reason)
+            ended = self.scheduler.take_ended()
+        self._emit(ended)
+
+    def audit(self) -> None:
+        """Raise PoolError when a block or slot is lost or owned wrongly."""
+        with self._changed:
+            self.scheduler.pools.audit()
+
+    @property
+    def unfinished(self) -> int:
+        with self._changed:
+            return self.scheduler.unfinished
+
+    def snapshot(self) -> tuple[dict[str, float], dict[str, float]]:
+        """Counters and gauges now."""
+        with self._changed:
+            return dict(self.scheduler.counters), self.scheduler.gauges()
+
+    # -- inside ---------------------------------------------------------------------------------
+
+    def _notify(self) -> None:
+        self._work = True
+        self._changed.notify_all()
+
+    def _emit(self, progress: Iterable[Progress]) -> None:
+        for one in progress:
+            self._sink.progress(one)
+
+    def _run(self, plan: Plan) -> Sequence[StepOutput | None]:
+        if isinstance(plan, PrefillPlan):
+            return self._runner.prefill([self._prefill_chunk(chunk) for chunk in plan.chunks])
+        return self._runner.decode(
+            [
+                DecodeRow(
+                    history=seq.tokens,
+                    prompt_len=seq.prompt_len,
+                    block_table=seq.blocks,
+                    state_slot=seq.state_slot,
+                    sampling=seq.request.sampling,
+                    max_draft=drafts,
+                )
+                for seq, drafts in plan.rows
+            ]
+        )
+
+    def _prefill_chunk(self, chunk: Chunk) -> PrefillChunk:
+        seq = chunk.seq
+        lookback = max(0, chunk.start - self._runner.caps.lookback)
+        return PrefillChunk(
+            token_ids=np.asarray(seq.tokens[chunk.start : chunk.end], dtype=np.int64),
+            start=chunk.start,
+            lookback=tuple(seq.tokens[lookback : chunk.start]),
+            block_table=seq.blocks,
+            state_slot=seq.state_slot,
+            sampling=seq.request.sampling,
+            sample=chunk.sample,
+            snapshots=chunk.snapshots,
+            prompt=seq.tokens if chunk.sample else (),
+        )
+
+    def _publish(self, plan: Plan) -> None:
+        """Offer completed blocks and boundary states to the store, before anyone hears of the step."""
+        if isinstance(plan, PrefillPlan):
+            for chunk in plan.chunks:
+                self._publish_blocks(chunk.seq, chunk.snapshots)
+                self._sink.chunk_done(chunk)
+            return
+        for seq, _ in plan.rows:
+            border = seq.num_tokens // self._runner.layout.block_tokens
+            if border > seq.published_blocks:
+                # Rings keep window + draft length rows: a slot that has moved on by less than one
+                # step is still exact for the border it passed.
+                position = border * self._runner.layout.block_tokens
+                self._publish_blocks(seq, ((position, seq.state_slot),))
+
+    def _publish_blocks(self, seq: LiveSequence, states: Sequence[tuple[int, int]]) -> None:
+        full = seq.num_tokens // self._runner.layout.block_tokens
+        fresh = [(b, seq.blocks[b]) for b in range(seq.published_blocks, full)]
+        if self._link is not None and (fresh or states) and not seq.aborting:
+            self._link.publish(seq, fresh, states)
+        seq.published_blocks = full

@@ -1,0 +1,113 @@
+"""One request while the scheduler knows it, and the phases it may go through.
+
+    WAITING ──► ADMITTED ──► PREFILLING ──► RUNNING ◄──► PARKED      (one runner does both)
+                                      └──► PREFILLED                 (prefill worker: KV awaits hand-off)
+    a decode worker's sequences start RUNNING; from every phase ──► FINISHED
+
+Counts: `L = len(tokens)` committed tokens, `N = num_tokens` of them resident as KV. While RUNNING
+`N == L - 1`: the last token, the anchor, has not been fed. Drafts are in neither.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from deepinfer_engine.core.types import FinishReason, GenerateRequest, TokenLogprob, Usage
+
+
+class Phase(Enum):
+    WAITING = "waiting"
+    ADMITTED = "admitted"
+    """Owns blocks and a slot; its cached prefix is being looked up or loaded."""
+    PREFILLING = "prefilling"
+    PREFILLED = "prefilled"
+    RUNNING = "running"
+    PARKED = "parked"
+    """Preempted: its bytes are in host memory, it owns no block and no slot."""
+    FINISHED = "finished"
+
+
+LEGAL: dict[Phase, frozenset[Phase]] = {
+    Phase.WAITING: frozenset({Phase.ADMITTED, Phase.FINISHED}),
+    Phase.ADMITTED: frozenset({Phase.PREFILLING, Phase.FINISHED}),
+    Phase.PREFILLING: frozenset({Phase.PREFILLED, Phase.RUNNING, Phase.FINISHED}),
+    Phase.PREFILLED: frozenset({Phase.FINISHED}),
+    Phase.RUNNING: frozenset({Phase.PARKED, Phase.FINISHED}),
+    Phase.PARKED: frozenset({Phase.RUNNING, Phase.FINISHED}),
+    Phase.FINISHED: frozenset(),
+}
+
+
+class LiveSequence:
+    """A request's tokens, memory and counts. The scheduler alone changes it."""
+
+    __slots__ = (
+        "aborting",
+        "accepted_tokens",
+        "arrival",
+        "blocked_since",
+        "blocks",
+        "cached_tokens",
+        "drafted_tokens",
+        "finish_reason",
+        "fresh",
+        "fresh_logprobs",
+        "in_use",
+        "key",
+        "num_tokens",
+        "order",
+        "phase",
+        "prompt_len",
+        "published_blocks",
+        "request",
+        "state_slot",
+        "tokens",
+    )
+
+    def __init__(self, request: GenerateRequest, key: str, arrival: float) -> None:
+        self.request = request
+        self.key = key
+        """Unique in its engine: the request id, and on a worker the attempt too."""
+        self.arrival = arrival
+        self.order = 0
+        """Rank of arrival; breaks ties."""
+        self.tokens: list[int] = list(request.token_ids)
+        self.prompt_len = len(self.tokens)
+        self.num_tokens = 0
+        self.cached_tokens = 0
+        self.blocks: list[int] = []
+        self.state_slot = 0
+        self.published_blocks = 0
+        """Leading blocks the prefix store has been offered already."""
+        self.drafted_tokens = 0
+        self.accepted_tokens = 0
+        self.phase = Phase.WAITING
+        self.finish_reason: FinishReason | None = None
+        self.in_use = False
+        """A step or a load may read or write its memory: nothing may be freed now."""
+        self.aborting = False
+        self.blocked_since: float | None = None
+        self.fresh: tuple[int, ...] = ()
+        """Tokens of the step that has been absorbed but not settled, and their logprobs."""
+        self.fresh_logprobs: tuple[TokenLogprob, ...] = ()
+
+    @property
+    def output_len(self) -> int:
+        return len(self.tokens) - self.prompt_len
+
+    def to(self, phase: Phase) -> None:
+        """Change phase; a transition that is not in the drawing is a bug."""
+        if phase not in LEGAL[self.phase]:
+            raise RuntimeError(
+                f"sequence {self.key}: {self.phase.value} cannot become {phase.value}"
+            )
+        self.phase = phase
+
+    def usage(self) -> Usage:
+        return Usage(
+            prompt_tokens=self.prompt_len,
+            completion_tokens=self.output_len,
+            cached_tokens=self.cached_tokens,
+            drafted_tokens=self.drafted_tokens,
+            accepted_tokens=self.accepted_tokens,
+        )

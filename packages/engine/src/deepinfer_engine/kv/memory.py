@@ -1,0 +1,122 @@
+"""A `PrefixStore` in this process's memory: for tests, and for a cache that need not outlive it.
+
+Least recently used chains go first when `limit_bytes` is passed. Identity is the exact token prefix and
+salt, hashed block by block.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections import Counter, OrderedDict
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from deepinfer_engine.backend.base import CacheLayout
+from deepinfer_engine.core.types import TrafficClass
+from deepinfer_engine.kv.store import Hit, Tokens
+
+Key = tuple[str, bytes]
+
+
+class MemoryStore:
+    """Blocks and states by chained digest; thread-safe."""
+
+    def __init__(self, layout: CacheLayout, *, limit_bytes: int = 256 << 20) -> None:
+        self._layout = layout
+        self._limit = limit_bytes
+        self._lock = threading.Lock()
+        self._records: OrderedDict[Key, bytes] = OrderedDict()
+        self._bytes = 0
+        self._counters: Counter[str] = Counter()
+
+    def match(self, tokens: Tokens, salt: str, *, limit_tokens: int | None = None) -> Hit | None:
+        limit = len(tokens) - 1 if limit_tokens is None else min(limit_tokens, len(tokens) - 1)
+        digests = self._digests(tokens, salt, limit)
+        best = 0
+        with self._lock:
+            for i, digest in enumerate(digests):
+                if ("block", digest) not in self._records:
+                    break
+                if ("state", digest) in self._records:
+                    best = i + 1
+        if best == 0:
+            return None
+        return Hit(best * self._layout.block_tokens, {"memory": best}, tuple(digests[:best]))
+
+    def load(self, hit: Hit, blocks: Sequence[memoryview], state: memoryview) -> int:
+        digests = hit.handle
+        assert isinstance(digests, tuple)
+        with self._lock:
+            for i, (digest, view) in enumerate(zip(digests, blocks, strict=True)):
+                record = self._get(("block", digest))
+                if record is None:
+                    return i * self._layout.block_tokens
+                view[:] = record
+            record = self._get(("state", digests[-1]))
+            if record is None:
+                return hit.n_tokens - self._layout.block_tokens
+            state[:] = record
+        return hit.n_tokens
+
+    def release(self, hit: Hit) -> None:
+        """Nothing is leased: a record evicted between match and load is a shorter hit."""
+
+    def put(
+        self,
+        tokens: Tokens,
+        salt: str,
+        first_block: int,
+        blocks: Sequence[memoryview],
+        states: Sequence[tuple[int, memoryview]],
+        traffic_class: TrafficClass,
+    ) -> None:
+        digests = self._digests(tokens, salt, len(tokens))
+        with self._lock:
+            for i, block in enumerate(blocks):
+                self._set(("block", digests[first_block + i]), bytes(block))
+            for position, state in states:
+                self._set(
+                    ("state", digests[position // self._layout.block_tokens - 1]), bytes(state)
+                )
+
+    def flush(self) -> None:
+        """Memory survives nothing; there is nothing to wait for."""
+
+    def stats(self) -> Mapping[str, float]:
+        with self._lock:
+            return {"bytes": self._bytes, "records": len(self._records), **self._counters}
+
+    def close(self) -> None:
+        with self._lock:
+            self._records.clear()
+            self._bytes = 0
+
+    def _digests(self, tokens: Tokens, salt: str, limit: int) -> list[bytes]:
+        size = self._layout.block_tokens
+        digest = hashlib.blake2b(
+            f"{self._layout.layout_hash}/{salt}".encode(), digest_size=16
+        ).digest()
+        data = np.asarray(tokens, dtype="<u4").tobytes()
+        digests: list[bytes] = []
+        for i in range(limit // size):
+            piece = data[4 * i * size : 4 * (i + 1) * size]
+            digest = hashlib.blake2b(digest + piece, digest_size=16).digest()
+            digests.append(digest)
+        return digests
+
+    def _get(self, key: Key) -> bytes | None:
+        record = self._records.get(key)
+        if record is not None:
+            self._records.move_to_end(key)
+        return record
+
+    def _set(self, key: Key, record: bytes) -> None:
+        old = self._records.pop(key, None)
+        self._bytes += len(record) - (len(old) if old else 0)
+        self._records[key] = record
+        while self._bytes > self._limit:
+            _, gone = self._records.popitem(last=False)
+            self._bytes -= len(gone)
+            self._counters["evicted"] += 1
