@@ -19,7 +19,7 @@ from deepinfer_engine.errors import ConfigError
 
 ENV_PREFIX = "DEEPINFER_"
 # Read by other parts of the process, never a setting, and never shown.
-_RESERVED_ENV = frozenset({"DEEPINFER_CLUSTER_KEY", "DEEPINFER_SUPERVISED", "DEEPINFER_DEBUG"})
+_RESERVED_ENV = frozenset({"DEEPINFER_CLUSTER_KEY", "DEEPINFER_SUPERVISED", "DEEPINFER_DEBUG", "DEEPINFER_API_KEY"})
 
 Dtype = Literal["bfloat16", "float32", "float64"]
 CacheQuant = Literal["reference", "none"]

@@ -97,8 +97,9 @@ class AnswerResponse(Response):
             total=generation.timeout_s,
         )
         gone = asyncio.ensure_future(wait_disconnect(receive))
+        ending = asyncio.ensure_future(self.services.gate.ending())
         try:
-            watched = watch(generation.events(), gone, self.services.clock, timing)
+            watched = watch(generation.events(), gone, ending, self.services.clock, timing)
             async with aclosing(watched) as batches:
                 async for batch in batches:
                     if batch is None:
@@ -109,6 +110,7 @@ class AnswerResponse(Response):
                 await writer.whole(generation.encoder.body())
         finally:
             gone.cancel()
+            ending.cancel()
 
     async def _fail(self, exc: Exception, writer: AnswerWriter) -> None:
         error = wire_error(exc, self.protocol, self.request_id)

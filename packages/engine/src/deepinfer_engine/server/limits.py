@@ -66,11 +66,30 @@ class Gate:
         self._total = total
         self._per_caller = per_caller
         self._inside: Counter[str] = Counter()
+        self._empty = asyncio.Event()
+        self._empty.set()
+        self._ending = asyncio.Event()
         self.draining = False
 
     @property
     def in_flight(self) -> int:
+        """Requests inside now."""
         return self._inside.total()
+
+    async def drain(self, seconds: float) -> bool:
+        """Take nothing new and wait for those inside; after `seconds` tell them to end. True: none was cut."""
+        self.draining = True
+        try:
+            async with asyncio.timeout(seconds):
+                await self._empty.wait()
+        except TimeoutError:
+            self._ending.set()
+            return False
+        return True
+
+    async def ending(self) -> None:
+        """Returns when those inside must end."""
+        await self._ending.wait()
 
     @contextmanager
     def enter(self, caller: str | None) -> Generator[None]:
@@ -86,12 +105,15 @@ class Gate:
             raise LimitExceeded(f"{self._per_caller} requests of this key are running, its limit")
         name = caller or ""
         self._inside[name] += 1
+        self._empty.clear()
         try:
             yield
         finally:
             self._inside[name] -= 1
             if not self._inside[name]:
                 del self._inside[name]
+            if not self._inside:
+                self._empty.set()
 
 
 def request_id(offered: str | None) -> str:

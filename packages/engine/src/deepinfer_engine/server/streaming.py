@@ -11,7 +11,7 @@ from starlette.types import Receive, Send
 from deepinfer_engine.errors import EngineError
 from deepinfer_engine.server.clock import Clock
 from deepinfer_engine.server.codec import WireEvent
-from deepinfer_engine.server.errors import Protocol, WireError
+from deepinfer_engine.server.errors import Draining, Protocol, WireError
 
 # Messages has an event for it; in Chat a comment line is what every SSE parser skips.
 _KEEPALIVE = {"chat": b": keep-alive\n\n", "messages": b'event: ping\ndata: {"type": "ping"}\n\n'}
@@ -49,13 +49,15 @@ class Timing:
 async def watch(
     events: AsyncGenerator[list[WireEvent], None],
     gone: asyncio.Future[None],
+    ending: asyncio.Future[None],
     clock: Clock,
     timing: Timing,
 ) -> AsyncGenerator[list[WireEvent] | None, None]:
     """The batches of `events`; None whenever it is time for a keep-alive.
 
-    Raises ClientGone when `gone` is done and Deadline when a limit passed. However it ends, `events` is
-    closed, which aborts a generation that is not over. A keep-alive is not progress.
+    Raises ClientGone when `gone` is done, Draining when `ending` is (the server's time to finish is
+    over), Deadline when a limit passed. However it ends, `events` is closed, which aborts a generation
+    that is not over. A keep-alive is not progress.
     """
     spoke = progress = clock.monotonic()
     end = progress + timing.total if timing.total is not None else None
@@ -66,9 +68,11 @@ async def watch(
             pending = pending or asyncio.create_task(_next(events))
             due = min(spoke + silence, progress + stall, *([] if end is None else [end]))
             if (wait := due - clock.monotonic()) > 0:
-                await clock.wait({pending, gone}, wait)
+                await clock.wait({pending, gone, ending}, wait)
             if gone.done():
                 raise ClientGone("disconnect")
+            if ending.done():
+                raise Draining("the server is shutting down and could not finish this answer")
             if pending.done():
                 finished, pending = pending, None
                 try:

@@ -1,0 +1,197 @@
+"""Building what a command runs on: a runner, an engine in this process, or workers in others."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import sys
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from deepinfer_engine.core.config import EngineConfig
+from deepinfer_engine.errors import CheckpointError, ConfigError
+from deepinfer_engine.settings import Settings
+from deepinfer_engine.supervise import CLUSTER_KEY_ENV, ChildSpec, Supervisor, cluster_key_from_environ
+
+if TYPE_CHECKING:
+    from deepinfer_engine.adapters.recipe import RecipeCodec
+    from deepinfer_engine.backend.base import StepRunner
+    from deepinfer_engine.kv.store import PrefixStore
+    from deepinfer_engine.router.client import EngineClient
+
+log = logging.getLogger(__name__)
+
+BLOCK_TOKENS = 128
+WORKER_ROLES: tuple[Literal["prefill", "decode"], ...] = ("prefill", "decode")
+# What a worker needs to know; the rest of the settings is the HTTP process's business.
+_WORKER_SETTINGS = (
+    "model", "dtype", "cache_quant", "nextn", "max_num_seqs", "max_num_batched_tokens", "num_blocks",
+    "threads", "cache", "cache_dir", "drain_timeout_s", "log_level",
+)  # fmt: skip
+
+
+def model_dir(settings: Settings) -> Path:
+    """The checkpoint directory; the embedded one when none is named."""
+    if settings.model is None:
+        from deepinfer_engine.demo import demo_path
+
+        return demo_path()
+    if not settings.model.is_dir():
+        raise CheckpointError(f"the model directory {settings.model} does not exist")
+    return settings.model
+
+
+def build_codec(settings: Settings) -> RecipeCodec:
+    """The prompt codec with the checkpoint's tokenizer. No torch."""
+    from deepinfer_engine.adapters.recipe import RecipeCodec
+
+    return RecipeCodec.from_directory(
+        model_dir(settings), settings.model_names, default_thinking=settings.default_thinking
+    )
+
+
+def build_runner(settings: Settings) -> StepRunner:
+    """Load the checkpoint and allocate its pools; imports torch."""
+    import torch
+
+    from deepinfer_engine.backend import torch as backend
+
+    if settings.threads is not None:
+        torch.set_num_threads(settings.threads)
+    return backend.build_runner(
+        model_dir(settings),
+        dtype=settings.dtype,
+        nextn=settings.nextn,
+        num_blocks=settings.num_blocks,
+        # One for each sequence, one for each snapshot of a prefill step, and the scratch slot.
+        num_state_slots=settings.max_num_seqs + settings.max_num_batched_tokens // BLOCK_TOKENS + 2,
+        cache_quant=settings.cache_quant,
+    )
+
+
+def build_store(settings: Settings, runner: StepRunner) -> PrefixStore | None:
+    """The prompt cache on disk, None when it is switched off."""
+    if not settings.cache:
+        return None
+    from deepinfer_engine.adapters.kvtier import open_store
+
+    try:
+        settings.cache_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as exc:
+        raise ConfigError(
+            f"cannot create the cache directory {settings.cache_dir}: {exc.strerror}; "
+            "choose another with --cache-dir, or --no-cache"
+        ) from exc
+    return open_store(settings.cache_dir, runner.layout)
+
+
+def engine_config(settings: Settings) -> EngineConfig:
+    """The scheduler's part of the settings."""
+    return EngineConfig(
+        max_num_seqs=settings.max_num_seqs, max_num_batched_tokens=settings.max_num_batched_tokens
+    )
+
+
+def worker_argv(role: str, settings: Settings) -> list[str]:
+    """The command line of one worker, complete but for `--listen`."""
+    argv = [sys.executable, "-m", "deepinfer_engine.cli.main", role]
+    for name in _WORKER_SETTINGS:
+        value = getattr(settings, name)
+        flag = "--" + name.replace("_", "-")
+        if name == "cache":
+            argv += [] if value else ["--no-cache"]
+        elif value is not None:
+            argv += [flag, str(value)]
+    return argv
+
+
+@asynccontextmanager
+async def launched_engine(
+    settings: Settings,
+    on_notice: Callable[[str, dict[str, Any]], None] = lambda name, notice: None,
+) -> AsyncGenerator[EngineClient, None]:
+    """The engine these settings describe: in process, over given workers, or over workers of its own."""
+    if settings.single_process:
+        async with _local(settings) as engine:
+            yield engine
+    elif settings.prefill or settings.decode:
+        async with _over_workers(settings) as engine:
+            yield engine
+    else:
+        async with _with_children(settings, on_notice) as engine:
+            yield engine
+
+
+@asynccontextmanager
+async def _local(settings: Settings) -> AsyncGenerator[EngineClient, None]:
+    from deepinfer_engine.router.local import LocalEngine
+
+    runner = await asyncio.to_thread(build_runner, settings)
+    engine = LocalEngine(runner, store=build_store(settings, runner), config=engine_config(settings))
+    try:
+        yield engine
+    finally:
+        await engine.close()
+
+
+@asynccontextmanager
+async def _over_workers(settings: Settings) -> AsyncGenerator[EngineClient, None]:
+    from deepinfer_engine.router.remote import RemoteEngine
+
+    if not (settings.prefill and settings.decode):
+        raise ConfigError("wanted both --prefill and --decode addresses, got only one of them")
+    engine = await RemoteEngine.connect(
+        prefill=settings.prefill,
+        decode=settings.decode,
+        cluster_key=cluster_key_from_environ(os.environ),
+        ready_timeout_s=settings.start_timeout_s,
+    )
+    try:
+        yield engine
+    finally:
+        await engine.close()
+
+
+@asynccontextmanager
+async def _with_children(
+    settings: Settings, on_notice: Callable[[str, dict[str, Any]], None]
+) -> AsyncGenerator[EngineClient, None]:
+    from deepinfer_engine.router.remote import RemoteEngine
+
+    key = secrets.token_bytes(32)
+    engine: RemoteEngine | None = None
+    addresses: dict[str, str] = {}
+
+    def hear(name: str, notice: dict[str, Any]) -> None:
+        on_notice(name, notice)
+        if notice["event"] == "ready" and addresses.get(name) != notice["address"]:
+            addresses[name] = notice["address"]
+            if engine is not None:
+                engine.set_workers(prefill=[addresses["prefill"]], decode=[addresses["decode"]])
+
+    supervisor = Supervisor(
+        [ChildSpec(role, worker_argv(role, settings)) for role in WORKER_ROLES],
+        environ={**os.environ, CLUSTER_KEY_ENV: key.hex()},
+        on_notice=hear,
+    )
+    await supervisor.start(settings.start_timeout_s)
+    try:
+        engine = await RemoteEngine.connect(
+            prefill=[addresses["prefill"]],
+            decode=[addresses["decode"]],
+            cluster_key=key,
+            ready_timeout_s=settings.start_timeout_s,
+        )
+        try:
+            yield engine
+        finally:
+            await engine.close()
+    except BaseException:
+        # Told to end at once, or broken: nobody waits for what the workers still run.
+        await supervisor.kill()
+        raise
+    await supervisor.stop(settings.drain_timeout_s + 5)

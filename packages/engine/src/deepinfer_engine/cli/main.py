@@ -1,0 +1,351 @@
+"""The `deepinfer` command. Nothing heavy is imported before a command runs: `--help` stays fast."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from deepinfer_engine.errors import CheckpointError, ConfigError, EngineError, EngineLost, EngineUnavailable
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from deepinfer_engine.settings import Settings
+
+# Typer carries its own copy of click in newer versions; this base class is the same idea in all of them.
+_UsageError: type[Exception] = typer.BadParameter.__bases__[0]
+
+app = typer.Typer(
+    name="deepinfer",
+    help="Serve DeepSeek-V4.1 class models: one laptop core or many workers. Commands without a model use "
+    "the small embedded one.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+config_app = typer.Typer(help="Show the configuration in force.", no_args_is_help=True)
+app.add_typer(config_app, name="config")
+
+Model = Annotated[Path | None, typer.Option(help="Checkpoint directory; default: the embedded model.")]
+Names = Annotated[list[str] | None, typer.Option("--served-model-name", help="Name clients use; repeatable.")]
+Config = Annotated[Path | None, typer.Option(help="TOML file of settings; default: ./deepinfer.toml.")]
+Dtype = Annotated[str | None, typer.Option(help="bfloat16, float32 or float64.")]
+CacheQuant = Annotated[str | None, typer.Option(help="KV record formats: reference or none.")]
+Nextn = Annotated[int | None, typer.Option(help="Draft tokens a step; 0 = no speculation.")]
+MaxNumSeqs = Annotated[int | None, typer.Option(help="Sequences running at once.")]
+MaxBatched = Annotated[int | None, typer.Option("--max-num-batched-tokens", help="Tokens of one prefill step.")]
+NumBlocks = Annotated[int | None, typer.Option(help="KV blocks of 128 tokens in each worker.")]
+Threads = Annotated[int | None, typer.Option(help="Torch threads of each worker.")]
+CacheDir = Annotated[Path | None, typer.Option(help="Directory of the prompt cache.")]
+NoCache = Annotated[bool, typer.Option("--no-cache", help="Keep no prompt cache on disk.")]
+Drain = Annotated[float | None, typer.Option("--drain-timeout-s", help="Seconds to finish on SIGTERM.")]
+LogLevel = Annotated[str | None, typer.Option(help="debug, info, warning or error.")]
+Host = Annotated[str | None, typer.Option(help="Address to listen on.")]
+Port = Annotated[int | None, typer.Option(help="Port to listen on; 0 = any free one.")]
+KeyFile = Annotated[Path | None, typer.Option("--api-key-file", help="Accepted API keys, `key` or `id:key` a line.")]
+Prefill = Annotated[list[str] | None, typer.Option(help="host:port of a running prefill worker; repeatable.")]
+Decode = Annotated[list[str] | None, typer.Option(help="host:port of a running decode worker; repeatable.")]
+Listen = Annotated[str, typer.Option(help="host:port for the router to reach; port 0 = any.")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run one command; every failure is one line on standard error and an exit code."""
+    try:
+        result = app(args=list(argv), standalone_mode=False, prog_name="deepinfer")
+    except typer.Exit as exc:
+        return exc.exit_code
+    except (KeyboardInterrupt, typer.Abort):
+        return 130
+    except BrokenPipeError:
+        # `deepinfer ... | head` closed our output; there is nobody to complain to.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except Exception as exc:
+        if os.environ.get("DEEPINFER_DEBUG"):
+            raise
+        return _tell(exc)
+    return result if isinstance(result, int) else 0
+
+
+def exit_code(exc: Exception) -> int:
+    """0 ok, 1 other, 2 usage, 3 configuration, 4 not ready in time, 5 engine lost, 6 check failed."""
+    codes: tuple[tuple[type[Exception], int], ...] = (
+        (_UsageError, 2),
+        (ConfigError, 3),
+        (CheckpointError, 3),
+        (EngineUnavailable, 4),
+        (EngineLost, 5),
+    )
+    return next((code for kind, code in codes if isinstance(exc, kind)), 1)
+
+
+def _tell(exc: Exception) -> int:
+    from deepinfer_engine.supervise import notify, supervised
+
+    expected = isinstance(exc, EngineError | OSError | _UsageError)
+    text = exc.format_message() if isinstance(exc, _UsageError) else str(exc)  # type: ignore[attr-defined]
+    text = " ".join(text.split()) or type(exc).__name__
+    if not expected:
+        text = f"internal error: {type(exc).__name__}: {text} (DEEPINFER_DEBUG=1 shows where)"
+    if supervised():
+        # The parent has the terminal, and tells it once.
+        notify("failed", kind=type(exc).__name__, message=text)
+    else:
+        print(f"deepinfer: error: {text}", file=sys.stderr)
+    return exit_code(exc)
+
+
+def _settings(config: Path | None, **flags: Any) -> Settings:
+    from deepinfer_engine.settings import load_settings
+
+    if flags.pop("no_cache", False):
+        flags["cache"] = False
+    for name in ("prefill", "decode", "served_model_name"):
+        flags[name] = flags.get(name) or None
+    return load_settings(flags, config=config)
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    return Console(stderr=True)
+
+
+@app.command()
+def serve(
+    model: Model = None,
+    host: Host = None,
+    port: Port = None,
+    single_process: Annotated[
+        bool | None, typer.Option("--single-process", help="Prefill, decode and HTTP in one process.")
+    ] = None,
+    prefill: Prefill = None,
+    decode: Decode = None,
+    served_model_name: Names = None,
+    cache_dir: CacheDir = None,
+    no_cache: NoCache = False,
+    dtype: Dtype = None,
+    cache_quant: CacheQuant = None,
+    nextn: Nextn = None,
+    max_num_seqs: MaxNumSeqs = None,
+    max_num_batched_tokens: MaxBatched = None,
+    num_blocks: NumBlocks = None,
+    threads: Threads = None,
+    api_key_file: KeyFile = None,
+    drain_timeout_s: Drain = None,
+    log_level: LogLevel = None,
+    config: Config = None,
+) -> int:
+    """Serve Chat Completions and Messages over HTTP: a router, a prefill and a decode process."""
+    flags = {name: value for name, value in locals().items() if name != "config"}
+    settings = _settings(config, **flags)
+    from deepinfer_engine.cli.serve import run_serve
+
+    return run_serve(settings, _console())
+
+
+@app.command()
+def router(
+    prefill: Prefill = None,
+    decode: Decode = None,
+    model: Model = None,
+    host: Host = None,
+    port: Port = None,
+    served_model_name: Names = None,
+    api_key_file: KeyFile = None,
+    drain_timeout_s: Drain = None,
+    log_level: LogLevel = None,
+    config: Config = None,
+) -> int:
+    """The HTTP front door alone, over prefill and decode workers that already run."""
+    flags = {name: value for name, value in locals().items() if name != "config"}
+    settings = _settings(config, **flags)
+    if not (settings.prefill and settings.decode):
+        raise typer.BadParameter("a router needs --prefill HOST:PORT and --decode HOST:PORT")
+    from deepinfer_engine.cli.serve import run_serve
+
+    return run_serve(settings, _console())
+
+
+def _worker(role: Any, listen: str, config: Path | None, flags: dict[str, Any]) -> int:
+    settings = _settings(config, **flags)
+    from deepinfer_engine.cli.worker import run_worker
+
+    return run_worker(role, settings, listen)
+
+
+@app.command()
+def prefill(
+    listen: Listen = "127.0.0.1:0",
+    model: Model = None,
+    cache_dir: CacheDir = None,
+    no_cache: NoCache = False,
+    dtype: Dtype = None,
+    cache_quant: CacheQuant = None,
+    nextn: Nextn = None,
+    max_num_seqs: MaxNumSeqs = None,
+    max_num_batched_tokens: MaxBatched = None,
+    num_blocks: NumBlocks = None,
+    threads: Threads = None,
+    drain_timeout_s: Drain = None,
+    log_level: LogLevel = None,
+    config: Config = None,
+) -> int:
+    """One prefill worker; tells its address as a JSON line on standard output."""
+    return _worker("prefill", listen, config, _without(locals(), "listen", "config"))
+
+
+@app.command()
+def decode(
+    listen: Listen = "127.0.0.1:0",
+    model: Model = None,
+    cache_dir: CacheDir = None,
+    no_cache: NoCache = False,
+    dtype: Dtype = None,
+    cache_quant: CacheQuant = None,
+    nextn: Nextn = None,
+    max_num_seqs: MaxNumSeqs = None,
+    max_num_batched_tokens: MaxBatched = None,
+    num_blocks: NumBlocks = None,
+    threads: Threads = None,
+    drain_timeout_s: Drain = None,
+    log_level: LogLevel = None,
+    config: Config = None,
+) -> int:
+    """One decode worker; tells its address as a JSON line on standard output."""
+    return _worker("decode", listen, config, _without(locals(), "listen", "config"))
+
+
+def _without(values: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name not in names}
+
+
+@app.command()
+def chat(
+    prompt: Annotated[str | None, typer.Argument(help="Ask this and end; without it, a conversation.")] = None,
+    url: Annotated[str | None, typer.Option(help="A running server; default: the model in this process.")] = None,
+    api_key: Annotated[str | None, typer.Option(envvar="DEEPINFER_API_KEY", help="Key of that server.")] = None,
+    model: Model = None,
+    system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="0 = always the likeliest token.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Longest answer.")] = None,
+    no_thinking: Annotated[bool, typer.Option("--no-thinking", help="Answer without thinking first.")] = False,
+    cache_dir: CacheDir = None,
+    no_cache: NoCache = False,
+    config: Config = None,
+) -> int:
+    """Talk to a model in the terminal; shows time to first token and cached tokens."""
+    settings = _settings(config, model=model, cache_dir=cache_dir, no_cache=no_cache)
+    from deepinfer_engine.cli.chat import ChatOptions, run_chat
+
+    options = ChatOptions(
+        prompt=prompt,
+        url=url,
+        api_key=api_key,
+        system=system,
+        temperature=temperature,
+        max_tokens=max_tokens,
+        thinking=not no_thinking,
+    )
+    return run_chat(settings, options)
+
+
+@app.command()
+def generate(
+    source: Annotated[Path, typer.Argument(metavar="IN.jsonl", help="One Chat Completions body a line.")],
+    target: Annotated[Path, typer.Argument(metavar="OUT.jsonl", help="One result a line, same order.")],
+    strict: Annotated[bool, typer.Option("--strict", help="Stop at the first line that fails.")] = False,
+    concurrency: Annotated[int, typer.Option(min=1, max=4096, help="Requests running at once.")] = 8,
+    model: Model = None,
+    served_model_name: Names = None,
+    dtype: Dtype = None,
+    nextn: Nextn = None,
+    cache_dir: CacheDir = None,
+    no_cache: NoCache = False,
+    config: Config = None,
+) -> int:
+    """Answer a file of requests without a server; run it again to go on where it stopped."""
+    flags = _without(locals(), "source", "target", "strict", "concurrency", "config")
+    settings = _settings(config, **flags)
+    from deepinfer_engine.cli.generate import run_generate
+
+    return run_generate(settings, source, target, strict=strict, concurrency=concurrency, console=_console())
+
+
+@app.command()
+def demo(
+    keep: Annotated[bool, typer.Option("--keep", help="Leave the server running afterwards.")] = False,
+    cache_dir: CacheDir = None,
+    no_cache: NoCache = False,
+    single_process: Annotated[bool | None, typer.Option("--single-process", help="One process.")] = None,
+    config: Config = None,
+) -> int:
+    """Start a server on a free port, hold a two-turn conversation with it, show what the cache saved."""
+    settings = _settings(
+        config, cache_dir=cache_dir, no_cache=no_cache, single_process=single_process, port=0,
+        log_level="warning",
+    )  # fmt: skip
+    from deepinfer_engine.cli.demo import run_demo
+
+    return run_demo(settings, keep=keep)
+
+
+@app.command()
+def doctor(
+    as_json: Json = False,
+    model: Model = None,
+    port: Port = None,
+    cache_dir: CacheDir = None,
+    no_cache: NoCache = False,
+    config: Config = None,
+) -> int:
+    """Check this machine, the cache directory and the model; exit code 6 when something is broken."""
+    settings = _settings(config, model=model, port=port, cache_dir=cache_dir, no_cache=no_cache)
+    from deepinfer_engine.doctor import run_doctor
+
+    return run_doctor(settings, as_json=as_json)
+
+
+@app.command()
+def version() -> None:
+    """The version of this package."""
+    from deepinfer_engine import __version__
+
+    print(__version__)
+
+
+@config_app.command("show")
+def config_show(as_json: Json = False, config: Config = None) -> None:
+    """Every setting and its value, from file, environment and defaults."""
+    settings = _settings(config)
+    if as_json:
+        print(settings.model_dump_json(indent=2))
+        return
+    for name, field in type(settings).model_fields.items():
+        print(f"{name} = {getattr(settings, name)}".ljust(44), f"# {field.description}")
+
+
+@config_app.command("schema")
+def config_schema() -> None:
+    """JSON Schema of the configuration file."""
+    import json
+
+    from deepinfer_engine.settings import Settings
+
+    print(json.dumps(Settings.model_json_schema(), indent=2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,37 @@
+"""`deepinfer prefill` and `deepinfer decode`: one role in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import Literal
+
+from deepinfer_engine.cli.launch import build_runner, build_store, engine_config
+from deepinfer_engine.settings import Settings
+from deepinfer_engine.supervise import cluster_key_from_environ, die_with_parent, notify, supervised
+
+
+def run_worker(role: Literal["prefill", "decode"], settings: Settings, listen: str) -> int:
+    """Load the model, serve until SIGTERM, drain. The bound address is told on standard output."""
+    if supervised():
+        die_with_parent()
+    key = cluster_key_from_environ(os.environ)
+    notify("loading", role=role, pid=os.getpid())
+    runner = build_runner(settings)
+    store = build_store(settings, runner)
+    if role == "prefill":
+        from deepinfer_engine.pd.prefill import serve_prefill as serve
+    else:
+        from deepinfer_engine.pd.decode import serve_decode as serve
+    asyncio.run(
+        serve(
+            runner,
+            store,
+            listen,
+            config=engine_config(settings),
+            cluster_key=key,
+            ready=lambda address: notify("ready", role=role, pid=os.getpid(), address=address),
+            drain_timeout_s=settings.drain_timeout_s,
+        )
+    )
+    return 0

@@ -1,0 +1,258 @@
+"""Child processes: start them, learn their address, restart them, and never leave one behind.
+
+A child tells its parent one JSON object a line on standard output (`Notice`); everything else it has to
+say goes to standard error. Its standard input is a pipe that the parent holds: end of file there means
+that the parent is gone, however it went.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from deepinfer_engine.errors import CheckpointError, ConfigError, EngineError, EngineUnavailable
+
+log = logging.getLogger(__name__)
+
+SUPERVISED_ENV = "DEEPINFER_SUPERVISED"
+CLUSTER_KEY_ENV = "DEEPINFER_CLUSTER_KEY"
+CONFIG_EXIT = 3
+
+_PR_SET_PDEATHSIG = 1
+_ORPHAN_GRACE_S = 10.0
+_BACKOFF_FIRST_S = 0.2
+_BACKOFF_MAX_S = 30.0
+# A child that ran this long was healthy: its next failure starts from the shortest backoff again.
+_HEALTHY_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class ChildSpec:
+    """`argv` is complete but for `--listen ADDRESS`, which the supervisor adds."""
+
+    name: str
+    argv: Sequence[str]
+
+
+@dataclass(slots=True)
+class _Child:
+    spec: ChildSpec
+    process: asyncio.subprocess.Process | None = None
+    address: str = "127.0.0.1:0"
+    ready: asyncio.Event = field(default_factory=asyncio.Event)
+    bound: bool = False
+    """Whether the present run told an address."""
+    restarts: int = 0
+    failure: EngineError | None = None
+    watcher: asyncio.Task[None] | None = None
+
+    @property
+    def alive(self) -> bool:
+        return self.process is not None and self.process.returncode is None
+
+
+class Supervisor:
+    """Keeps one process for each spec running, each at the address it first bound."""
+
+    def __init__(
+        self,
+        specs: Sequence[ChildSpec],
+        *,
+        environ: Mapping[str, str] | None = None,
+        on_notice: Callable[[str, dict[str, Any]], None] = lambda name, notice: None,
+    ) -> None:
+        """`on_notice` hears every notice of every child: for progress displays."""
+        self._children = [_Child(spec) for spec in specs]
+        self._environ = {**(os.environ if environ is None else environ), SUPERVISED_ENV: str(os.getpid())}
+        self._on_notice = on_notice
+        self._stopping = False
+
+    async def start(self, timeout_s: float) -> dict[str, str]:
+        """Start all and wait until each has told its address; returns them by name.
+
+        Raises what a child reported (ConfigError, CheckpointError) or EngineUnavailable when one died
+        without a word or is not ready in time. Then none is left running.
+        """
+        try:
+            for child in self._children:
+                child.watcher = asyncio.create_task(self._watch(child))
+            waits = [asyncio.create_task(self._first_ready(child)) for child in self._children]
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await asyncio.gather(*waits)
+            except TimeoutError:
+                late = [child.spec.name for child in self._children if not child.ready.is_set()]
+                raise EngineUnavailable(f"not ready after {timeout_s:g} s: {', '.join(late)}") from None
+            finally:
+                for wait in waits:
+                    wait.cancel()
+        except BaseException:
+            await self.kill()
+            raise
+        return {child.spec.name: child.address for child in self._children}
+
+    def pids(self) -> dict[str, int]:
+        """Process ids of the children that are alive, by name."""
+        return {c.spec.name: c.process.pid for c in self._children if c.process is not None and c.alive}
+
+    def restarts(self) -> dict[str, int]:
+        """How often each child had to be started again."""
+        return {child.spec.name: child.restarts for child in self._children}
+
+    async def stop(self, grace_s: float) -> None:
+        """SIGTERM, wait for them to drain and flush, SIGKILL what is left after `grace_s`."""
+        self._signal_all(signal.SIGTERM)
+        running = [asyncio.create_task(c.process.wait()) for c in self._children if c.process and c.alive]
+        if running:
+            await asyncio.wait(running, timeout=grace_s)
+            for wait in running:
+                wait.cancel()
+        await self.kill()
+
+    async def kill(self) -> None:
+        """SIGKILL every child and reap it."""
+        self._signal_all(signal.SIGKILL)
+        for child in self._children:
+            if child.watcher is not None:
+                child.watcher.cancel()
+                await asyncio.wait({child.watcher})
+            if child.process is not None:
+                await child.process.wait()
+
+    def _signal_all(self, number: signal.Signals) -> None:
+        self._stopping = True
+        for child in self._children:
+            if child.process is not None and child.alive:
+                with contextlib.suppress(ProcessLookupError):
+                    child.process.send_signal(number)
+
+    async def _first_ready(self, child: _Child) -> None:
+        assert child.watcher is not None
+        ready = asyncio.create_task(child.ready.wait())
+        await asyncio.wait({ready, child.watcher}, return_when=asyncio.FIRST_COMPLETED)
+        ready.cancel()
+        if not child.ready.is_set():
+            raise child.failure or EngineUnavailable(f"the {child.spec.name} process did not start")
+
+    async def _watch(self, child: _Child) -> None:
+        loop = asyncio.get_running_loop()
+        backoff = _BACKOFF_FIRST_S
+        while not self._stopping:
+            began = loop.time()
+            await self._run_once(child)
+            if self._stopping:
+                return
+            assert child.process is not None
+            code = child.process.returncode
+            if not child.ready.is_set():
+                # It never worked, so starting it again would only repeat the same failure.
+                if child.failure is None:
+                    child.failure = EngineUnavailable(
+                        f"the {child.spec.name} process ended with code {code} before it was ready"
+                    )
+                return
+            if loop.time() - began > _HEALTHY_S:
+                backoff = _BACKOFF_FIRST_S
+            if not child.bound:
+                # Somebody else may have taken the port meanwhile; `on_notice` tells the new address.
+                child.address = "127.0.0.1:0"
+            log.error("the %s process ended with code %s; next start in %.1f s", child.spec.name, code, backoff)
+            await asyncio.sleep(backoff)
+            backoff = min(2 * backoff, _BACKOFF_MAX_S)
+            child.restarts += 1
+
+    async def _run_once(self, child: _Child) -> None:
+        child.bound = False
+        child.process = process = await asyncio.create_subprocess_exec(
+            *child.spec.argv,
+            "--listen",
+            child.address,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            env=self._environ,
+            # Ctrl-C in a terminal signals the whole process group; the parent alone decides on draining.
+            start_new_session=True,
+        )
+        assert process.stdout is not None
+        async for line in process.stdout:
+            notice = _parse(line)
+            if notice is None:
+                log.warning("%s: %s", child.spec.name, line.decode(errors="replace").rstrip())
+                continue
+            if notice["event"] == "ready":
+                child.address = str(notice["address"])
+                child.bound = True
+                child.ready.set()
+            elif notice["event"] == "failed":
+                child.failure = _failure(notice)
+            self._on_notice(child.spec.name, notice)
+        await process.wait()
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    try:
+        notice = json.loads(line)
+    except ValueError:
+        return None
+    return notice if isinstance(notice, dict) and isinstance(notice.get("event"), str) else None
+
+
+def _failure(notice: Mapping[str, Any]) -> EngineError:
+    message = str(notice.get("message", "failed without a message"))
+    kinds = {"CheckpointError": CheckpointError, "ConfigError": ConfigError}
+    return kinds.get(str(notice.get("kind")), EngineUnavailable)(message)
+
+
+def notify(event: str, **details: Any) -> None:
+    """In a child: tell the parent (or whoever reads standard output) one thing."""
+    sys.stdout.write(json.dumps({"event": event, **details}) + "\n")
+    sys.stdout.flush()
+
+
+def supervised() -> bool:
+    """Whether a supervisor started this process."""
+    return SUPERVISED_ENV in os.environ
+
+
+def die_with_parent() -> None:
+    """In a child: end when the parent is gone. Call it first thing, from the main thread.
+
+    Two ways, since each has a gap: the kernel's parent-death signal (Linux; lost if the parent died
+    before this call) and end of file on standard input (needs a running interpreter).
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    threading.Thread(target=_end_at_eof, name="parent-watch", daemon=True).start()
+
+
+def _end_at_eof() -> None:
+    while os.read(0, 4096):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+    # A step that never ends would keep the signal handler from running: leave anyway.
+    threading.Event().wait(_ORPHAN_GRACE_S)
+    os._exit(1)
+
+
+def cluster_key_from_environ(environ: Mapping[str, str]) -> bytes | None:
+    """The key that workers and router share; hexadecimal in the environment, never in arguments."""
+    text = environ.get(CLUSTER_KEY_ENV)
+    if text is None:
+        return None
+    try:
+        key = bytes.fromhex(text)
+    except ValueError:
+        key = b""
+    if len(key) < 16:
+        raise ConfigError(f"{CLUSTER_KEY_ENV} must be at least 32 hexadecimal digits")
+    return key
