@@ -337,6 +337,12 @@ class SystemMessage(_PictureMessage):
         super().__init__(segments, sources, image_token)
         self._tools = None if tools is None else tuple(tools)
 
+    def announcing(self, tools: Sequence[ToolDefinition]) -> SystemMessage:
+        """Return the same text announcing `tools`."""
+        message = SystemMessage("", tools=tools)
+        Message.__init__(message, self._segments, self._image_sources, self._image_token)
+        return message
+
     @property
     def tools(self) -> list[ToolDefinition] | None:
         """Tools announced here, None for a plain system message."""

@@ -1,0 +1,1 @@
+"""The three public protocols: their bodies, their conversion, their events."""

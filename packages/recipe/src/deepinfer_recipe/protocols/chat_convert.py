@@ -1,0 +1,321 @@
+"""Conversion of Chat Completions requests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from deepinfer_recipe.conversation_request import ConversationRequest
+from deepinfer_recipe.errors import ConversionError, RequestParseError
+from deepinfer_recipe.messages import (
+    AssistantMessage,
+    ImageSource,
+    LatestReminderMessage,
+    Message,
+    ToolCall,
+    ToolDefinition,
+    ToolMessage,
+)
+from deepinfer_recipe.options import ConversionOptions, Profile
+from deepinfer_recipe.protocols import chat_body as wire
+from deepinfer_recipe.protocols import pictures
+from deepinfer_recipe.protocols.content import JoinedContent
+from deepinfer_recipe.protocols.draft import (
+    AnswerFormat,
+    Draft,
+    JsonSchemaFormat,
+    RegexFormat,
+    Sampling,
+    check_answer,
+    check_sampling,
+    filled_reasoning,
+    finish,
+    mentions_json,
+    resolve_model,
+    resolve_thinking,
+)
+from deepinfer_recipe.protocols.tools import (
+    Allowed,
+    Choice,
+    Forced,
+    check_name,
+    check_same_strictness,
+    check_unique,
+    checked_parameters,
+    strict_parameters,
+)
+from deepinfer_recipe.special_tokens import SpecialToken
+
+MAX_CHOICES = 16
+
+
+def check_profile(body: wire.ChatBody, profile: Profile) -> None:
+    """Refuse at parse time what only the extended profile knows."""
+    if profile == "extended":
+        return
+    for index, turn in enumerate(body.messages):
+        if turn.role == "developer":
+            raise RequestParseError(
+                "invalid request body: unknown role `developer`, expected one of `system`, "
+                f"`user`, `assistant`, `tool`, `latest_reminder` (at messages[{index}].role)",
+                param=f"messages[{index}].role",
+            )
+    if isinstance(body.tool_choice, wire.AllowedToolsChoice):
+        raise RequestParseError(
+            "invalid request body: unknown tool_choice type `allowed_tools`, expected `function`",
+            param="tool_choice",
+        )
+
+
+def convert(
+    body: wire.ChatBody, options: ConversionOptions, profile: Profile
+) -> ConversationRequest:
+    """Convert a parsed body. Raises `ConversionError`."""
+    version = resolve_model(body.model, options, profile)
+    thinking, effort = resolve_thinking(
+        body.thinking.type if body.thinking else None,
+        body.reasoning_effort,
+        default=options.default_thinking_mode,
+    )
+    draft = Draft(
+        profile=profile,
+        options=options,
+        version=version,
+        thinking=thinking,
+        effort=effort,
+        sampling=_sampling(body, profile),
+        stream=bool(body.stream),
+        include_usage=bool(body.stream_options and body.stream_options.include_usage),
+        user=_user(body),
+    )
+    if body.stream_options is not None and not body.stream:
+        raise ConversionError(
+            "stream_options should be set along with stream = true", param="stream_options"
+        )
+    max_tokens, stop = check_sampling(draft)
+    if not body.messages:
+        raise ConversionError("Empty input messages", param="messages")
+    _check_prefix(body)
+    draft.messages = _messages(body.messages, draft)
+    draft.answer = _answer(body.response_format)
+    if draft.answer == "json_object":
+        if body.messages[-1].role == "assistant" and body.messages[-1].prefix:
+            raise ConversionError(
+                "response_format json_object should not be used with prefix",
+                param="response_format",
+            )
+        if not mentions_json(draft.messages):
+            raise ConversionError(
+                "Prompt must contain the word 'json' in some form to use 'response_format' of "
+                "type 'json_object'.",
+                param="response_format",
+            )
+    check_answer(draft.answer)
+    draft.choice = _choice(body.tool_choice)
+    if draft.choice != "none":
+        draft.tools = _tools(body.tools or [], profile)
+    return finish(draft, max_tokens, stop)
+
+
+def _user(body: wire.ChatBody) -> str | None:
+    for value in (body.user_id, body.user):
+        if isinstance(value, str):
+            return value
+    return None
+
+
+def _sampling(body: wire.ChatBody, profile: Profile) -> Sampling:
+    n = 1 if body.n is None else body.n
+    if profile == "parity" and n != 1:
+        raise ConversionError("Invalid n value (currently only n = 1 is supported)", param="n")
+    if not 1 <= n <= MAX_CHOICES:
+        raise ConversionError(
+            f"Invalid n value, the valid range of n is [1, {MAX_CHOICES}]", param="n"
+        )
+    max_tokens = body.max_tokens
+    alias = body.max_completion_tokens
+    if profile == "extended" and max_tokens is None and alias is not None:
+        if type(alias) is not int or alias < 0:
+            raise ConversionError(
+                f"Invalid max_completion_tokens value, expected a positive integer, got {alias!r}",
+                param="max_completion_tokens",
+            )
+        max_tokens = alias
+    return Sampling(
+        temperature=body.temperature,
+        top_p=body.top_p,
+        max_tokens=max_tokens,
+        stop=body.stop,
+        seed=body.seed,
+        logprobs=bool(body.logprobs),
+        top_logprobs=body.top_logprobs,
+        n=n,
+        frequency_penalty=body.frequency_penalty,
+        presence_penalty=body.presence_penalty,
+    )
+
+
+def _check_prefix(body: wire.ChatBody) -> None:
+    last = len(body.messages) - 1
+    for index, turn in enumerate(body.messages):
+        if isinstance(turn, wire.AssistantTurn) and turn.prefix and index != last:
+            raise ConversionError(
+                "Invalid completion message: prefix set true with message which is not final "
+                "message or message role is not assistant",
+                param=f"messages[{index}].prefix",
+            )
+
+
+def _parts(content: wire.Content, place: str) -> Iterator[str | ImageSource]:
+    if isinstance(content, str):
+        yield content
+        return
+    for part in content:
+        if isinstance(part, wire.TextPart):
+            yield part.text
+        elif isinstance(part, wire.ImagePart):
+            yield pictures.from_reference(part.image_url.url, part.image_url.detail, place)
+        else:
+            yield pictures.from_file(part.file_id, part.file_data, place)
+
+
+def _joined(content: wire.Content, index: int, draft: Draft) -> JoinedContent:
+    joined = JoinedContent(
+        draft.version.prompt_format.has_pictures,
+        draft.options.special_tokens.token(SpecialToken.Image),
+    )
+    return joined.extend(_parts(content, f".messages[{index}]"))
+
+
+def _messages(turns: Sequence[wire.Turn], draft: Draft) -> list[Message]:
+    messages: list[Message] = []
+    index = 0
+    while index < len(turns):
+        turn = turns[index]
+        if isinstance(turn, wire.AssistantTurn):
+            messages.append(_assistant(turn, index, draft))
+            if turn.tool_calls:
+                results = _results(turns, index, draft)
+                messages += results
+                index += len(results)
+        elif isinstance(turn, wire.ToolTurn):
+            raise ConversionError(
+                "Messages with role 'tool' must be a response to a preceding message with "
+                "'tool_calls'",
+                param=f"messages[{index}]",
+            )
+        elif isinstance(turn, wire.ReminderTurn):
+            messages.append(LatestReminderMessage(turn.content))
+        elif isinstance(turn, wire.UserTurn):
+            messages.append(_joined(turn.content, index, draft).user())
+        else:
+            messages.append(_joined(turn.content, index, draft).system())
+        index += 1
+    return messages
+
+
+def _assistant(turn: wire.AssistantTurn, index: int, draft: Draft) -> AssistantMessage:
+    place = f"messages[{index}]"
+    if turn.content is None and turn.tool_calls is None:
+        raise ConversionError(
+            "Invalid assistant message: content or tool_calls must be set", param=place
+        )
+    calls = turn.tool_calls
+    if calls is not None and not calls:
+        raise ConversionError(
+            f"Invalid '{place}.tool_calls': empty array. Expected an array with minimum length "
+            "1, but got an empty array instead.",
+            param=f"{place}.tool_calls",
+        )
+    content = JoinedContent(True, "").extend(_parts(turn.content or "", f".{place}"))
+    if content.sources:
+        raise ConversionError("Image in assistant message is not supported", param=place)
+    seen: set[str] = set()
+    for call in calls or ():
+        if call.id in seen:
+            raise ConversionError(
+                f"Duplicate value for 'tool_call_id' of {call.id} in message[{index}]",
+                param=f"{place}.tool_calls",
+            )
+        seen.add(call.id)
+    reasoning = filled_reasoning(
+        draft,
+        turn.reasoning_content,
+        calls_tools=bool(calls),
+        field_name="reasoning_content",
+    )
+    history = [ToolCall(c.id, c.function.name, c.function.arguments) for c in calls or ()]
+    return AssistantMessage(
+        content.text, reasoning, None if calls is None else history, bool(turn.prefix)
+    )
+
+
+def _results(turns: Sequence[wire.Turn], index: int, draft: Draft) -> list[ToolMessage]:
+    """The tool messages that answer the calls of the assistant turn at `index`."""
+    turn = turns[index]
+    calls = turn.tool_calls if isinstance(turn, wire.AssistantTurn) else None
+    wanted = [call.id for call in calls or ()]
+    answered: dict[str, ToolMessage] = {}
+    for place in range(index + 1, index + 1 + len(wanted)):
+        result = turns[place] if place < len(turns) else None
+        if not isinstance(result, wire.ToolTurn):
+            raise ConversionError(
+                "An assistant message with 'tool_calls' must be followed by tool messages "
+                "responding to each 'tool_call_id'. (insufficient tool messages following "
+                "tool_calls message)",
+                param=f"messages[{index}].tool_calls",
+            )
+        if result.tool_call_id in answered:
+            raise ConversionError(
+                f"Duplicate value for 'tool_call_id' of {result.tool_call_id} in "
+                f"message[{place}]",
+                param=f"messages[{place}].tool_call_id",
+            )
+        if result.tool_call_id not in wanted:
+            raise ConversionError(
+                "An assistant message with 'tool_calls' must be followed by tool messages "
+                "responding to each 'tool_call_id', The following tool_call_ids did not have "
+                f"response messages: {result.tool_call_id}",
+                param=f"messages[{place}].tool_call_id",
+            )
+        content = _joined(result.content, place, draft)
+        answered[result.tool_call_id] = content.tool(result.tool_call_id)
+    return list(answered.values())
+
+
+def _answer(requested: wire.ResponseFormat | None) -> AnswerFormat:
+    if isinstance(requested, wire.JsonSchemaFormat):
+        schema = requested.json_schema
+        return JsonSchemaFormat(schema.schema_, bool(schema.strict))
+    if isinstance(requested, wire.RegexFormat):
+        return RegexFormat(requested.regex)
+    return "json_object" if isinstance(requested, wire.JsonObjectFormat) else "text"
+
+
+def _choice(requested: object) -> Choice:
+    if isinstance(requested, wire.FunctionChoice):
+        return Forced(requested.function.name)
+    if isinstance(requested, wire.AllowedToolsChoice):
+        allowed = requested.allowed_tools
+        return Allowed(tuple(t.function.name for t in allowed.tools), allowed.mode)
+    if requested == "none" or requested == "required":
+        return requested
+    return "auto"
+
+
+def _tools(declared: Sequence[wire.Tool], profile: Profile) -> list[ToolDefinition]:
+    tools: list[ToolDefinition] = []
+    for index, tool in enumerate(declared):
+        function = tool.function
+        place = f"tools[{index}].function"
+        check_name(function.name, f"{place}.name")
+        parameters = checked_parameters(
+            function.name, function.parameters, f"{place}.parameters"
+        )
+        if function.strict:
+            parameters = strict_parameters(parameters, profile)
+        tools.append(
+            ToolDefinition(function.name, function.description, parameters, function.strict)
+        )
+    check_unique(tools)
+    check_same_strictness(tools)
+    return tools

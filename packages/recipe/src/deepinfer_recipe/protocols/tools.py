@@ -1,0 +1,151 @@
+"""Tool declarations, tool choice, and the constraint that follows from them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from deepinfer_recipe.errors import ConversionError
+from deepinfer_recipe.inference import OutputConstraint
+from deepinfer_recipe.json_text import compact_json, prompt_json
+from deepinfer_recipe.messages import ToolChoice, ToolDefinition
+from deepinfer_recipe.options import Profile
+from deepinfer_recipe.protocols.schema_check import require_schema
+from deepinfer_recipe.protocols.strict_schema import normalise_strict
+
+MAX_NAME_CHARS = 128
+_NAME = re.compile(r"[a-zA-Z0-9_-]+\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Forced:
+    """The choice of one tool by name."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Allowed:
+    """The choice among some tools by name (extended profile)."""
+
+    names: tuple[str, ...]
+    mode: Literal["auto", "required"]
+
+
+Choice: TypeAlias = Literal["auto", "none", "required"] | Forced | Allowed
+
+
+def check_name(name: str, param: str) -> None:
+    """Raise `ConversionError` unless `name` may name a tool."""
+    if not name:
+        raise ConversionError(
+            f"Invalid '{param}': empty string. Expected a string with minimum length 1, but got "
+            "an empty string instead.",
+            param=param,
+        )
+    if not _NAME.match(name):
+        raise ConversionError(
+            f"Invalid '{param}': string does not match pattern. Expected a string that matches "
+            "the pattern '^[a-zA-Z0-9_-]+$'.",
+            param=param,
+        )
+    if len(name) > MAX_NAME_CHARS:
+        raise ConversionError(
+            f"Invalid '{param}': string too long. Expected a string with maximum length "
+            f"{MAX_NAME_CHARS}, but got a string with length {len(name)} instead.",
+            param=param,
+        )
+
+
+def checked_parameters(name: str, parameters: Any, param: str) -> Any:
+    """The parameters of a function: an object schema, or `{}` when there are none."""
+    if parameters is None:
+        return {}
+    what = f"Invalid schema for function '{name}'"
+    require_schema(parameters, what, param)
+    kind = parameters.get("type") if isinstance(parameters, dict) else None
+    if kind != "object":
+        shown = "null" if kind is None else prompt_json(kind)
+        raise ConversionError(
+            f"{what}: schema must be a JSON Schema of 'type: \"object\"', got 'type: {shown}'.",
+            param=param,
+        )
+    return parameters
+
+
+def strict_parameters(parameters: Any, profile: Profile) -> Any:
+    """Parameters of a strict tool, reduced to what strict mode enforces."""
+    return normalise_strict(
+        parameters or {"type": "object"}, keeps_definitions=profile == "extended"
+    )
+
+
+def check_unique(tools: Sequence[ToolDefinition]) -> None:
+    """Raise `ConversionError` if two tools share a name."""
+    if len({tool.name for tool in tools}) != len(tools):
+        raise ConversionError("Tool names must be unique.", param="tools")
+
+
+def check_same_strictness(tools: Sequence[ToolDefinition]) -> None:
+    """Raise `ConversionError` if strict and other tools are mixed."""
+    if len({bool(tool.strict) for tool in tools}) > 1:
+        raise ConversionError(
+            "Cannot use strict tool with non-strict tool in the same request", param="tools"
+        )
+
+
+def resolve_choice(
+    tools: Sequence[ToolDefinition], choice: Choice, *, thinking: bool
+) -> tuple[list[ToolDefinition], ToolChoice]:
+    """Apply the tool choice: the tools that stay, and auto, none or required."""
+    if choice == "none":
+        return [], "none"
+    if not tools:
+        return [], "auto"
+    if isinstance(choice, Forced):
+        kept = [tool for tool in tools if tool.name == choice.name]
+        if not kept:
+            raise ConversionError(
+                f"Invalid value for 'tool_call': no function named '{choice.name}' was "
+                "specified in the 'tools' parameter.",
+                param="tool_choice",
+            )
+        tools, mode = kept, "required"
+    elif isinstance(choice, Allowed):
+        missing = set(choice.names) - {tool.name for tool in tools}
+        if missing:
+            raise ConversionError(
+                f"tool_choice allows tools that are not declared: {', '.join(sorted(missing))}",
+                param="tool_choice",
+            )
+        tools = [tool for tool in tools if tool.name in choice.names]
+        mode = choice.mode
+    else:
+        mode = choice
+    if mode == "required" and thinking:
+        raise ConversionError(
+            "Thinking mode does not support this tool_choice", param="tool_choice"
+        )
+    return list(tools), mode
+
+
+def tool_constraint(tools: Sequence[ToolDefinition], mode: ToolChoice) -> OutputConstraint:
+    """The constraint that keeps calls within the declared tools."""
+    declared: list[dict[str, Any]] = []
+    for tool in tools:
+        entry: dict[str, Any] = {
+            "type": "function",
+            "function": {
+                "name": tool.name,
+                "description": tool.description,
+                "parameters": tool.parameters,
+                "strict": tool.strict,
+            },
+        }
+        if tool.defer_loading:
+            entry["defer_loading"] = True
+        declared.append(entry)
+    kind = "tool_call_required" if mode == "required" else "tool_call"
+    return OutputConstraint(kind, compact_json(declared))
