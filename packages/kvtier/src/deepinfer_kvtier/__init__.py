@@ -1,5 +1,69 @@
-"""Tiered cache for attention state: find, load, store, expire and repair it."""
+"""Tiered cache for attention state: find, load, store, expire and repair it.
+
+cache = deepinfer_kvtier.open("directory")
+ns = cache.namespace(layout, model="my-model", salt="tenant")
+match = ns.match(tokens)
+"""
 
 from __future__ import annotations
 
+from deepinfer_kvtier.cache import Cache, open
+from deepinfer_kvtier.clock import Clock, SystemClock
+from deepinfer_kvtier.config import KVTierConfig
+from deepinfer_kvtier.errors import (
+    BufferShapeError,
+    ClosedError,
+    ConfigError,
+    KVTierError,
+    StoreFormatError,
+    UncacheableInput,
+)
+from deepinfer_kvtier.events import EventQueue
+from deepinfer_kvtier.gc import GcReport
+from deepinfer_kvtier.identity import ChainHasher, MediaItem, Shard
+from deepinfer_kvtier.layout import LayoutSpec, Part, parts
+from deepinfer_kvtier.match import Match
+from deepinfer_kvtier.namespace import Namespace
+from deepinfer_kvtier.plan import Cost, Plan
+from deepinfer_kvtier.records import FlushReport, KVEvent, LoadResult, Span, StateHit, Status
+from deepinfer_kvtier.retention import RetentionClass, traffic_class
+from deepinfer_kvtier.tickets import LoadJob, PutTicket
+
 __version__ = "0.1.0"
+
+__all__ = [
+    "BufferShapeError",
+    "Cache",
+    "ChainHasher",
+    "Clock",
+    "ClosedError",
+    "ConfigError",
+    "Cost",
+    "EventQueue",
+    "FlushReport",
+    "GcReport",
+    "KVEvent",
+    "KVTierConfig",
+    "KVTierError",
+    "LayoutSpec",
+    "LoadJob",
+    "LoadResult",
+    "Match",
+    "MediaItem",
+    "Namespace",
+    "Part",
+    "Plan",
+    "PutTicket",
+    "RetentionClass",
+    "Shard",
+    "Span",
+    "StateHit",
+    "Status",
+    "StoreFormatError",
+    "SystemClock",
+    "UncacheableInput",
+    "__version__",
+    "open",
+    "parts",
+    "traffic_class",
+]

@@ -1,8 +1,8 @@
 """Identity of cached state: everything that changes the bytes, or the right to see them, is hashed.
 
-    fingerprint = blake3(derive_key_context="kvtier v1 fingerprint", canonical JSON)
-    root        = blake3(key=secret, fingerprint || u32le(len(salt)) || salt)
-    h[i]        = blake3(key=secret, h[i-1] || u32le tokens of block i || media of block i)
+fingerprint = blake3(derive_key_context="kvtier v1 fingerprint", canonical JSON)
+root        = blake3(key=secret, fingerprint || u32le(len(salt)) || salt)
+h[i]        = blake3(key=secret, h[i-1] || u32le tokens of block i || media of block i)
 """
 
 from __future__ import annotations
@@ -111,7 +111,9 @@ def fingerprint(
             canonical, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
         )
     except (TypeError, ValueError) as cause:
-        raise ConfigError(f"the identity of a namespace must be plain JSON values: {cause}") from cause
+        raise ConfigError(
+            f"the identity of a namespace must be plain JSON values: {cause}"
+        ) from cause
     hasher = blake3(derive_key_context=f"kvtier v{IDENTITY_VERSION} fingerprint")
     return hasher.update(text.encode()).digest()
 
@@ -135,7 +137,9 @@ def token_buffer(tokens: TokenIds) -> NDArray[np.uint32]:
     if array.dtype != np.uint32:
         low, high = int(array.min()), int(array.max())
         if low < 0 or high > 0xFFFFFFFF:
-            raise ConfigError(f"token ids must be in 0 .. 2**32 - 1, got {low if low < 0 else high}")
+            raise ConfigError(
+                f"token ids must be in 0 .. 2**32 - 1, got {low if low < 0 else high}"
+            )
     return np.ascontiguousarray(array, dtype="<u4")
 
 

@@ -88,13 +88,13 @@ class FlushReport:
 class KVEvent:
     """A record became available in a tier, or left it.
 
-    digest, parent: 32 bytes each; parent is None where it is not known any more.
-    n_blocks:       depth: the record ends at this many blocks from the start of its chain.
+    key, parent: first 16 bytes of the digests; parent is None where it is not known any more.
+    n_blocks:    depth: the record ends at this many blocks from the start of its chain.
     """
 
     what: Literal["stored", "removed"]
     kind: Literal["block", "state"]
     tier: TierName
-    digest: bytes
+    key: bytes
     parent: bytes | None
     n_blocks: int

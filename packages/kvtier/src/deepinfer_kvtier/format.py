@@ -1,0 +1,233 @@
+"""Bytes on disk: segment header, slot trailer, index frame. All numbers are little endian.
+
+Segment file      4,096-byte header, then slots.
+Slot              payload at a 4,096-aligned offset | zero padding to 8 | 192-byte trailer | zeros to 4,096.
+                  The trailer lies behind the payload, so a torn write shows as a missing trailer.
+Index log         frames of 4,096 bytes: 64-byte header + up to 63 entries of 64 bytes. A frame is
+                  appended for every commit and never rewritten.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+PAGE: Final = 4096
+FORMAT_VERSION: Final = 1
+
+SEGMENT_MAGIC: Final = b"KVTSEG1\0"
+TRAILER_MAGIC: Final = b"KVTSLOT1"
+FRAME_MAGIC: Final = b"KVTIDX1\0"
+
+# magic, format, class code, bucket start, segment number, store uuid, writer id
+_SEGMENT_HEADER = struct.Struct("<8sHBxxxxxQI16s16s")
+# magic, format, kind, class, flags, payload length, depth, digest, parent, fingerprint,
+# created in ms, sequence, xxh3_128, part sums (reserved), replay generation, shard, reserved
+_TRAILER_BODY = struct.Struct("<8sHBBIII32s16s8sQQ16s64sBB10s")
+_CRC = struct.Struct("<I")
+TRAILER_BYTES: Final = _TRAILER_BODY.size + _CRC.size
+# magic, frame number, count, crc32, low half of the store uuid, writer id
+_FRAME_HEADER = struct.Struct("<8sQII8s16s16x")
+_FRAME_CRC_AT: Final = 20
+ENTRIES_PER_FRAME: Final = 63
+
+ENTRY: Final = np.dtype(
+    [
+        ("key_lo", "<u8"),
+        ("key_hi", "<u8"),
+        ("parent", "<u8"),
+        ("segment", "<u4"),
+        ("page", "<u4"),
+        ("length", "<u4"),
+        ("kind", "u1"),
+        ("cls", "u1"),
+        ("flags", "<u2"),
+        ("created_s", "<u4"),
+        ("depth", "<u4"),
+        ("sum", "<u8"),
+        ("shard", "u1"),
+        ("generation", "u1"),
+        ("created_ms", "<u2"),
+        ("reserved", "<u4"),
+    ]
+)
+
+FLAG_APPROXIMATE: Final = 1
+FLAG_TOMB_KEY: Final = 2
+FLAG_TOMB_SEGMENT: Final = 4
+FLAG_SEAL: Final = 8
+FLAG_TOUCH: Final = 16
+FLAG_LOG_END: Final = 32
+CONTROL_FLAGS: Final = FLAG_TOMB_KEY | FLAG_TOMB_SEGMENT | FLAG_SEAL | FLAG_TOUCH | FLAG_LOG_END
+
+
+def page_align(size: int) -> int:
+    """Round up to a multiple of 4,096."""
+    return (size + PAGE - 1) & ~(PAGE - 1)
+
+
+def trailer_offset(payload_bytes: int) -> int:
+    """Where the trailer of a slot starts, from the start of the slot."""
+    return (payload_bytes + 7) & ~7
+
+
+def slot_bytes(payload_bytes: int) -> int:
+    """Bytes of a whole slot."""
+    return page_align(trailer_offset(payload_bytes) + TRAILER_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class Trailer:
+    """What a slot says about its payload."""
+
+    kind: int
+    cls: int
+    flags: int
+    payload_bytes: int
+    depth: int
+    digest: bytes
+    parent: bytes
+    fingerprint: bytes
+    created_ms: int
+    sequence: int
+    checksum: bytes
+    generation: int
+    shard: int
+
+    def pack(self) -> bytes:
+        body = _TRAILER_BODY.pack(
+            TRAILER_MAGIC,
+            FORMAT_VERSION,
+            self.kind,
+            self.cls,
+            self.flags,
+            self.payload_bytes,
+            self.depth,
+            self.digest,
+            self.parent[:16],
+            self.fingerprint[:8],
+            self.created_ms,
+            self.sequence,
+            self.checksum,
+            b"",
+            self.generation,
+            self.shard,
+            b"",
+        )
+        return body + _CRC.pack(zlib.crc32(body))
+
+
+def parse_trailer(raw: bytes | bytearray | memoryview) -> Trailer | None:
+    """The trailer in these 192 bytes; None when they are not one, or damaged."""
+    if len(raw) < TRAILER_BYTES:
+        return None
+    body = raw[: _TRAILER_BODY.size]
+    (crc,) = _CRC.unpack_from(raw, _TRAILER_BODY.size)
+    if bytes(body[:8]) != TRAILER_MAGIC or zlib.crc32(body) != crc:
+        return None
+    fields = _TRAILER_BODY.unpack(body)
+    (_, version, kind, cls, flags, payload, depth, digest, parent, fp, ms, seq, checksum) = fields[
+        :13
+    ]
+    if version != FORMAT_VERSION:
+        return None
+    return Trailer(
+        kind,
+        cls,
+        flags,
+        payload,
+        depth,
+        digest,
+        parent,
+        fp,
+        ms,
+        seq,
+        checksum,
+        fields[14],
+        fields[15],
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentHeader:
+    """First page of a segment file."""
+
+    cls: int
+    bucket: int
+    number: int
+    store: bytes
+    writer: bytes
+
+    def pack(self) -> bytes:
+        body = _SEGMENT_HEADER.pack(
+            SEGMENT_MAGIC,
+            FORMAT_VERSION,
+            self.cls,
+            self.bucket,
+            self.number,
+            self.store,
+            self.writer,
+        )
+        return (body + _CRC.pack(zlib.crc32(body))).ljust(PAGE, b"\0")
+
+
+def parse_segment_header(raw: bytes | bytearray | memoryview) -> SegmentHeader | None:
+    """The header in this page; None when it is not one, or damaged."""
+    end = _SEGMENT_HEADER.size
+    if len(raw) < end + _CRC.size:
+        return None
+    magic, version, cls, bucket, number, store, writer = _SEGMENT_HEADER.unpack(raw[:end])
+    (crc,) = _CRC.unpack_from(raw, end)
+    if magic != SEGMENT_MAGIC or version != FORMAT_VERSION or zlib.crc32(raw[:end]) != crc:
+        return None
+    return SegmentHeader(cls, bucket, number, store, writer)
+
+
+def pack_frames(
+    entries: NDArray[Any], first_number: int, store: bytes, writer: bytes
+) -> list[bytes]:
+    """Entries as whole frames, numbered from `first_number`."""
+    frames: list[bytes] = []
+    for start in range(0, len(entries), ENTRIES_PER_FRAME):
+        chunk = entries[start : start + ENTRIES_PER_FRAME]
+        head = _FRAME_HEADER.pack(
+            FRAME_MAGIC, first_number + len(frames), len(chunk), 0, store[:8], writer
+        )
+        frame = bytearray((head + chunk.tobytes()).ljust(PAGE, b"\0"))
+        _CRC.pack_into(frame, _FRAME_CRC_AT, zlib.crc32(frame))
+        frames.append(bytes(frame))
+    return frames
+
+
+def parse_frame(
+    raw: bytes | bytearray | memoryview, number: int, store: bytes, writer: bytes
+) -> NDArray[Any] | None:
+    """Entries of one frame; None when it is torn, damaged, or belongs elsewhere."""
+    if len(raw) < PAGE:
+        return None
+    magic, got_number, count, crc, got_store, got_writer = _FRAME_HEADER.unpack_from(raw)
+    if (
+        magic != FRAME_MAGIC
+        or got_number != number
+        or count > ENTRIES_PER_FRAME
+        or got_store != store[:8]
+        or got_writer != writer
+    ):
+        return None
+    check = zlib.crc32(raw[:_FRAME_CRC_AT])
+    check = zlib.crc32(b"\0\0\0\0", check)
+    check = zlib.crc32(raw[_FRAME_CRC_AT + 4 : PAGE], check)
+    if check != crc:
+        return None
+    return np.frombuffer(raw, dtype=ENTRY, count=count, offset=_FRAME_HEADER.size)
+
+
+def key_columns(digests: list[bytes] | tuple[bytes, ...]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """The 16-byte addresses of digests as two uint64 columns."""
+    flat: NDArray[Any] = np.frombuffer(b"".join(digests), dtype="<u8").reshape(len(digests), 4)
+    return flat[:, 0], flat[:, 1]

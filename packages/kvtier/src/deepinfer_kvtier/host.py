@@ -1,0 +1,277 @@
+"""Host-memory tier: fixed-size slots, least recently used out first, nothing pinned ever freed."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from deepinfer_kvtier.clock import Clock
+from deepinfer_kvtier.layout import KIND_CODES
+
+_BLOCK = KIND_CODES["block"]
+_STATE = KIND_CODES["state"]
+VERIFY_EVERY = 64
+
+
+@dataclass(slots=True, eq=False)
+class HostRecord:
+    """One record in memory. `pins` counts leases, running copies and the write queue."""
+
+    kind: int
+    digest: bytes
+    parent: bytes
+    depth: int
+    data: NDArray[np.uint8]
+    approximate: bool
+    generation: int
+    checksum: bytes | None = None
+    pins: int = 0
+    touched: float = 0.0
+
+
+class HostTier:
+    """Records by digest, bounded by `capacity_bytes`; state slots by a share of it and by age."""
+
+    def __init__(
+        self, capacity_bytes: int, *, state_share: float, state_ttl_s: float, clock: Clock
+    ) -> None:
+        self.capacity_bytes = capacity_bytes
+        self._state_capacity = int(capacity_bytes * state_share)
+        self._state_ttl_s = state_ttl_s
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._records: tuple[OrderedDict[bytes, HostRecord], ...] = (OrderedDict(), OrderedDict())
+        self._spare: dict[int, list[NDArray[np.uint8]]] = {}
+        self._spare_bytes = 0
+        self._bytes = [0, 0]
+        self._gets = 0
+        self._evicted: list[HostRecord] = []
+        self.counts = {"evicted": 0, "expired": 0, "corrupt": 0, "no_room": 0}
+
+    # -- finding
+
+    def pinned_prefix(self, digests: Sequence[bytes]) -> list[HostRecord | None]:
+        """Block records for each digest, pinned; None where one is not here."""
+        with self._lock:
+            table = self._records[_BLOCK]
+            found = [table.get(digest) for digest in digests]
+            for record in found:
+                if record is not None:
+                    record.pins += 1
+            return found
+
+    def pin(self, kind: int, digest: bytes) -> HostRecord | None:
+        """One record, pinned; None when it is not here."""
+        with self._lock:
+            record = self._records[kind].get(digest)
+            if record is not None:
+                record.pins += 1
+            return record
+
+    def contains(self, kind: int, digest: bytes) -> bool:
+        """Whether the record is here now."""
+        with self._lock:
+            return digest in self._records[kind]
+
+    def hold(self, record: HostRecord) -> None:
+        """One more pin on a record that is pinned already."""
+        with self._lock:
+            record.pins += 1
+
+    def unpin(self, records: Iterable[HostRecord]) -> None:
+        """Give pins back."""
+        with self._lock:
+            for record in records:
+                record.pins -= 1
+
+    def touch(self, kind: int, digests: Sequence[bytes]) -> None:
+        """Mark as used, deepest first, so that the tail of a chain is evicted before its head."""
+        now = self._clock.monotonic()
+        with self._lock:
+            table = self._records[kind]
+            for digest in reversed(digests):
+                record = table.get(digest)
+                if record is not None:
+                    record.touched = now
+                    table.move_to_end(digest)
+
+    def verified(self, record: HostRecord) -> bool:
+        """Check every 64th read against the checksum taken when the record was written or read."""
+        self._gets += 1
+        if self._gets % VERIFY_EVERY or record.checksum is None:
+            return True
+        if xxhash.xxh3_128_digest(record.data) == record.checksum:
+            return True
+        self.counts["corrupt"] += 1
+        return False
+
+    # -- taking and giving room
+
+    def take(self, kind: int, nbytes: int) -> NDArray[np.uint8] | None:
+        """An array of `nbytes` for one record; None when only pinned records could make room."""
+        with self._lock:
+            return self._take(kind, nbytes)
+
+    def give(self, data: NDArray[np.uint8]) -> None:
+        """Return an array that was taken and not published."""
+        with self._lock:
+            self._keep_spare(data)
+
+    def publish(self, record: HostRecord) -> HostRecord:
+        """Make a record findable, with one more pin for the caller.
+
+        returns: the record that is findable now: an equal one that was here before, if any; then
+                 the array of the new one has been given back.
+        """
+        with self._lock:
+            table = self._records[record.kind]
+            existing = table.get(record.digest)
+            if existing is not None:
+                self._keep_spare(record.data)
+                existing.pins += 1
+                return existing
+            record.touched = self._clock.monotonic()
+            record.pins += 1
+            table[record.digest] = record
+            self._bytes[record.kind] += record.data.nbytes
+            return record
+
+    def remove(self, kind: int, digest: bytes) -> HostRecord | None:
+        """Forget a record now; memory that is pinned lives on until its holder is done."""
+        with self._lock:
+            record = self._records[kind].pop(digest, None)
+            if record is not None:
+                self._bytes[kind] -= record.data.nbytes
+                if record.pins == 0:
+                    self._keep_spare(record.data)
+            return record
+
+    def remove_keys(self, keys: set[bytes]) -> None:
+        """Forget every record whose digest starts with one of these 16-byte keys."""
+        for kind, table in enumerate(self._records):
+            with self._lock:
+                doomed = [digest for digest in table if digest[:16] in keys]
+            for digest in doomed:
+                self.remove(kind, digest)
+
+    def expire(self) -> None:
+        """Drop state slots that nobody used for the time to live."""
+        horizon = self._clock.monotonic() - self._state_ttl_s
+        with self._lock:
+            old = [r for r in self._records[_STATE].values() if r.touched < horizon and not r.pins]
+            for record in old:
+                self._evict(record)
+                self.counts["expired"] += 1
+
+    def drain_evicted(self) -> list[HostRecord]:
+        """Records that left since the last call, for events."""
+        if not self._evicted:
+            return []
+        with self._lock:
+            gone, self._evicted = self._evicted, []
+            return gone
+
+    def usage(self) -> dict[str, int]:
+        """Records and bytes, plus counters."""
+        with self._lock:
+            return {
+                "capacity_bytes": self.capacity_bytes,
+                "blocks": len(self._records[_BLOCK]),
+                "states": len(self._records[_STATE]),
+                "block_bytes": self._bytes[_BLOCK],
+                "state_bytes": self._bytes[_STATE],
+                **self.counts,
+            }
+
+    def audit(self) -> None:
+        """Raise AssertionError where the books are wrong."""
+        with self._lock:
+            for kind, table in enumerate(self._records):
+                held = sum(record.data.nbytes for record in table.values())
+                assert held == self._bytes[kind], "bytes of records and the counter disagree"
+                assert all(record.pins >= 0 for record in table.values()), "a pin was given twice"
+            spare = sum(size * len(arrays) for size, arrays in self._spare.items())
+            assert spare == self._spare_bytes, "spare arrays and their counter disagree"
+            assert sum(self._bytes) + spare <= self.capacity_bytes, "over capacity"
+
+    def pins(self) -> int:
+        """Pins of all findable records, for leak tests."""
+        with self._lock:
+            return sum(record.pins for table in self._records for record in table.values())
+
+    # -- inside the lock
+
+    def _take(self, kind: int, nbytes: int) -> NDArray[np.uint8] | None:
+        if nbytes > self.capacity_bytes:
+            self.counts["no_room"] += 1
+            return None
+        if kind == _STATE:
+            limit = max(self._state_capacity, nbytes)
+            if not self._shrink(_STATE, limit - nbytes):
+                self.counts["no_room"] += 1
+                return None
+        spare = self._spare.get(nbytes)
+        if not spare:
+            self._make_room(nbytes)
+            spare = self._spare.get(nbytes)
+        if spare:
+            self._spare_bytes -= nbytes
+            return spare.pop()
+        if self._total() + nbytes > self.capacity_bytes:
+            self.counts["no_room"] += 1
+            return None
+        return np.empty(nbytes, dtype=np.uint8)
+
+    def _total(self) -> int:
+        return sum(self._bytes) + self._spare_bytes
+
+    def _make_room(self, nbytes: int) -> None:
+        """Evict until an array of this size is spare or can be allocated."""
+        while self._total() + nbytes > self.capacity_bytes and not self._spare.get(nbytes):
+            if self._spare_bytes:
+                size, arrays = next((s, a) for s, a in self._spare.items() if a)
+                arrays.pop()
+                self._spare_bytes -= size
+            elif not (self._evict_oldest(_BLOCK) or self._evict_oldest(_STATE)):
+                return
+
+    def _shrink(self, kind: int, limit: int) -> bool:
+        while self._bytes[kind] > limit:
+            if not self._evict_oldest(kind):
+                return False
+        return True
+
+    def _evict_oldest(self, kind: int) -> bool:
+        victim = next((r for r in self._records[kind].values() if r.pins == 0), None)
+        if victim is None:
+            return False
+        self._evict(victim)
+        self.counts["evicted"] += 1
+        return True
+
+    def _evict(self, record: HostRecord) -> None:
+        del self._records[record.kind][record.digest]
+        self._bytes[record.kind] -= record.data.nbytes
+        self._keep_spare(record.data)
+        self._evicted.append(record)
+
+    def _keep_spare(self, data: NDArray[np.uint8]) -> None:
+        if data.nbytes == 0 or self._total() + data.nbytes > self.capacity_bytes:
+            return
+        self._spare.setdefault(data.nbytes, []).append(data)
+        self._spare_bytes += data.nbytes
+
+
+def checksum_of(views: Iterable[Any]) -> bytes:
+    """xxh3_128 over byte views, in order."""
+    hasher = xxhash.xxh3_128()
+    for view in views:
+        hasher.update(view)
+    return hasher.digest()

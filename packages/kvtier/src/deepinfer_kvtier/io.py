@@ -1,0 +1,118 @@
+"""The few file operations the directory tier needs, behind a protocol so that tests can break them."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+Readable = bytes | bytearray | memoryview
+
+
+class IoEngine(Protocol):
+    """Positioned file I/O. Every call may raise OSError; short reads and writes are legal answers."""
+
+    def create(self, path: Path) -> int: ...
+
+    def open_read(self, path: Path) -> int: ...
+
+    def open_write(self, path: Path) -> int: ...
+
+    def close(self, fd: int) -> None: ...
+
+    def preadv(self, fd: int, buffers: Sequence[bytearray | memoryview], offset: int) -> int: ...
+
+    def pwritev(self, fd: int, buffers: Sequence[Readable], offset: int) -> int: ...
+
+    def allocate(self, fd: int, offset: int, length: int) -> None: ...
+
+    def truncate(self, fd: int, length: int) -> None: ...
+
+    def datasync(self, fd: int) -> None: ...
+
+    def listdir(self, path: Path) -> list[str]: ...
+
+    def mkdir(self, path: Path) -> None: ...
+
+    def unlink(self, path: Path) -> None: ...
+
+    def rmdir(self, path: Path) -> None: ...
+
+    def disk_bytes(self, path: Path) -> int: ...
+
+    def free_share(self, path: Path) -> float: ...
+
+    def try_lock(self, path: Path, *, create: bool) -> int | None: ...
+
+
+class PosixIo:
+    """The operating system's own calls."""
+
+    def create(self, path: Path) -> int:
+        return os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
+
+    def open_read(self, path: Path) -> int:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def open_write(self, path: Path) -> int:
+        return os.open(path, os.O_RDWR | os.O_CLOEXEC)
+
+    def close(self, fd: int) -> None:
+        os.close(fd)
+
+    def preadv(self, fd: int, buffers: Sequence[bytearray | memoryview], offset: int) -> int:
+        return os.preadv(fd, buffers, offset)
+
+    def pwritev(self, fd: int, buffers: Sequence[Readable], offset: int) -> int:
+        return os.pwritev(fd, buffers, offset)
+
+    def allocate(self, fd: int, offset: int, length: int) -> None:
+        try:
+            os.posix_fallocate(fd, offset, length)
+        except OSError as cause:
+            # Some file systems cannot preallocate; writing works all the same, only slower.
+            if cause.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
+                raise
+
+    def truncate(self, fd: int, length: int) -> None:
+        os.ftruncate(fd, length)
+
+    def datasync(self, fd: int) -> None:
+        os.fdatasync(fd)
+
+    def listdir(self, path: Path) -> list[str]:
+        return os.listdir(path)
+
+    def mkdir(self, path: Path) -> None:
+        path.mkdir(mode=0o700)
+
+    def unlink(self, path: Path) -> None:
+        path.unlink(missing_ok=True)
+
+    def rmdir(self, path: Path) -> None:
+        path.rmdir()
+
+    def disk_bytes(self, path: Path) -> int:
+        """Bytes the file occupies, preallocation included."""
+        return os.stat(path).st_blocks * 512
+
+    def free_share(self, path: Path) -> float:
+        stats = os.statvfs(path)
+        return stats.f_bavail / stats.f_blocks if stats.f_blocks else 1.0
+
+    def try_lock(self, path: Path, *, create: bool) -> int | None:
+        """Exclusive lock that the kernel drops with the process; None while another one holds it."""
+        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+        fd = os.open(path, flags, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(fd)
+            return None
+        except OSError:
+            os.close(fd)
+            raise
+        return fd

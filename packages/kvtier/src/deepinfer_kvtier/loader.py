@@ -1,0 +1,212 @@
+"""Loads: host memory first, then the directory; concurrent loads of a record share one read."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from deepinfer_kvtier.clock import Clock
+from deepinfer_kvtier.directory import NO_ROW, DirectoryTier
+from deepinfer_kvtier.host import HostRecord, HostTier
+from deepinfer_kvtier.queue import copy_views
+from deepinfer_kvtier.reading import Wanted
+from deepinfer_kvtier.records import Status
+
+
+class Flights:
+    """Who reads which record from the directory right now."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._events: dict[tuple[int, bytes], threading.Event] = {}
+
+    def claim(self, kind: int, digests: Sequence[bytes]) -> dict[bytes, threading.Event]:
+        """Claim what nobody reads yet; returns the events of those that somebody else reads."""
+        others: dict[bytes, threading.Event] = {}
+        with self._lock:
+            for digest in digests:
+                event = self._events.get((kind, digest))
+                if event is None:
+                    self._events[kind, digest] = threading.Event()
+                else:
+                    others[digest] = event
+        return others
+
+    def land(self, kind: int, digests: Sequence[bytes]) -> None:
+        """The claimed reads have ended, well or not."""
+        with self._lock:
+            events = [self._events.pop((kind, digest)) for digest in digests]
+        for event in events:
+            event.set()
+
+
+class Loader:
+    """Fills caller buffers from the tiers of one cache."""
+
+    def __init__(self, host: HostTier, directory: DirectoryTier | None, clock: Clock) -> None:
+        self._host = host
+        self._directory = directory
+        self._clock = clock
+        self._flights = Flights()
+        self._counts_lock = threading.Lock()
+        self.counts: Counter[str] = Counter()
+
+    def fill(
+        self,
+        kind: int,
+        shard: int,
+        wanted: Sequence[Wanted],
+        *,
+        rows: NDArray[Any] | None,
+        deadline: float | None,
+        report: Callable[[int, Status], None],
+    ) -> list[Status]:
+        """Status for each record; `report(index, status)` is called as soon as one is settled.
+
+        rows:     places pinned by a lease, used before the index is asked.
+        deadline: monotonic seconds after which nothing more is started.
+        """
+
+        def in_time() -> bool:
+            return deadline is None or self._clock.monotonic() < deadline
+
+        statuses: list[Status | None] = [None] * len(wanted)
+
+        def settle(i: int, status: Status) -> None:
+            statuses[i] = status
+            report(i, status)
+
+        absent: list[int] = []
+        for i, want in enumerate(wanted):
+            if not in_time():
+                settle(i, Status.TIMEOUT)
+            elif self._copy_from_host(kind, want):
+                settle(i, Status.OK)
+            else:
+                absent.append(i)
+        if self._directory is None:
+            for i in absent:
+                settle(i, Status.MISS)
+        else:
+            self._from_directory(
+                self._directory, kind, shard, wanted, absent, rows, deadline, in_time, settle
+            )
+        final = [status or Status.MISS for status in statuses]
+        self._count(final)
+        return final
+
+    def observe(self, nbytes: int, seconds: float) -> None:
+        """Count one finished load."""
+        with self._counts_lock:
+            self.counts["loads"] += 1
+            self.counts["load_bytes"] += nbytes
+            self.counts["load_us"] += int(seconds * 1e6)
+
+    def _from_directory(
+        self,
+        directory: DirectoryTier,
+        kind: int,
+        shard: int,
+        wanted: Sequence[Wanted],
+        absent: list[int],
+        rows: NDArray[Any] | None,
+        deadline: float | None,
+        in_time: Callable[[], bool],
+        settle: Callable[[int, Status], None],
+    ) -> None:
+        others = self._flights.claim(kind, [wanted[i].digest for i in absent])
+        mine = [i for i in absent if wanted[i].digest not in others]
+        try:
+            self._read(directory, kind, shard, wanted, mine, rows, in_time, settle)
+        finally:
+            self._flights.land(kind, [wanted[i].digest for i in mine])
+        again: list[int] = []
+        for i in absent:
+            event = others.get(wanted[i].digest)
+            if event is None:
+                continue
+            left = None if deadline is None else max(0.0, deadline - self._clock.monotonic())
+            event.wait(left)
+            if self._copy_from_host(kind, wanted[i]):
+                with self._counts_lock:
+                    self.counts["shared_reads"] += 1
+                settle(i, Status.OK)
+            else:
+                again.append(i)
+        # The other reader failed, or host memory had no room for what it read.
+        self._read(directory, kind, shard, wanted, again, rows, in_time, settle)
+
+    def _read(
+        self,
+        directory: DirectoryTier,
+        kind: int,
+        shard: int,
+        wanted: Sequence[Wanted],
+        which: list[int],
+        rows: NDArray[Any] | None,
+        in_time: Callable[[], bool],
+        settle: Callable[[int, Status], None],
+    ) -> None:
+        if not which:
+            return
+        members = [wanted[i] for i in which]
+        leased = None if rows is None else rows[np.array(which)]
+        if leased is not None and (leased["length"] == NO_ROW).any():
+            leased = None
+        statuses = directory.get_into(kind, shard, members, rows=leased, in_time=in_time)
+        missed = [j for j, status in enumerate(statuses) if status is Status.MISS]
+        if missed and leased is not None:
+            # The leased place is gone; another writer may have stored the same record.
+            second = directory.get_into(kind, shard, [members[j] for j in missed], in_time=in_time)
+            for j, status in zip(missed, second, strict=True):
+                statuses[j] = status
+        for i, want, status in zip(which, members, statuses, strict=True):
+            if status is Status.OK:
+                self._promote(kind, want)
+            settle(i, status)
+
+    def _copy_from_host(self, kind: int, want: Wanted) -> bool:
+        record = self._host.pin(kind, want.digest)
+        if record is None:
+            return False
+        try:
+            if record.data.nbytes != want.nbytes:
+                return False
+            at = 0
+            for view in want.views:
+                if view.nbytes:
+                    target = np.frombuffer(view, dtype=np.uint8)
+                    target[:] = record.data[at : at + view.nbytes]
+                    at += view.nbytes
+            good = self._host.verified(record)
+        finally:
+            self._host.unpin([record])
+        if not good:
+            self._host.remove(kind, want.digest)
+        return good
+
+    def _promote(self, kind: int, want: Wanted) -> None:
+        data = self._host.take(kind, want.nbytes)
+        if data is None:
+            return
+        copy_views(want.views, data)
+        record = HostRecord(
+            kind,
+            want.digest,
+            want.parent,
+            want.depth,
+            data,
+            want.approximate,
+            want.generation,
+            want.checksum,
+        )
+        self._host.unpin([self._host.publish(record)])
+
+    def _count(self, statuses: Sequence[Status]) -> None:
+        with self._counts_lock:
+            self.counts.update(f"records_{status.value}" for status in statuses)

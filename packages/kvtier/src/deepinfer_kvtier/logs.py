@@ -1,0 +1,87 @@
+"""Tail of one writer's index log."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from deepinfer_kvtier import format as fmt
+from deepinfer_kvtier.io import IoEngine
+
+_CHUNK_FRAMES = 256
+
+
+class LogReader:
+    """Reads the frames that were added since the last `poll`; never trusts the size of the file."""
+
+    def __init__(self, folder: Path, store: bytes, io: IoEngine) -> None:
+        self.folder = folder
+        self.writer = bytes.fromhex(folder.name)
+        self.ended = False
+        self.bad_frames = 0
+        self.frames = 0
+        self._store = store
+        self._io = io
+        self._fd: int | None = None
+
+    def poll(self) -> NDArray[Any]:
+        """New entries in order; empty when there are none, the log is gone, or it has ended.
+
+        raises: OSError other than "the file is gone".
+        """
+        if self.ended:
+            return _NOTHING
+        if self._fd is None:
+            try:
+                self._fd = self._io.open_read(self.folder / "idx-0.kvx")
+            except FileNotFoundError:
+                return _NOTHING
+        found: list[NDArray[Any]] = []
+        while True:
+            raw, frames = self._read_chunk(self._fd)
+            fresh = self._parse(raw, frames)
+            found.extend(fresh)
+            if frames < _CHUNK_FRAMES or not fresh:
+                break
+        entries = np.concatenate(found) if found else _NOTHING
+        if len(entries) and entries["flags"][-1] & fmt.FLAG_LOG_END:
+            self.ended = True
+            self.close()
+        return entries
+
+    def close(self) -> None:
+        """Give the descriptor back."""
+        if self._fd is not None:
+            self._io.close(self._fd)
+            self._fd = None
+
+    def _read_chunk(self, fd: int) -> tuple[memoryview, int]:
+        chunk = bytearray(_CHUNK_FRAMES * fmt.PAGE)
+        got = self._io.preadv(fd, [chunk], self.frames * fmt.PAGE)
+        return memoryview(chunk), got // fmt.PAGE
+
+    def _parse(self, raw: memoryview, frames: int) -> list[NDArray[Any]]:
+        """Good frames from the front; a bad one is skipped only when a good one follows it.
+
+        The last frame may be half written: then the next poll reads it again.
+        """
+        good: list[NDArray[Any]] = []
+        bad_run = 0
+        start = self.frames
+        for i in range(frames):
+            frame = raw[i * fmt.PAGE : (i + 1) * fmt.PAGE]
+            entries = fmt.parse_frame(frame, start + i, self._store, self.writer)
+            if entries is None:
+                bad_run += 1
+                continue
+            self.bad_frames += bad_run
+            bad_run = 0
+            self.frames = start + i + 1
+            good.append(entries)
+        return good
+
+
+_NOTHING: NDArray[Any] = np.zeros(0, dtype=fmt.ENTRY)

@@ -1,0 +1,436 @@
+"""One model, one layout, one tenant: the calls an engine makes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from deepinfer_kvtier.buffers import Buffers, Views, record_views
+from deepinfer_kvtier.errors import BufferShapeError, ConfigError
+from deepinfer_kvtier.identity import DIGEST_BYTES, ChainHasher, MediaItem, TokenIds
+from deepinfer_kvtier.layout import KIND_CODES, LayoutSpec
+from deepinfer_kvtier.lookup import find_prefix
+from deepinfer_kvtier.match import Match
+from deepinfer_kvtier.plan import Cost, Plan, ReplayMode, choose_cut
+from deepinfer_kvtier.putting import PutRequest, put_records
+from deepinfer_kvtier.reading import Wanted
+from deepinfer_kvtier.records import LoadResult, Status
+from deepinfer_kvtier.tickets import Durability, LoadJob, PutTicket
+
+if TYPE_CHECKING:
+    from deepinfer_kvtier.cache import Cache
+
+Kind = Literal["block", "state"]
+_BLOCK = KIND_CODES["block"]
+_STATE = KIND_CODES["state"]
+
+
+class Namespace:
+    """Made by `Cache.namespace`. All calls are safe from several threads."""
+
+    def __init__(
+        self,
+        cache: Cache,
+        *,
+        layout: LayoutSpec,
+        fingerprint: bytes,
+        root: bytes,
+        secret: bytes,
+        shard: int,
+    ) -> None:
+        self.layout = layout
+        self.fingerprint = fingerprint
+        self.root = root
+        self.shard = shard
+        self.cache = cache
+        self._secret = secret
+
+    @property
+    def id(self) -> str:
+        """Opaque name for metrics: tells namespaces apart, reveals neither model nor tenant."""
+        return self.root[:6].hex()
+
+    @property
+    def counts(self) -> Counter[str]:
+        """Counters of this namespace in `stats()`."""
+        return self.cache.namespace_counts.setdefault(self.id, Counter())
+
+    def hasher(self) -> ChainHasher:
+        """A fresh incremental hasher of this namespace's chain."""
+        return ChainHasher(self._secret, self.root, self.layout.block_tokens)
+
+    def match(
+        self,
+        tokens: TokenIds,
+        media: Sequence[MediaItem] = (),
+        *,
+        want: Sequence[Kind] = ("block", "state"),
+        lease_s: float = 60.0,
+        max_blocks: int | None = None,
+        leave_last: bool = True,
+        accept_approximate: bool = True,
+        digests: Sequence[bytes] | None = None,
+    ) -> Match:
+        """Find and lease the longest reusable prefix of a prompt.
+
+        want:        with "state", the hit ends where the state slot is present too (exact).
+        lease_s:     seconds until the pins are given back by themselves.
+        leave_last:  never cover the whole prompt: at least one token must be computed for its logits.
+        accept_approximate: whether records computed from approximate windows count.
+        digests:     from a `ChainHasher` that has seen exactly these tokens; saves hashing them again.
+        returns:     a Match, with 0 blocks when nothing is there. Never raises for storage trouble.
+        raises:      ConfigError, UncacheableInput, ClosedError.
+        """
+        self.cache.check_open()
+        unknown = set(want) - set(KIND_CODES)
+        if unknown or "block" not in want:
+            raise ConfigError(f'want must name "block" and optionally "state", got {tuple(want)}')
+        if lease_s <= 0:
+            raise ConfigError(f"lease_s must be above 0, got {lease_s}")
+        n_tokens = len(tokens)
+        if digests is None:
+            hasher = self.hasher()
+            hasher.extend(tokens, media)
+            digests = hasher.digests
+        elif len(digests) != n_tokens // self.layout.block_tokens:
+            raise ConfigError(
+                f"{n_tokens} tokens have {n_tokens // self.layout.block_tokens} whole blocks,"
+                f" got {len(digests)} digests"
+            )
+        limit = max(0, n_tokens - 1 if leave_last else n_tokens) // self.layout.block_tokens
+        if max_blocks is not None:
+            limit = min(limit, max(0, max_blocks))
+        return find_prefix(
+            self,
+            tuple(digests),
+            limit=limit,
+            prompt_tokens=n_tokens,
+            exact="state" in want and self.layout.payload_bytes("state") > 0,
+            lease_s=lease_s,
+            accept_approximate=accept_approximate,
+        )
+
+    def plan(self, match: Match, *, cost: Cost | None = None, mode: ReplayMode = "bounded") -> Plan:
+        """Decide how many of the matched blocks to load, and where the window state comes from.
+
+        mode: "exact" never uses approximate state, "bounded" may rebuild windows from the last cached
+              tokens, "none" uses stored state only.
+        """
+        state_at: dict[int, tuple[str, int, bool, int]] = {}
+        if match.state is not None:
+            hit = match.state
+            state_at[hit.n_blocks] = (
+                hit.tier,
+                hit.bytes,
+                hit.approximate,
+                hit.replay_generation,
+            )
+        return choose_cut(
+            prompt_tokens=match.prompt_tokens,
+            block_tokens=self.layout.block_tokens,
+            block_bytes=self.layout.payload_bytes("block"),
+            tiers=match.tiers(),
+            state_at=state_at,
+            needs_state=self.layout.payload_bytes("state") > 0,
+            generation=match.block_generation,
+            approximate=match.block_approximate,
+            mode=mode,
+            cost=cost or Cost(),
+        )
+
+    def load(
+        self,
+        match: Match,
+        *,
+        blocks: slice | None = None,
+        dst: Buffers = None,
+        state_dst: Any = None,
+        deadline_ms: float | None = None,
+        wait: bool = False,
+    ) -> LoadJob:
+        """Bring matched records into caller memory, each one complete and verified or reported as not.
+
+        blocks:      which blocks of the prompt; default all of the hit, none when `dst` is None.
+        dst:         room for them, see `deepinfer_kvtier.buffers`; it belongs to the job until done.
+        state_dst:   room for the state slot of `match.state`.
+        deadline_ms: after this long nothing more is started; what is missing comes back as TIMEOUT.
+        wait:        load in this thread and return a job that is done.
+        raises:      BufferShapeError, ConfigError, ClosedError; never for storage trouble.
+        """
+        self.cache.check_open()
+        chosen = range(0)
+        if dst is not None:
+            whole = slice(0, match.n_blocks) if blocks is None else blocks
+            chosen = range(*whole.indices(match.block_prefix))
+            if chosen.step != 1:
+                raise ConfigError(f"blocks must be a slice with step 1, got {whole}")
+        elif blocks is not None:
+            raise BufferShapeError("blocks were asked for without a destination: pass dst")
+        if state_dst is not None and match.state is None:
+            raise ConfigError("this match has no state slot: check match.state before loading it")
+        block_views: list[Views] = []
+        if dst is not None:
+            sizes = self.layout.part_sizes("block")
+            block_views = record_views(dst, len(chosen), sizes, writable=True)
+        state_views: Views | None = None
+        if state_dst is not None:
+            sizes = self.layout.part_sizes("state")
+            state_views = record_views([state_dst], 1, sizes, writable=True)[0]
+        deadline = None
+        if deadline_ms is not None:
+            deadline = self.cache.clock.monotonic() + deadline_ms / 1000
+        job = LoadJob(len(chosen), (dst, state_dst))
+
+        def work() -> None:
+            try:
+                result = self._load(match, chosen, block_views, state_views, deadline, job)
+            except BaseException as error:
+                job.future.set_exception(error)
+                raise
+            job.future.set_result(result)
+
+        if wait:
+            work()
+        else:
+            self.cache.threads.submit(work)
+        return job
+
+    async def aload(self, match: Match, **keywords: Any) -> LoadResult:
+        """`load` for asyncio: same keywords (except `wait`), the result instead of a job."""
+        return await asyncio.wrap_future(self.load(match, **keywords).future)
+
+    def put(
+        self,
+        digests: Sequence[bytes],
+        src: Buffers,
+        *,
+        parents: Sequence[bytes] | bytes | None = None,
+        first_block: int = 0,
+        cls: str = "chat",
+        durability: Durability = "behind",
+        copy: bool = True,
+        confirmed_tokens: int | None = None,
+        approximate: bool = False,
+        replay_generation: int = 0,
+    ) -> PutTicket:
+        """Store consecutive blocks of one chain. Never blocks on storage; refusals are in the ticket.
+
+        digests:     of the blocks, first to last (32 bytes each).
+        src:         their bytes, see `deepinfer_kvtier.buffers`.
+        parents:     digest before each block, or before the first one only; None with `first_block=0`.
+        first_block: position of `digests[0]` in its chain.
+        cls:         retention class, a key of `KVTierConfig.classes`.
+        durability:  what the ticket waits for: "behind" = the source may be reused, "flushed" = every
+                     process sees it and it survives kill -9, "fsync" = it survives power loss.
+        copy:        False = no copy in this call; the source must stay unchanged until `ticket.done`.
+        confirmed_tokens: tokens whose acceptance is final; blocks that end beyond them are refused.
+        approximate, replay_generation: from `Plan`, for records computed after a bounded replay.
+        raises:      BufferShapeError, ConfigError, ClosedError.
+        """
+        if confirmed_tokens is not None and confirmed_tokens < 0:
+            raise ConfigError(f"confirmed_tokens must be at least 0, got {confirmed_tokens}")
+        if first_block < 0:
+            raise ConfigError(f"first_block must be at least 0, got {first_block}")
+        return self._put(
+            _BLOCK,
+            digests,
+            record_views(src, len(digests), self.layout.part_sizes("block"), writable=False),
+            parents=self._parents(digests, parents, first_block),
+            first_depth=first_block + 1,
+            cls=cls,
+            durability=durability,
+            copy=copy,
+            confirmed_tokens=confirmed_tokens,
+            approximate=approximate,
+            generation=replay_generation,
+            keep_alive=src,
+        )
+
+    def put_state(
+        self,
+        digest: bytes,
+        src: Any,
+        *,
+        n_blocks: int | None = None,
+        parent: bytes | None = None,
+        cls: str = "chat",
+        durability: Durability = "behind",
+        copy: bool = True,
+        confirmed_tokens: int | None = None,
+        approximate: bool = False,
+        replay_generation: int = 0,
+    ) -> PutTicket:
+        """Store the whole state slot that belongs to the boundary after the block `digest`.
+
+        n_blocks: how many blocks lie before the boundary; needed with `confirmed_tokens`.
+        The other keywords are those of `put`. With `persist_state=False` slots stay in host memory.
+        raises:   BufferShapeError, ConfigError, ClosedError.
+        """
+        if self.layout.payload_bytes("state") == 0:
+            raise ConfigError('this layout has no kind "state"')
+        if confirmed_tokens is not None and n_blocks is None:
+            raise ConfigError("confirmed_tokens needs n_blocks to compare with")
+        return self._put(
+            _STATE,
+            [digest],
+            record_views([src], 1, self.layout.part_sizes("state"), writable=False),
+            parents=[parent or bytes(DIGEST_BYTES)],
+            first_depth=n_blocks or 0,
+            cls=cls,
+            durability=durability,
+            copy=copy,
+            confirmed_tokens=confirmed_tokens,
+            approximate=approximate,
+            generation=replay_generation,
+            keep_alive=src,
+        )
+
+    async def aput(self, digests: Sequence[bytes], src: Buffers, **keywords: Any) -> PutTicket:
+        """`put` for asyncio: returns the ticket once it is done."""
+        return await asyncio.wrap_future(self.put(digests, src, **keywords).future)
+
+    async def aput_state(self, digest: bytes, src: Any, **keywords: Any) -> PutTicket:
+        """`put_state` for asyncio: returns the ticket once it is done."""
+        return await asyncio.wrap_future(self.put_state(digest, src, **keywords).future)
+
+    def drop(self, digests: Sequence[bytes], *, kinds: Sequence[Kind] = ("block", "state")) -> int:
+        """Forget records in every tier and every process on the directory; returns how many were found.
+
+        Other processes follow at their next refresh, `gc_interval_s` at the latest.
+        """
+        self.cache.check_open()
+        found = 0
+        for name in kinds:
+            kind = KIND_CODES[name]
+            if self.cache.queue is not None:
+                self.cache.queue.discard(kind, digests)
+            in_host = [d for d in digests if self.cache.host.remove(kind, d) is not None]
+            on_disk = 0
+            if self.cache.directory is not None:
+                on_disk = self.cache.directory.bury(kind, self.shard, digests)
+            found += max(len(in_host), on_disk)
+        if self.cache.directory is not None and not self.cache.config.read_only:
+            try:
+                self.cache.directory.write_control()
+            except OSError:
+                # Hidden here at once; the tombstones stay queued for the next write.
+                self.cache.counts["control_errors"] += 1
+        self.cache.sync_tiers()
+        return found
+
+    def _parents(
+        self, digests: Sequence[bytes], parents: Sequence[bytes] | bytes | None, first_block: int
+    ) -> list[bytes]:
+        for digest in digests:
+            if len(digest) != DIGEST_BYTES:
+                raise ConfigError(f"digests have {DIGEST_BYTES} bytes, got {len(digest)}")
+        if parents is None:
+            if first_block:
+                raise ConfigError(
+                    f"blocks from {first_block} on need the digest before them: pass parents"
+                )
+            parents = self.root
+        if isinstance(parents, bytes):
+            return [parents, *digests[:-1]][: len(digests)]
+        if len(parents) != len(digests):
+            raise ConfigError(f"expected {len(digests)} parents, got {len(parents)}")
+        return list(parents)
+
+    def _put(
+        self,
+        kind: int,
+        digests: Sequence[bytes],
+        views: list[Views],
+        *,
+        parents: list[bytes],
+        first_depth: int,
+        cls: str,
+        durability: Durability,
+        copy: bool,
+        confirmed_tokens: int | None,
+        approximate: bool,
+        generation: int,
+        keep_alive: Any,
+    ) -> PutTicket:
+        self.cache.check_open()
+        if cls not in self.cache.config.classes:
+            raise ConfigError(
+                f"unknown class {cls!r}: use one of {sorted(self.cache.config.classes)}"
+            )
+        if durability not in ("behind", "flushed", "fsync"):
+            raise ConfigError(f"durability is behind, flushed or fsync, got {durability!r}")
+        block_tokens = self.layout.block_tokens
+        confirmed = len(digests)
+        if confirmed_tokens is not None:
+            confirmed = max(0, confirmed_tokens // block_tokens - first_depth + 1)
+        ticket = put_records(
+            self.cache,
+            PutRequest(
+                kind=kind,
+                shard=self.shard,
+                fingerprint=self.fingerprint,
+                digests=digests,
+                views=views,
+                parents=parents,
+                first_depth=first_depth,
+                cls=cls,
+                durability=durability,
+                copy=copy,
+                confirmed=confirmed,
+                approximate=approximate,
+                generation=min(max(generation, 0), 127),
+            ),
+        )
+        ticket.keep_alive(keep_alive)
+        return ticket
+
+    def _load(
+        self,
+        match: Match,
+        chosen: range,
+        block_views: list[Views],
+        state_views: Views | None,
+        deadline: float | None,
+        job: LoadJob,
+    ) -> LoadResult:
+        started = time.perf_counter()
+        rows = match.rows()
+        loader = self.cache.loader
+        wanted = [
+            Wanted(match.digests[block], views)
+            for block, views in zip(chosen, block_views, strict=True)
+        ]
+
+        def report(index: int, status: Status) -> None:
+            job.statuses[index] = status
+
+        statuses = loader.fill(
+            _BLOCK,
+            self.shard,
+            wanted,
+            rows=None if rows is None else rows[chosen.start : chosen.stop],
+            deadline=deadline,
+            report=report,
+        )
+        state: Status | None = None
+        if state_views is not None and match.state is not None:
+            want = Wanted(match.digests[match.state.n_blocks - 1], state_views)
+            (state,) = loader.fill(
+                _STATE,
+                self.shard,
+                [want],
+                rows=match.state_row(),
+                deadline=deadline,
+                report=lambda _index, _status: None,
+            )
+        ok = next((i for i, s in enumerate(statuses) if s is not Status.OK), len(statuses))
+        bad = next((s for s in (*statuses, state or Status.OK) if s is not Status.OK), None)
+        self.cache.loader.observe(
+            sum(want.nbytes for want in wanted), time.perf_counter() - started
+        )
+        self.cache.sync_tiers()
+        error = None if bad is None else f"the first record not loaded is {bad.value}"
+        return LoadResult(ok, tuple(statuses), state, error)

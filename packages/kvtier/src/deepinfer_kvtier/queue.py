@@ -1,0 +1,325 @@
+"""Write-behind: records wait here for the directory tier, and the producer never does.
+
+One thread owns all writes and the periodic collection. Group commit: a batch goes out when it has enough
+records or bytes, when its oldest record has waited long enough, or when somebody asked for a flush.
+"""
+
+from __future__ import annotations
+
+import errno
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from deepinfer_kvtier.config import KVTierConfig
+from deepinfer_kvtier.directory import DirectoryTier
+from deepinfer_kvtier.host import HostRecord, HostTier, checksum_of
+from deepinfer_kvtier.records import FlushReport
+from deepinfer_kvtier.tickets import Durability, PutTicket
+from deepinfer_kvtier.writer import Outgoing
+
+MAX_ATTEMPTS = 5
+BACKOFF_FIRST_S = 0.05
+BACKOFF_MAX_S = 5.0
+_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT)
+
+
+@dataclass(slots=True, eq=False)
+class WriteItem:
+    """One record in the queue with everybody who waits for it.
+
+    held:   the host record whose memory is written; pinned until the item leaves the queue.
+    staged: False while the bytes still lie in the caller's buffer.
+    """
+
+    outgoing: Outgoing
+    held: HostRecord | None
+    staged: bool
+    queued_at: float
+    waiters: list[tuple[PutTicket, int, Durability]] = field(
+        default_factory=list[tuple[PutTicket, int, Durability]]
+    )
+    cancelled: bool = False
+
+    @property
+    def key(self) -> tuple[int, bytes]:
+        return self.outgoing.kind, self.outgoing.digest
+
+
+def queue_refusal(
+    *, queued_bytes: int, limit: int, nbytes: int, cls: str, continues: bool
+) -> str | None:
+    """Why a record may not join the queue, or None.
+
+    Above 75% scratch is refused, above 90% everything but continuations of chains that are on disk
+    already, at 100% all.
+    """
+    filled = (queued_bytes + nbytes) / limit
+    if filled > 1:
+        return "queue_full"
+    if filled > 0.9 and not continues:
+        return "queue_full"
+    if filled > 0.75 and cls == "scratch":
+        return "class_pressure"
+    return None
+
+
+class WriteQueue:
+    """Queue and writing thread of one cache with a directory."""
+
+    def __init__(
+        self,
+        directory: DirectoryTier,
+        host: HostTier,
+        config: KVTierConfig,
+        *,
+        on_stored: Callable[[Sequence[Outgoing]], None],
+        maintain: Callable[[], None],
+    ) -> None:
+        self._directory = directory
+        self._host = host
+        self._config = config
+        self._on_stored = on_stored
+        self._maintain = maintain
+        self._cond = threading.Condition()
+        self._items: deque[WriteItem] = deque()
+        self._by_key: dict[tuple[int, bytes], WriteItem] = {}
+        self._bytes = 0
+        self._writing = 0
+        self._flushing = 0
+        self._closing = False
+        self._give_up = False
+        self.counts: Counter[str] = Counter()
+        self._next_maintenance = time.monotonic() + config.gc_interval_s
+        self._thread = threading.Thread(target=self._run, name="kvtier-writer", daemon=True)
+        self._thread.start()
+
+    @property
+    def queued_bytes(self) -> int:
+        """Payload bytes that wait or are being written."""
+        return self._bytes
+
+    def refusal(self, cls: str, nbytes: int, continues: bool) -> str | None:
+        """Whether one more record may join now."""
+        return queue_refusal(
+            queued_bytes=self._bytes,
+            limit=self._config.queue_bytes,
+            nbytes=nbytes,
+            cls=cls,
+            continues=continues,
+        )
+
+    def join(self, key: tuple[int, bytes], ticket: PutTicket, index: int, want: Durability) -> bool:
+        """Wait for a record that is queued already; False when it is not (any more)."""
+        with self._cond:
+            item = self._by_key.get(key)
+            if item is None or item.cancelled:
+                return False
+            _add_waiter(item, ticket, index, want)
+            return True
+
+    def add(self, items: Iterable[WriteItem]) -> None:
+        """Queue records, parents first."""
+        with self._cond:
+            for item in items:
+                self._items.append(item)
+                self._by_key[item.key] = item
+                self._bytes += item.outgoing.nbytes
+            self._cond.notify_all()
+
+    def discard(self, kind: int, digests: Iterable[bytes]) -> None:
+        """Do not write these records any more if they are still waiting."""
+        with self._cond:
+            for digest in digests:
+                item = self._by_key.get((kind, digest))
+                if item is not None:
+                    item.cancelled = True
+
+    def flush(self, timeout: float, *, fsync: bool) -> FlushReport:
+        """Write what is queued now; waits at most `timeout` seconds."""
+        deadline = time.monotonic() + timeout
+        with self._cond:
+            self._flushing += 1
+            self._cond.notify_all()
+            try:
+                while self._items or self._writing:
+                    left = deadline - time.monotonic()
+                    if left <= 0 or not self._thread.is_alive():
+                        break
+                    self._cond.wait(left)
+            finally:
+                self._flushing -= 1
+            pending = len(self._items) + self._writing
+        synced = True
+        try:
+            self._directory.write_control()
+            if fsync:
+                self._directory.sync()
+        except OSError:
+            self.counts["write_errors"] += 1
+            synced = False
+        return FlushReport(pending == 0 and synced, pending, self.counts["failed_records"])
+
+    def close(self, timeout: float) -> FlushReport:
+        """Flush, then stop the thread; what could not be written in time is given up."""
+        report = self.flush(timeout, fsync=False)
+        with self._cond:
+            self._closing = True
+            self._give_up = True
+            self._cond.notify_all()
+        self._thread.join(timeout + BACKOFF_MAX_S)
+        return report
+
+    # -- the thread
+
+    def _run(self) -> None:
+        while True:
+            batch = self._next_batch()
+            if batch is None:
+                break
+            if batch:
+                self._write(batch)
+            if time.monotonic() >= self._next_maintenance:
+                self._maintain()
+                self._next_maintenance = time.monotonic() + self._config.gc_interval_s
+        with self._cond:
+            left, self._items = list(self._items), deque[WriteItem]()
+        self._finish(left, stored=False)
+
+    def _next_batch(self) -> list[WriteItem] | None:
+        """Records to write now; empty when it is time for maintenance; None at the end."""
+        with self._cond:
+            while True:
+                if self._closing and (self._give_up or not self._items):
+                    return None
+                wait = self._wait_s()
+                if wait <= 0:
+                    return self._take_batch()
+                until_maintenance = self._next_maintenance - time.monotonic()
+                if until_maintenance <= 0:
+                    return []
+                self._cond.wait(min(wait, until_maintenance))
+
+    def _wait_s(self) -> float:
+        if not self._items:
+            return float("inf")
+        full = len(self._items) >= self._config.commit_blocks
+        if full or self._flushing or self._bytes >= self._config.commit_bytes:
+            return 0
+        return self._items[0].queued_at + self._config.commit_delay_s - time.monotonic()
+
+    def _take_batch(self) -> list[WriteItem]:
+        batch: list[WriteItem] = []
+        size = 0
+        while self._items and len(batch) < self._config.commit_blocks:
+            nbytes = self._items[0].outgoing.nbytes
+            if batch and size + nbytes > self._config.commit_bytes:
+                break
+            batch.append(self._items.popleft())
+            size += nbytes
+        self._writing = len(batch)
+        return batch
+
+    def _write(self, batch: list[WriteItem]) -> None:
+        stored = False
+        try:
+            self._stage(batch)
+            live = [item for item in batch if not item.cancelled]
+            stored = self._attempt(live) if live else True
+        finally:
+            self._finish(batch, stored=stored)
+
+    def _stage(self, batch: list[WriteItem]) -> None:
+        """Take the bytes of unstaged records over into host memory, so that sources become free."""
+        for item in batch:
+            if item.staged:
+                continue
+            item.staged = True
+            out = item.outgoing
+            data = self._host.take(out.kind, out.nbytes)
+            if data is None:
+                continue
+            copy_views(out.views, data)
+            record = HostRecord(
+                out.kind, out.digest, out.parent, out.depth, data, out.approximate, out.generation
+            )
+            record = self._host.publish(record)
+            item.held = record
+            out.views = [memoryview(record.data)]
+            with self._cond:
+                waiting = [w for w in item.waiters if w[2] == "behind"]
+                item.waiters = [w for w in item.waiters if w[2] != "behind"]
+            for ticket, index, _ in waiting:
+                ticket.report(index, True)
+
+    def _attempt(self, live: list[WriteItem]) -> bool:
+        outgoing = [item.outgoing for item in live]
+        for out in outgoing:
+            if out.checksum is None:
+                out.checksum = checksum_of(out.views)
+        for item in live:
+            if item.held is not None:
+                item.held.checksum = item.outgoing.checksum
+        backoff = BACKOFF_FIRST_S
+        for attempt in range(MAX_ATTEMPTS):
+            if self._directory.breaker.is_open:
+                self.counts["breaker_drops"] += len(live)
+                break
+            try:
+                self._directory.put_from(outgoing)
+                if any(want == "fsync" for item in live for _, _, want in item.waiters):
+                    self._directory.sync()
+            except OSError as error:
+                self.counts["write_errors"] += 1
+                if error.errno in _FULL_ERRORS:
+                    self.counts["disk_full_errors"] += 1
+                    self._maintain()
+                else:
+                    self._directory.breaker.error()
+                if attempt + 1 == MAX_ATTEMPTS or self._pause(backoff):
+                    break
+                backoff = min(2 * backoff, BACKOFF_MAX_S)
+                continue
+            self._directory.breaker.success()
+            self._on_stored(outgoing)
+            return True
+        self.counts["failed_records"] += len(live)
+        return False
+
+    def _pause(self, seconds: float) -> bool:
+        """Wait before the next attempt; True when the cache gives up meanwhile."""
+        with self._cond:
+            return self._cond.wait_for(lambda: self._give_up, seconds)
+
+    def _finish(self, batch: list[WriteItem], *, stored: bool) -> None:
+        """Every pin, byte and waiter of a batch is settled here, whatever happened to it."""
+        with self._cond:
+            for item in batch:
+                self._bytes -= item.outgoing.nbytes
+                if self._by_key.get(item.key) is item:
+                    del self._by_key[item.key]
+            waiters = [(w, stored and not item.cancelled) for item in batch for w in item.waiters]
+            self._writing = 0
+            self._cond.notify_all()
+        self._host.unpin(item.held for item in batch if item.held is not None)
+        for (ticket, index, _), good in waiters:
+            ticket.report(index, good)
+
+
+def _add_waiter(item: WriteItem, ticket: PutTicket, index: int, want: Durability) -> None:
+    ticket.expect()
+    item.waiters.append((ticket, index, want))
+
+
+def copy_views(
+    views: Sequence[memoryview], data: np.ndarray[tuple[int], np.dtype[np.uint8]]
+) -> None:
+    """Gather byte views into one array of the same total length."""
+    at = 0
+    for view in views:
+        data[at : at + view.nbytes] = np.frombuffer(view, dtype=np.uint8)
+        at += view.nbytes

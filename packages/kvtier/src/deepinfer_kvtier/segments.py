@@ -1,0 +1,171 @@
+"""Registry of segment files: small numbers for rows, open descriptors as leases.
+
+On a local file system an open descriptor keeps the bytes of an unlinked file readable, so pinning a
+segment means holding its descriptor open.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+from deepinfer_kvtier.io import IoEngine
+
+MAX_IDLE_DESCRIPTORS = 128
+
+
+@dataclass(slots=True, eq=False)
+class Segment:
+    """One segment file. `local` is its number in this process, `number` the one in its writer's log."""
+
+    local: int
+    writer: bytes
+    number: int
+    path: Path
+    cls: str
+    bucket: int
+    sealed: bool = False
+    gone: bool = False
+    fd: int | None = None
+    users: int = 0
+
+
+class SegmentSet:
+    """All segments this process has heard of."""
+
+    def __init__(self, root: Path, io: IoEngine) -> None:
+        self._root = root
+        self._io = io
+        self._lock = threading.Lock()
+        self._by_local: list[Segment] = []
+        self._by_name: dict[tuple[bytes, int], Segment] = {}
+        self._idle: dict[int, Segment] = {}
+
+    def get(self, local: int) -> Segment:
+        """By the number rows carry."""
+        return self._by_local[local]
+
+    def all(self) -> list[Segment]:
+        """Every segment that is not known to be gone."""
+        with self._lock:
+            return [segment for segment in self._by_local if not segment.gone]
+
+    def named(self, writer: bytes, number: int) -> Segment | None:
+        """By writer and number; None when this process has not heard of it."""
+        return self._by_name.get((writer, number))
+
+    def discover(self, writer: bytes) -> None:
+        """Register the segment files that lie in a writer's folder now. raises: OSError."""
+        folder = self._root / "w" / writer.hex()
+        try:
+            names = self._io.listdir(folder)
+        except FileNotFoundError:
+            return
+        for name in names:
+            parsed = parse_segment_name(name)
+            if parsed is not None:
+                cls, bucket, number = parsed
+                self._register(writer, number, folder / name, cls, bucket)
+
+    def need(self, writer: bytes, number: int) -> Segment:
+        """The segment an index entry names; a file that is not there counts as gone. raises: OSError."""
+        known = self.named(writer, number)
+        if known is None:
+            self.discover(writer)
+            known = self.named(writer, number)
+        if known is None:
+            path = self._root / "w" / writer.hex() / f"seg-?-{number}.kvs"
+            known = self._register(writer, number, path, "", 0)
+            known.gone = True
+        return known
+
+    def acquire(self, local: int) -> int | None:
+        """Descriptor of a segment, held until `release`; None when the file is gone. raises: OSError."""
+        with self._lock:
+            segment = self._by_local[local]
+            if segment.fd is not None:
+                segment.users += 1
+                self._idle.pop(local, None)
+                return segment.fd
+            if segment.gone:
+                return None
+        try:
+            fd = self._io.open_read(segment.path)
+        except FileNotFoundError:
+            segment.gone = True
+            return None
+        with self._lock:
+            segment.users += 1
+            if segment.fd is None:
+                segment.fd, fd = fd, -1
+            self._idle.pop(local, None)
+            mine = segment.fd
+        if fd >= 0:
+            self._io.close(fd)
+        return mine
+
+    def release(self, local: int) -> None:
+        """Give one `acquire` back; a few idle descriptors stay open for the next reader."""
+        surplus: list[int] = []
+        with self._lock:
+            segment = self._by_local[local]
+            segment.users -= 1
+            if segment.users == 0 and segment.fd is not None:
+                self._idle[local] = segment
+                if segment.gone:
+                    surplus.append(self._forget_descriptor(segment))
+                while len(self._idle) > MAX_IDLE_DESCRIPTORS:
+                    oldest = next(iter(self._idle.values()))
+                    surplus.append(self._forget_descriptor(oldest))
+        for fd in surplus:
+            self._io.close(fd)
+
+    def mark_gone(self, segment: Segment) -> None:
+        """The file is unlinked or lost; holders of its descriptor may finish reading."""
+        fd = -1
+        with self._lock:
+            segment.gone = True
+            if segment.users == 0 and segment.fd is not None:
+                fd = self._forget_descriptor(segment)
+        if fd >= 0:
+            self._io.close(fd)
+
+    def users(self) -> int:
+        """Held descriptors, for leak tests."""
+        with self._lock:
+            return sum(segment.users for segment in self._by_local)
+
+    def close(self) -> None:
+        """Close every descriptor."""
+        with self._lock:
+            for segment in self._by_local:
+                if segment.fd is not None:
+                    self._io.close(segment.fd)
+                    segment.fd = None
+            self._idle.clear()
+
+    def _register(self, writer: bytes, number: int, path: Path, cls: str, bucket: int) -> Segment:
+        with self._lock:
+            known = self._by_name.get((writer, number))
+            if known is None:
+                known = Segment(len(self._by_local), writer, number, path, cls, bucket)
+                self._by_local.append(known)
+                self._by_name[writer, number] = known
+            return known
+
+    def _forget_descriptor(self, segment: Segment) -> int:
+        assert segment.fd is not None
+        fd, segment.fd = segment.fd, None
+        self._idle.pop(segment.local, None)
+        return fd
+
+
+def parse_segment_name(name: str) -> tuple[str, int, int] | None:
+    """(class, bucket start, number) of `seg-<class>-<bucket>-<n>.kvs`; None for other files."""
+    if not (name.startswith("seg-") and name.endswith(".kvs")):
+        return None
+    fields = name[4:-4].rsplit("-", 2)
+    if len(fields) != 3 or not (fields[1].isdigit() and fields[2].isdigit()):
+        return None
+    return fields[0], int(fields[1]), int(fields[2])

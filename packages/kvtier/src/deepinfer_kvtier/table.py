@@ -1,0 +1,209 @@
+"""Index of the directory tier in memory: dense 40-byte rows plus an open-addressing table.
+
+About 50 bytes a record, where a dict of Python objects takes 240. All operations work on whole batches.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+ROW: Final = np.dtype(
+    [
+        ("key_lo", "<u8"),
+        ("key_hi", "<u8"),
+        ("segment", "<u4"),
+        ("page", "<u4"),
+        ("length", "<u4"),
+        ("kind", "u1"),
+        ("shard", "u1"),
+        ("cls", "u1"),
+        ("flags", "u1"),  # bit 7: approximate; low bits: replay generation, saturating at 127
+        ("seen_s", "<u4"),
+        ("depth", "<u4"),
+    ]
+)
+APPROXIMATE_BIT: Final = 0x80
+
+_EMPTY: Final = np.uint32(0xFFFFFFFF)
+_DEAD: Final = np.uint32(0xFFFFFFFE)
+_MIX: Final = np.uint64(0x9E3779B97F4A7C15)
+_MAX_LOAD: Final = 0.6
+
+
+class EntryTable:
+    """Rows by (16-byte key, kind, shard); not thread-safe, the owner holds the lock."""
+
+    def __init__(self, capacity: int = 1024) -> None:
+        self._rows: NDArray[Any] = np.zeros(capacity, dtype=ROW)
+        self._live: NDArray[np.bool_] = np.zeros(capacity, dtype=np.bool_)
+        self._used = 0  # rows ever handed out; holes are in _free
+        self._free: list[int] = []
+        self._slots: NDArray[np.uint32] = np.full(_slots_for(capacity), _EMPTY, dtype=np.uint32)
+        self._filled = 0  # slots that are not EMPTY
+
+    def __len__(self) -> int:
+        return self._used - len(self._free)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the arrays."""
+        return self._rows.nbytes + self._live.nbytes + self._slots.nbytes
+
+    def rows(self) -> NDArray[Any]:
+        """A copy of all live rows."""
+        return self._rows[: self._used][self._live[: self._used]]
+
+    def find(
+        self, key_lo: NDArray[Any], key_hi: NDArray[Any], kind: int, shard: int
+    ) -> NDArray[Any]:
+        """Row numbers (int64) of keys; -1 where there is none."""
+        kinds = np.full(len(key_lo), kind, dtype=np.uint8)
+        shards = np.full(len(key_lo), shard, dtype=np.uint8)
+        return self._find(key_lo, key_hi, kinds, shards)
+
+    def take(self, numbers: NDArray[Any]) -> NDArray[Any]:
+        """Copies of rows by number."""
+        return self._rows[numbers]
+
+    def insert(self, rows: NDArray[Any]) -> NDArray[np.bool_]:
+        """Add rows; one whose key is there already (or earlier in the batch) is left out.
+
+        returns: bool per row, True = added.
+        """
+        added = np.zeros(len(rows), dtype=np.bool_)
+        if len(rows) == 0:
+            return added
+        fresh = np.flatnonzero(
+            self._find(rows["key_lo"], rows["key_hi"], rows["kind"], rows["shard"]) < 0
+        )
+        if len(fresh) > 1:
+            identity = rows[fresh][["key_lo", "key_hi", "kind", "shard"]]
+            _, first = np.unique(identity, return_index=True)
+            fresh = fresh[np.sort(first)]
+        if len(fresh):
+            numbers = self._allocate(len(fresh))
+            self._rows[numbers] = rows[fresh]
+            self._live[numbers] = True
+            self._place(numbers)
+            added[fresh] = True
+        return added
+
+    def touch(self, numbers: NDArray[Any], seen_s: NDArray[Any] | int) -> None:
+        """Raise the time of the last use of rows; never lowers it."""
+        found = self._rows["seen_s"]
+        found[numbers] = np.maximum(found[numbers], np.asarray(seen_s, dtype=np.uint32))
+
+    def remove(self, numbers: NDArray[Any]) -> NDArray[Any]:
+        """Take rows out and return copies of them."""
+        numbers = np.unique(numbers)
+        gone = self._rows[numbers]
+        positions = self._slot_of(numbers)
+        self._slots[positions] = _DEAD
+        self._live[numbers] = False
+        self._free.extend(int(n) for n in numbers)
+        return gone
+
+    def numbers_in_segment(self, segment: int) -> NDArray[Any]:
+        """Row numbers of everything stored in one segment."""
+        used = slice(0, self._used)
+        return np.flatnonzero(self._live[used] & (self._rows["segment"][used] == segment))
+
+    def audit(self) -> None:
+        """Raise AssertionError unless every live row is found at itself and none else is."""
+        live = np.flatnonzero(self._live[: self._used])
+        rows = self._rows[live]
+        found = self._find(rows["key_lo"], rows["key_hi"], rows["kind"], rows["shard"])
+        assert np.array_equal(found, live), "a live row is not found by its own key"
+        assert len(live) == len(self), "free list and live rows disagree"
+        pointed = self._slots[self._slots < _DEAD]
+        assert np.array_equal(np.sort(pointed), live), "slots point at rows that are not live"
+
+    def _find(
+        self, lo: NDArray[Any], hi: NDArray[Any], kind: NDArray[Any], shard: NDArray[Any]
+    ) -> NDArray[Any]:
+        result: NDArray[Any] = np.full(len(lo), -1, dtype=np.int64)
+        waiting = np.arange(len(lo))
+        at = self._home(lo, kind, shard)
+        mask = np.int64(len(self._slots) - 1)
+        while len(waiting):
+            entry = self._slots[at]
+            real = entry < _DEAD
+            number = np.where(real, entry, 0).astype(np.int64)
+            rows = self._rows[number]
+            hit = (
+                real
+                & (rows["key_lo"] == lo[waiting])
+                & (rows["key_hi"] == hi[waiting])
+                & (rows["kind"] == kind[waiting])
+                & (rows["shard"] == shard[waiting])
+            )
+            result[waiting[hit]] = number[hit]
+            on = ~hit & (entry != _EMPTY)
+            waiting = waiting[on]
+            at = (at[on] + 1) & mask
+        return result
+
+    def _home(self, lo: NDArray[Any], kind: NDArray[Any], shard: NDArray[Any]) -> NDArray[Any]:
+        # Keys are keyed-hash output, hence uniform; kind and shard only have to spread twins apart.
+        twist = (kind.astype(np.uint64) << np.uint64(8) | shard.astype(np.uint64)) * _MIX
+        return ((lo ^ twist) & np.uint64(len(self._slots) - 1)).astype(np.int64)
+
+    def _slot_of(self, numbers: NDArray[Any]) -> NDArray[Any]:
+        rows = self._rows[numbers]
+        at = self._home(rows["key_lo"], rows["kind"], rows["shard"])
+        mask = np.int64(len(self._slots) - 1)
+        result = np.zeros(len(numbers), dtype=np.int64)
+        waiting = np.arange(len(numbers))
+        while len(waiting):
+            here = self._slots[at] == numbers[waiting].astype(np.uint32)
+            result[waiting[here]] = at[here]
+            waiting = waiting[~here]
+            at = (at[~here] + 1) & mask
+        return result
+
+    def _allocate(self, count: int) -> NDArray[Any]:
+        reused = [self._free.pop() for _ in range(min(count, len(self._free)))]
+        new = count - len(reused)
+        if self._used + new > len(self._rows):
+            size = max(self._used + new, len(self._rows) * 3 // 2)
+            self._rows = _grown(self._rows, size)
+            self._live = _grown(self._live, size)
+        numbers = np.array(reused + list(range(self._used, self._used + new)), dtype=np.int64)
+        self._used += new
+        return numbers
+
+    def _place(self, numbers: NDArray[Any]) -> None:
+        if self._filled + len(numbers) > len(self._slots) * _MAX_LOAD:
+            self._slots = np.full(_slots_for(len(self)), _EMPTY, dtype=np.uint32)
+            self._filled = 0
+            numbers = np.flatnonzero(self._live[: self._used])
+        rows = self._rows[numbers]
+        at = self._home(rows["key_lo"], rows["kind"], rows["shard"])
+        mask = np.int64(len(self._slots) - 1)
+        while len(numbers):
+            free = np.flatnonzero(self._slots[at] == _EMPTY)
+            _, first = np.unique(at[free], return_index=True)
+            winners = free[first]
+            self._slots[at[winners]] = numbers[winners].astype(np.uint32)
+            self._filled += len(winners)
+            losers = np.ones(len(numbers), dtype=np.bool_)
+            losers[winners] = False
+            numbers = numbers[losers]
+            at = (at[losers] + 1) & mask
+
+
+def _slots_for(rows: int) -> int:
+    """A power of two that holds `rows` and half as many again below the load limit."""
+    size = 64
+    while size * _MAX_LOAD < rows * 1.5:
+        size *= 2
+    return size
+
+
+def _grown(array: NDArray[Any], size: int) -> NDArray[Any]:
+    bigger = np.zeros(size, dtype=array.dtype)
+    bigger[: len(array)] = array
+    return bigger

@@ -1,0 +1,129 @@
+"""What a caller holds while its records travel: a ticket for puts, a job for loads."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Literal, overload
+
+from deepinfer_kvtier.records import LoadResult, Status
+
+Durability = Literal["behind", "flushed", "fsync"]
+
+
+class PutTicket:
+    """Follows one `put`.
+
+    accepted: for each record, whether the cache took it.
+    reasons:  for each record, None or why not: "queue_full", "unconfirmed", "read_only",
+              "disk_full", "no_room", "class_pressure", "duplicate_in_call", "not_persistent". A record
+              refused for the directory may still have been kept in host memory.
+    """
+
+    def __init__(self, reasons: Sequence[str | None]) -> None:
+        self.reasons: tuple[str | None, ...] = tuple(reasons)
+        self.accepted: tuple[bool, ...] = tuple(reason is None for reason in reasons)
+        self._lock = threading.Lock()
+        self._event = threading.Event()
+        self._waiting = 0
+        self._closed = False
+        self._stored = [False] * len(reasons)
+        self._source: object = None
+        self.future: Future[PutTicket] = Future()
+
+    @property
+    def done(self) -> bool:
+        """No accepted record is still on its way to the promised durability."""
+        return self._event.is_set()
+
+    @property
+    def stored(self) -> tuple[bool, ...]:
+        """For each record, whether it has reached the promised durability."""
+        with self._lock:
+            return tuple(self._stored)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until done; returns whether every accepted record was stored in time."""
+        if not self._event.wait(timeout):
+            return False
+        return self.stored == self.accepted
+
+    def keep_alive(self, source: object) -> None:
+        """Hold the caller's buffers until the ticket is done."""
+        with self._lock:
+            if not self._event.is_set():
+                self._source = source
+
+    def expect(self) -> None:
+        """One more record whose fate will be reported."""
+        with self._lock:
+            self._waiting += 1
+
+    def report(self, index: int, stored: bool) -> None:
+        """The fate of a record that was expected."""
+        with self._lock:
+            self._stored[index] = stored
+            self._waiting -= 1
+        self._settle()
+
+    def refuse(self, index: int, reason: str) -> None:
+        """A record that could not be taken after all."""
+        with self._lock:
+            self.reasons = (*self.reasons[:index], reason, *self.reasons[index + 1 :])
+            self.accepted = (*self.accepted[:index], False, *self.accepted[index + 1 :])
+
+    def stored_now(self, index: int) -> None:
+        """A record that is there already."""
+        with self._lock:
+            self._stored[index] = True
+
+    def all_expected(self) -> None:
+        """No more `expect` follows."""
+        self._closed = True
+        self._settle()
+
+    def _settle(self) -> None:
+        with self._lock:
+            if self._waiting or not self._closed or self._event.is_set():
+                return
+            self._event.set()
+            self._source = None
+        self.future.set_result(self)
+
+
+class LoadJob:
+    """Follows one `load`; the destination belongs to the job until it is done."""
+
+    def __init__(self, blocks: int, destinations: object) -> None:
+        # Views made from bare addresses keep nothing alive; the job does.
+        self._destinations = destinations
+        self.statuses: list[Status | None] = [None] * blocks
+        self.future: Future[LoadResult] = Future()
+
+    @property
+    def done(self) -> bool:
+        """The load has ended, well or not."""
+        return self.future.done()
+
+    def ready(self, block: int) -> bool:
+        """Whether this block of the requested range is there, bytes and checksum."""
+        return self.statuses[block] is Status.OK
+
+    @property
+    def result(self) -> LoadResult | None:
+        """The result, or None while the load runs."""
+        return self.future.result() if self.future.done() else None
+
+    @overload
+    def wait(self) -> LoadResult: ...
+
+    @overload
+    def wait(self, timeout: float) -> LoadResult | None: ...
+
+    def wait(self, timeout: float | None = None) -> LoadResult | None:
+        """Wait for the end; None when it has not come after `timeout` seconds."""
+        try:
+            return self.future.result(timeout)
+        except TimeoutError:
+            return None
