@@ -4,6 +4,7 @@ EngineError
 ├── RequestError
 │   └── HttpError            carries its own row of the table
 │       ├── InvalidRequest   the body is not JSON, or a field is missing or out of range   400
+│       ├── ContextLengthExceeded  prompt + wanted output pass the model's length         400
 │       ├── AuthenticationFailed                                                          401
 │       ├── PermissionDenied                                                              403
 │       ├── NotFound         no such route or object                                      404
@@ -64,6 +65,12 @@ class HttpError(RequestError):
 
 class InvalidRequest(HttpError):  # noqa: N818 - reads as the condition it reports
     """The request cannot be understood; `param` names the field."""
+
+
+class ContextLengthExceeded(HttpError):  # noqa: N818
+    """Prompt and wanted output together pass the model's length; the message has all the numbers."""
+
+    row = _TOO_LONG
 
 
 class AuthenticationFailed(HttpError):  # noqa: N818

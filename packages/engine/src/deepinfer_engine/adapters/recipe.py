@@ -1,0 +1,292 @@
+"""`Codec` on `deepinfer_recipe`. The only module that imports that package."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from deepinfer_recipe import (
+    ChatCompletionRequest,
+    ChatCompletionResponse,
+    ConversationRequest,
+    ConversionError,
+    ConversionOptions,
+    DeepseekV41Encoding,
+    InferenceChunk,
+    InferenceFinishReason,
+    MessagesRequest,
+    MessagesResponse,
+    ModelVersion,
+    PromptUsage,
+    RequestParseError,
+    StreamProcessor,
+    Tokenizer,
+)
+
+from deepinfer_engine.core.types import FinishReason, SamplingParams, TokensEvent, TrafficClass
+from deepinfer_engine.errors import CheckpointError, EngineLost, EngineUnavailable, UnknownModel
+from deepinfer_engine.server.codec import WireEvent
+from deepinfer_engine.server.errors import ContextLengthExceeded, InvalidRequest, Protocol
+from deepinfer_engine.server.extras import apply_extras
+
+_MAX_USER_BYTES = 512
+_REQUESTS: dict[str, Any] = {"chat": ChatCompletionRequest, "messages": MessagesRequest}
+_RESPONSES: dict[str, Any] = {"chat": ChatCompletionResponse, "messages": MessagesResponse}
+_NO_RESOURCE = "insufficient_system_resource"
+_FINISH = {
+    "stop": InferenceFinishReason.Stop,
+    "length": InferenceFinishReason.Length,
+    # The codec has no such reason: it closes the answer as for a limit, and `_renamed` names it.
+    _NO_RESOURCE: InferenceFinishReason.Length,
+}
+
+
+class RecipeCodec:
+    """Chat Completions and Messages for one tokenizer and the names one model is served under."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        model_names: Sequence[str],
+        *,
+        default_thinking: bool = True,
+        wall: Callable[[], float] = time.time,
+        new_seed: Callable[[], int] = lambda: secrets.randbits(63),
+    ) -> None:
+        """`new_seed` seeds requests that bring no seed; `wall` is the time stamp of answers."""
+        self._tokenizer = tokenizer
+        self._encoding = DeepseekV41Encoding().with_tokenizer(tokenizer)
+        self._names = tuple(model_names)
+        self._vocab_size = tokenizer.backend.get_vocab_size(with_added_tokens=True)
+        self._eos = tokenizer.special_id("<｜end▁of▁sentence｜>")
+        self._wall = wall
+        self._new_seed = new_seed
+        self._options = ConversionOptions(
+            default_thinking_mode=default_thinking
+        ).with_model_versions_by_name(dict.fromkeys(self._names, ModelVersion.DeepseekV41Flash))
+
+    @classmethod
+    def from_directory(
+        cls, model_dir: Path, model_names: Sequence[str], *, default_thinking: bool = True
+    ) -> RecipeCodec:
+        """With the `tokenizer.json` of a checkpoint directory. Raises CheckpointError."""
+        path = model_dir / "tokenizer.json"
+        try:
+            tokenizer = Tokenizer.from_file(str(path))
+            return cls(tokenizer, model_names, default_thinking=default_thinking)
+        except OSError as exc:
+            raise CheckpointError(f"cannot read the tokenizer {path}: {exc.strerror}") from exc
+        except (ValueError, RuntimeError) as exc:
+            raise CheckpointError(f"the tokenizer {path} is unusable: {exc}") from exc
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        return self._names
+
+    def prepare(self, protocol: Protocol, body: bytes, max_model_len: int) -> RecipeRequest:
+        model, request = self._convert(protocol, body)
+        options = request.inference_options
+        if options.n != 1:
+            raise InvalidRequest("n must be 1: this server gives one answer a request", param="n")
+        if options.output_constraint is not None and options.output_constraint.kind == "regex":
+            # The prompt format has no words for it, so without a grammar it would be silently ignored.
+            raise InvalidRequest("response_format regex is not supported", param="response_format")
+        token_ids = tuple(self._encoding.encode(request.conversation))
+        try:
+            max_tokens = request.resolve_max_tokens(len(token_ids), max_model_len)
+        except ConversionError as exc:
+            raise ContextLengthExceeded(exc.message, param=exc.param) from exc
+        if len(token_ids) >= max_model_len:
+            raise ContextLengthExceeded(
+                f"the prompt has {len(token_ids)} tokens and this model's context {max_model_len}: no "
+                "room for an answer; shorten the conversation",
+                param="messages",
+            )
+        sampling = SamplingParams(
+            temperature=1.0 if options.temperature is None else options.temperature,
+            top_p=1.0 if options.top_p is None else options.top_p,
+            seed=self._new_seed() if options.seed is None else options.seed,
+            max_tokens=max_tokens,
+            presence_penalty=options.presence_penalty,
+            frequency_penalty=options.frequency_penalty,
+            logprobs=(options.top_logprobs or 0) if options.logprobs else None,
+        )
+        sampling = apply_extras(sampling, body, self._vocab_size)
+        return RecipeRequest(
+            codec=self,
+            protocol=protocol,
+            request=request,
+            model=model,
+            token_ids=token_ids,
+            sampling=sampling,
+            ends=frozenset((self._eos, *sampling.stop_token_ids)),
+            created=int(self._wall()),
+            user_id=_checked_user(request.user),
+        )
+
+    def count_tokens(self, protocol: Protocol, body: bytes) -> int:
+        _, request = self._convert(protocol, body)
+        return len(self._encoding.encode(request.conversation))
+
+    def tokenize(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text)
+
+    def detokenize(self, token_ids: Sequence[int]) -> str:
+        for token in token_ids:
+            if not 0 <= token < self._vocab_size:
+                raise InvalidRequest(f"token ids are 0..{self._vocab_size - 1}, got {token}", param="tokens")
+        return self._tokenizer.backend.decode(list(token_ids), skip_special_tokens=False)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """What answers are decoded with."""
+        return self._tokenizer
+
+    def _convert(self, protocol: Protocol, body: bytes) -> tuple[str, ConversationRequest]:
+        try:
+            parsed = _REQUESTS[protocol](body, profile="extended")
+            model: str = parsed.model
+            if model not in self._names:
+                raise UnknownModel(model, self._names)
+            request: ConversationRequest = parsed.convert(self._options)
+        except RequestParseError as exc:
+            raise InvalidRequest(str(exc), param=exc.param) from exc
+        except ConversionError as exc:
+            raise InvalidRequest(exc.message, param=exc.param) from exc
+        if any(message.image_sources for message in request.conversation.messages):
+            raise InvalidRequest("this server's model takes no pictures", param="messages")
+        return model, request
+
+
+@dataclass(frozen=True, slots=True)
+class RecipeRequest:
+    """A converted request; see `server.codec.PreparedRequest`. `ends`: ids that are no text at the end."""
+
+    codec: RecipeCodec
+    protocol: Protocol
+    request: ConversationRequest
+    model: str
+    token_ids: tuple[int, ...]
+    sampling: SamplingParams
+    ends: frozenset[int]
+    created: int
+    user_id: str | None
+
+    @property
+    def stream(self) -> bool:
+        return self.request.stream
+
+    @property
+    def traffic_class(self) -> TrafficClass:
+        conversation = self.request.conversation
+        tools = bool(conversation.tools) or any(m.role == "tool" for m in conversation.messages)
+        return "agent" if tools else "chat"
+
+    def encoder(self, response_id: str) -> RecipeEncoder:
+        return RecipeEncoder(self, response_id)
+
+
+class RecipeEncoder:
+    """One answer; see `server.codec.AnswerEncoder`."""
+
+    def __init__(self, prepared: RecipeRequest, response_id: str) -> None:
+        self._prepared = prepared
+        self._id = response_id
+        self._response_type = _RESPONSES[prepared.protocol]
+        self._response: Any = None
+        options = prepared.request.parsing_options
+        generator = _REQUESTS[prepared.protocol].chunk_generator(
+            prepared.request, response_id, prepared.model
+        )
+        self._processor = StreamProcessor(generator, options, prepared.codec.tokenizer)
+        # With stop sequences the answer may end inside a step: only token by token is the count exact.
+        self._one_by_one = bool(options.stop_sequences)
+        self._out_of_memory = False
+
+    @property
+    def finished(self) -> bool:
+        return self._processor.finished
+
+    def start(self, prompt_tokens: int, cached_tokens: int) -> list[WireEvent]:
+        prepared = self._prepared
+        if not prepared.stream:
+            self._response = self._response_type(
+                self._id, prepared.model, prepared.created, prompt_tokens, cached_tokens
+            )
+        usage = PromptUsage(prompt_tokens=prompt_tokens, prompt_cache_hit_tokens=cached_tokens)
+        return self._push(InferenceChunk.ready(prompt_usage=usage))
+
+    def tokens(self, event: TokensEvent) -> list[WireEvent]:
+        ids, logprobs = list(event.token_ids), _pairs(event)
+        ended = ids[-1] in self._prepared.ends
+        if ended:
+            ids, logprobs = ids[:-1], logprobs and logprobs[:-1]
+        out: list[WireEvent] = []
+        for start in range(0, len(ids), 1 if self._one_by_one else len(ids) or 1):
+            if self.finished:
+                return out
+            stop = start + 1 if self._one_by_one else len(ids)
+            chunk = InferenceChunk.tokens(ids[start:stop], logprobs and logprobs[start:stop])
+            out += self._push(chunk)
+        if ended and not self.finished:
+            # The end token is counted, but spells nothing.
+            out += self._push(InferenceChunk.text("", 1))
+        return out
+
+    def finish(self, reason: FinishReason) -> list[WireEvent]:
+        out: list[WireEvent] = []
+        if not self.finished:
+            if reason == _NO_RESOURCE and self._prepared.protocol == "messages":
+                raise EngineUnavailable("the engine ran out of cache memory and gave this answer up")
+            if reason not in _FINISH:
+                raise EngineLost(f"the engine ended this answer with {reason!r}")
+            out += self._push(InferenceChunk.finish(_FINISH[reason]))
+        out += self._wire(self._processor.finish())
+        if reason == _NO_RESOURCE:
+            self._out_of_memory = True
+            out = [WireEvent(event.name, _renamed(event.data)) for event in out]
+        done = self._response_type.sse_done_data()
+        if self._prepared.stream and done is not None:
+            out.append(WireEvent(None, done))
+        return out
+
+    def body(self) -> str:
+        text: str = self._response.to_json()
+        return _renamed(text) if self._out_of_memory else text
+
+    def _push(self, chunk: InferenceChunk) -> list[WireEvent]:
+        return self._wire(self._processor.push(chunk))
+
+    def _wire(self, chunks: Sequence[Any]) -> list[WireEvent]:
+        if self._prepared.stream:
+            name = self._response_type.sse_event_name
+            return [WireEvent(name(chunk), chunk.to_json()) for chunk in chunks]
+        for chunk in chunks:
+            self._response.accumulate(chunk)
+        return []
+
+
+def _pairs(event: TokensEvent) -> list[tuple[float, tuple[tuple[int, float], ...]]] | None:
+    if not event.logprobs:
+        return None
+    return [(entry.logprob, entry.top) for entry in event.logprobs]
+
+
+def _renamed(text: str) -> str:
+    """Chat Completions JSON whose finish reason is the one DeepSeek's API documents for this case."""
+    value = json.loads(text)
+    for choice in value.get("choices", ()):
+        if choice.get("finish_reason") is not None:
+            choice["finish_reason"] = _NO_RESOURCE
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def _checked_user(user: str | None) -> str | None:
+    if user is not None and len(user.encode(errors="replace")) > _MAX_USER_BYTES:
+        raise InvalidRequest(f"user_id has at most {_MAX_USER_BYTES} bytes of UTF-8", param="user_id")
+    return user or None

@@ -1,0 +1,157 @@
+"""`deepinfer doctor`: is this machine able to serve, and if not, what to do."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import platform
+import shutil
+import socket
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+from rich.console import Console
+
+from deepinfer_engine.cli.launch import build_codec, build_runner, model_dir
+from deepinfer_engine.server.run import bind
+from deepinfer_engine.settings import Settings
+
+CHECK_FAILED_EXIT = 6
+_GIB = 1024**3
+_SIBLINGS = ("recipe", "kvtier", "dspark", "eplb", "kernels")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the report; `remedy` says what to do unless all is well."""
+
+    name: str
+    status: Literal["ok", "warn", "fail"]
+    detail: str
+    remedy: str = ""
+
+
+def run_doctor(settings: Settings, *, as_json: bool) -> int:
+    """Print every finding; 6 when one of them is a failure."""
+    console = Console(highlight=False, soft_wrap=True)
+    findings: list[Finding] = []
+    colours = {"ok": "green", "warn": "yellow", "fail": "red"}
+    for finding in examine(settings):
+        findings.append(finding)
+        if not as_json:
+            colour = colours[finding.status]
+            console.print(f"[{colour}]{finding.status:4}[/] {finding.name}:", end=" ")
+            console.print(finding.detail, markup=False)
+            if finding.remedy:
+                console.print(f"     -> {finding.remedy}", markup=False)
+    failed = any(finding.status == "fail" for finding in findings)
+    if as_json:
+        print(json.dumps({"ok": not failed, "checks": [asdict(finding) for finding in findings]}, indent=2))
+    return CHECK_FAILED_EXIT if failed else 0
+
+
+def examine(settings: Settings) -> Iterator[Finding]:
+    """Every finding, cheap ones first. A check that raises is a failure, not the end."""
+    checks: tuple[tuple[str, Callable[[Settings], Finding]], ...] = (
+        ("python", _python),
+        ("packages", _packages),
+        ("torch", _torch),
+        ("compiler", _compiler),
+        ("memory", _memory),
+        ("port", _port),
+        ("cache directory", _cache_dir),
+        ("tokenizer", _tokenizer),
+        ("model", _model),
+    )
+    for name, check in checks:
+        try:
+            yield check(settings)
+        except Exception as exc:
+            text = " ".join(str(exc).split()) or type(exc).__name__
+            yield Finding(name, "fail", text, "fix what the message names and run this again")
+
+
+def _python(_: Settings) -> Finding:
+    detail = f"{platform.python_version()} on {platform.system()} {platform.machine()}, {os.cpu_count()} cores"
+    if sys.version_info < (3, 11):
+        return Finding("python", "fail", detail, "use Python 3.11 or newer")
+    if platform.system() != "Linux":
+        return Finding("python", "warn", detail, "only Linux is tested")
+    return Finding("python", "ok", detail)
+
+
+def _packages(_: Settings) -> Finding:
+    versions: list[str] = []
+    for name in _SIBLINGS:
+        module = importlib.import_module(f"deepinfer_{name}")
+        versions.append(f"{name} {module.__version__}")
+    return Finding("packages", "ok", ", ".join(versions))
+
+
+def _torch(_: Settings) -> Finding:
+    import torch
+
+    devices = f"{torch.cuda.device_count()} CUDA devices" if torch.cuda.is_available() else "CPU only"
+    return Finding("torch", "ok", f"{torch.__version__}, {torch.get_num_threads()} threads, {devices}")
+
+
+def _compiler(_: Settings) -> Finding:
+    name = os.environ.get("CXX") or "c++"
+    if found := shutil.which(name):
+        return Finding("compiler", "ok", found)
+    return Finding("compiler", "warn", f"no {name}", "a C++ compiler speeds up some CPU kernels; all work without")
+
+
+def _memory(_: Settings) -> Finding:
+    free = total = 0
+    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+        name, _, rest = line.partition(":")
+        if name in ("MemAvailable", "MemTotal"):
+            value = int(rest.split()[0]) * 1024
+            free, total = (value, total) if name == "MemAvailable" else (free, value)
+    detail = f"{free / _GIB:.1f} GiB free of {total / _GIB:.1f}"
+    if free < 2 * _GIB:
+        return Finding("memory", "warn", detail, "three processes want about 2 GiB; --single-process wants less")
+    return Finding("memory", "ok", detail)
+
+
+def _port(settings: Settings) -> Finding:
+    sock: socket.socket = bind(settings.host, settings.port)
+    sock.close()
+    return Finding("port", "ok", f"{settings.host}:{settings.port} is free")
+
+
+def _cache_dir(settings: Settings) -> Finding:
+    if not settings.cache:
+        return Finding("cache directory", "ok", "no prompt cache on disk (--no-cache)")
+    directory = settings.cache_dir
+    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with tempfile.TemporaryFile(dir=directory) as probe:
+        probe.write(b"deepinfer")
+    free = shutil.disk_usage(directory).free
+    detail = f"{directory} is writable, {free / _GIB:.1f} GiB free"
+    if free < _GIB:
+        return Finding("cache directory", "warn", detail, "free some space, or choose another --cache-dir")
+    return Finding("cache directory", "ok", detail)
+
+
+def _tokenizer(settings: Settings) -> Finding:
+    codec = build_codec(settings)
+    sample = "Zwölf Boxkämpfer 12345 ✓\n\t 中文"
+    ids = codec.tokenize(sample)
+    back = codec.detokenize(ids)
+    if back != sample:
+        return Finding("tokenizer", "fail", f"{sample!r} came back as {back!r}", "the tokenizer.json is damaged")
+    return Finding("tokenizer", "ok", f"{model_dir(settings)}, {len(ids)} tokens there and back")
+
+
+def _model(settings: Settings) -> Finding:
+    runner = build_runner(settings.model_copy(update={"num_blocks": 8, "max_num_seqs": 1}))
+    caps = runner.caps
+    detail = f"loads; {caps.max_model_len} tokens of context, vocabulary {caps.vocab_size}, {caps.nextn} drafts a step"
+    return Finding("model", "ok", detail)
