@@ -1,15 +1,15 @@
 """Errors of the engine.
 
 EngineError
-├── ConfigError          a setting, flag or file the operator gave is unusable     (exit 3, HTTP 400)
-├── CheckpointError      a model directory is missing, incomplete or corrupt       (exit 3)
-├── RequestError         this request cannot be served                            (caller's fault)
+├── ConfigError          a setting, flag or file the operator gave is unusable
+├── CheckpointError      a model directory is missing, incomplete or corrupt
+├── RequestError         this request cannot be served             (caller's fault)
 │   ├── PromptTooLong    prompt + 1 token does not fit the model's length
-│   └── UnknownModel     the request names a model this server does not serve
-├── EngineUnavailable    no worker can take the request now; retry later           (HTTP 503 / 529)
-├── EngineLost           the worker died while the request ran                     (stream error event)
-├── TransferError        a prefill -> decode transfer broke its protocol
-└── CapacityError        the request can never fit this engine's pools             (caller's fault)
+│   ├── UnknownModel     the request names a model this server does not serve
+│   └── CapacityError    the request can never fit this engine's pools
+├── EngineUnavailable    no worker can take the request now        (HTTP 503 / 529)
+├── EngineLost           the worker died while the request ran     (stream error event)
+└── TransferError        a prefill -> decode transfer broke its protocol
 """
 
 from __future__ import annotations

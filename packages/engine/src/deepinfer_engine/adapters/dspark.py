@@ -1,4 +1,4 @@
-"""Verification, drafts and randomness of deepinfer_dspark, as the runner and the sampler use them."""
+"""Verification, drafts and randomness of deepinfer_dspark, as the runner uses them."""
 
 from __future__ import annotations
 

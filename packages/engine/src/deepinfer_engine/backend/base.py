@@ -3,12 +3,13 @@
 The scheduler owns *where* things are (block ids, state slots, positions); the runner owns *what* is
 computed. Nothing here imports torch, so the policy code runs anywhere.
 
-Positions and counts. `L` = committed tokens of a sequence, `N` = tokens whose KV is resident. In decode
-`N == L - 1`: the last committed token, the *anchor*, has not been fed yet.
+Positions and counts. `L` = committed tokens of a sequence, `N` = tokens whose KV is resident. In
+decode `N == L - 1`: the last committed token, the *anchor*, has not been fed yet.
 
-Storage. Block `b` holds the compressed KV and index keys of 128 consecutive tokens; id 0 is scratch and is
-never handed out. A state slot holds what exists once per sequence: sliding-window rings of all layers,
-draft rings, compress state; slot 0 is scratch. Both are plain bytes with a fixed layout.
+Storage. Block `b` holds the compressed KV and index keys of 128 consecutive tokens; id 0 is scratch
+and is never handed out. A state slot holds what exists once per sequence: sliding-window rings of
+all layers, draft rings, compress state; slot 0 is scratch. Both are plain bytes with a fixed
+layout.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class CacheLayout:
-    """The bytes of one block and one state slot. Equal `layout_hash` means the bytes can be exchanged."""
+    """The bytes of one block and one state slot. Equal `layout_hash` means the bytes can be
+    exchanged."""
 
     block_tokens: int
     block_bytes: int
@@ -45,12 +47,14 @@ class CacheLayout:
     block_regions: tuple[Region, ...]
     state_regions: tuple[Region, ...]
     layout_hash: str
-    """Hex digest over record formats, layer order, ratios, ring size, dtype and model fingerprint."""
+    """Hex digest over record formats, layer order, ratios, ring size, dtype and model
+    fingerprint."""
 
 
 @dataclass(frozen=True, slots=True)
 class Caps:
-    """Limits of a runner. `max_model_len` bounds prompt + output; `nextn` is the draft length (0 = off)."""
+    """Limits of a runner. `max_model_len` bounds prompt + output; `nextn` is the draft length (0 =
+    off)."""
 
     vocab_size: int
     max_model_len: int
@@ -66,7 +70,8 @@ class Caps:
 class PrefillChunk:
     """Tokens `[start, start + len(token_ids))` of one prompt.
 
-    snapshots: (position, state slot) pairs with `start < position <= end`, `position % 128 == 0`: after the
+    snapshots: (position, state slot) pairs with `start < position <= end`, `position % 128 == 0`:
+    after the
         chunk the slot holds the state exactly as if only `position` tokens had been fed.
     sample: True on the prompt's last chunk: the first output token is sampled from the last row.
     lookback: the up to `caps.lookback` tokens before `start`, oldest first.
@@ -91,7 +96,8 @@ class DecodeRow:
     history: all committed tokens (prompt + output); `history[-1]` is the anchor, at position
         `len(history) - 1 == N`. prompt_len: how many of them are the prompt.
     block_table: covers positions up to `N + max_draft`.
-    max_draft: 0 .. caps.nextn, cut by the scheduler so that neither max_tokens nor the model length is passed.
+    max_draft: 0 .. caps.nextn, cut by the scheduler so that neither max_tokens nor the model length
+    is passed.
     """
 
     history: Sequence[int]
@@ -106,8 +112,8 @@ class DecodeRow:
 class StepOutput:
     """What one step emitted for one sequence, in order: accepted drafts, then one sampled token.
 
-    `len(tokens) == n_accepted + 1`. KV of exactly those positions that precede the last token is valid
-    afterwards (`N += len(tokens)`); rejected rows need no cleanup.
+    `len(tokens) == n_accepted + 1`. KV of exactly those positions that precede the last token is
+    valid afterwards (`N += len(tokens)`); rejected rows need no cleanup.
     """
 
     tokens: tuple[int, ...]

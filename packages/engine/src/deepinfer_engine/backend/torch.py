@@ -18,7 +18,7 @@ from deepinfer_engine.adapters.dspark import (
     VerifyResult,
     sample_drafts,
 )
-from deepinfer_engine.backend.base import Caps, CacheLayout, DecodeRow, PrefillChunk, StepOutput
+from deepinfer_engine.backend.base import CacheLayout, Caps, DecodeRow, PrefillChunk, StepOutput
 from deepinfer_engine.core.types import TokenLogprob
 from deepinfer_engine.errors import CheckpointError, ConfigError
 from deepinfer_engine.model.batch import Batch, SequenceRows
@@ -63,14 +63,21 @@ def build_runner(
         raise ConfigError(f"nextn must be in 0..{depth} for this model, got {chosen}")
     length = text.max_position_embeddings if max_model_len is None else max_model_len
     if not 1 < length <= text.max_position_embeddings:
-        raise ConfigError(f"max_model_len must be in 2..{text.max_position_embeddings}, got {length}")
+        raise ConfigError(
+            f"max_model_len must be in 2..{text.max_position_embeddings}, got {length}"
+        )
     engram = Engram(text, load_tokenizer(model_dir)) if text.engram_layer_ids else None
     weights = load_weights(model_dir, config, DTYPES[dtype])
     layout = build_layout(
         text, dtype=DTYPES[dtype], cache_quant=cache_quant, fingerprint=model_fingerprint(model_dir)
     )
     pools = Pools(
-        text, layout, num_blocks=num_blocks, num_slots=num_state_slots, dtype=DTYPES[dtype], cache_quant=cache_quant
+        text,
+        layout,
+        num_blocks=num_blocks,
+        num_slots=num_state_slots,
+        dtype=DTYPES[dtype],
+        cache_quant=cache_quant,
     )
     caps = Caps(
         vocab_size=text.vocab_size,
@@ -99,7 +106,12 @@ class TorchRunner:
     """Implements `StepRunner` with the V4.1 model and its draft module."""
 
     def __init__(
-        self, config: ModelConfig, weights: ModelWeights, pools: Pools, engram: Engram | None, caps: Caps
+        self,
+        config: ModelConfig,
+        weights: ModelWeights,
+        pools: Pools,
+        engram: Engram | None,
+        caps: Caps,
     ) -> None:
         self._config = config.text_config
         self._pools = pools
@@ -122,7 +134,9 @@ class TorchRunner:
         batch = Batch(
             self._config,
             [
-                SequenceRows(c.token_ids, c.start, c.lookback, c.block_table, c.state_slot, c.snapshots)
+                SequenceRows(
+                    c.token_ids, c.start, c.lookback, c.block_table, c.state_slot, c.snapshots
+                )
                 for c in chunks
             ],
         )
@@ -148,7 +162,9 @@ class TorchRunner:
             self._config,
             [
                 SequenceRows(
-                    np.concatenate([[r.history[-1]], proposal.tokens[i, : lens[i]]]).astype(np.int64),
+                    np.concatenate([[r.history[-1]], proposal.tokens[i, : lens[i]]]).astype(
+                        np.int64
+                    ),
                     len(r.history) - 1,
                     tuple(r.history[max(0, len(r.history) - 1 - lookback) : -1]),
                     r.block_table,
@@ -162,15 +178,18 @@ class TorchRunner:
         result = self._verifier.verify(
             logits, cu, proposal, lens, sampling, rng=self._rng, logprobs=_most_logprobs(rows)
         )
-        return [_output(result, i, r.sampling.logprobs, drafted=int(lens[i])) for i, r in enumerate(rows)]
+        return [
+            _output(result, i, r.sampling.logprobs, drafted=int(lens[i]))
+            for i, r in enumerate(rows)
+        ]
 
     def block_bytes(self, block_id: int) -> memoryview:
         """Writable view of one block's bytes."""
-        return memoryview(self._pools.blocks[block_id].numpy())
+        return self._pools.blocks[block_id].numpy().data
 
     def state_bytes(self, slot: int) -> memoryview:
         """Writable view of one state slot's bytes."""
-        return memoryview(self._pools.states[slot].numpy())
+        return self._pools.states[slot].numpy().data
 
     def clear_state(self, slot: int) -> None:
         """Zero a slot: nothing of an earlier owner may reach storage or a peer."""
@@ -179,7 +198,11 @@ class TorchRunner:
     def _first_tokens(self, chunks: Sequence[PrefillChunk], logits: Tensor) -> list[StepOutput]:
         ends = [c.start + len(c.token_ids) for c in chunks]
         sampling = sampling_batch(
-            [c.sampling for c in chunks], [c.prompt for c in chunks], ends, self._caps.eos_token_id, ends
+            [c.sampling for c in chunks],
+            [c.prompt for c in chunks],
+            ends,
+            self._caps.eos_token_id,
+            ends,
         )
         none = Proposal.empty(len(chunks))
         result = self._verifier.verify(
@@ -239,7 +262,9 @@ def _output(result: VerifyResult, i: int, logprobs: int | None, *, drafted: int)
     details: tuple[TokenLogprob, ...] = ()
     if logprobs is not None and result.logprobs is not None:
         details = tuple(
-            TokenLogprob(int(result.tokens[at]), float(result.logprobs[at]), _top(result, at, logprobs))
+            TokenLogprob(
+                int(result.tokens[at]), float(result.logprobs[at]), _top(result, at, logprobs)
+            )
             for at in range(low, high)
         )
     return StepOutput(
@@ -254,5 +279,7 @@ def _output(result: VerifyResult, i: int, logprobs: int | None, *, drafted: int)
 def _top(result: VerifyResult, at: int, count: int) -> tuple[tuple[int, float], ...]:
     if not count or result.top_ids is None or result.top_logprobs is None:
         return ()
-    pairs = zip(result.top_ids[at, :count].tolist(), result.top_logprobs[at, :count].tolist(), strict=True)
+    pairs = zip(
+        result.top_ids[at, :count].tolist(), result.top_logprobs[at, :count].tolist(), strict=True
+    )
     return tuple((int(token), float(logprob)) for token, logprob in pairs)

@@ -32,12 +32,14 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     logit_bias: tuple[tuple[int, float], ...] = ()
     logprobs: int | None = None
-    """None: off. k >= 0: the sampled token's logprob and the k most likely, of unmodified logits."""
+    """None: off. k >= 0: the sampled token's logprob and the k most likely, of unmodified
+    logits."""
 
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """One prompt to continue. `salt` separates cache users; `seed` in sampling is never None here."""
+    """One prompt to continue. `salt` separates cache users; `seed` in sampling is never None
+    here."""
 
     request_id: str
     token_ids: tuple[int, ...]
@@ -49,7 +51,8 @@ class GenerateRequest:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """Natural-log probability of the unmodified logits; `top` holds (token, logprob), best first."""
+    """Natural-log probability of the unmodified logits; `top` holds (token, logprob), best
+    first."""
 
     token: int
     logprob: float

@@ -1,7 +1,8 @@
-"""One attention sub-layer over a batch: window keys from the ring, compressed entries from blocks, sinks.
+"""One attention sub-layer over a batch: window keys from the ring, compressed entries from blocks,
+sinks.
 
-The pieces that several layers share (compressed entries, index keys, selections, candidates) live in `Shared`, written
-in layer order and made anew for each forward pass.
+The pieces that several layers share (compressed entries, index keys, selections, candidates) live
+in `Shared`, written in layer order and made anew for each forward pass.
 """
 
 from __future__ import annotations
@@ -16,7 +17,12 @@ from deepinfer_engine.adapters.kernels import formats, ops
 from deepinfer_engine.model.batch import Batch
 from deepinfer_engine.model.config import TextConfig
 from deepinfer_engine.model.pools import Pools
-from deepinfer_engine.model.weights import AttentionWeights, CompressorWeights, IndexerWeights, IndexKeyWeights
+from deepinfer_engine.model.weights import (
+    AttentionWeights,
+    CompressorWeights,
+    IndexerWeights,
+    IndexKeyWeights,
+)
 
 Angles = tuple[Tensor, Tensor]
 
@@ -37,21 +43,26 @@ class Shared:
     """(entries [m, D], index [n, k] into them) of the current source and selection."""
 
 
-def queries(config: TextConfig, w: AttentionWeights, x: Tensor, angles: Angles) -> tuple[Tensor, Tensor]:
+def queries(
+    config: TextConfig, w: AttentionWeights, x: Tensor, angles: Angles
+) -> tuple[Tensor, Tensor]:
     """(qr [n, q_lora_rank], q [n, heads, D]) of attn-normed hidden x [n, H]."""
     latent = ops.rms_norm(linear(x, w.wq_a), w.q_norm, config.rms_norm_eps)
     q = linear(latent, w.wq_b).view(x.shape[0], config.num_attention_heads, config.head_dim)
     return latent, ops.rope(q, *angles)
 
 
-def window_keys(config: TextConfig, w: AttentionWeights, x: Tensor, angles: Angles, rounding: str) -> Tensor:
+def window_keys(
+    config: TextConfig, w: AttentionWeights, x: Tensor, angles: Angles, rounding: str
+) -> Tensor:
     """The sliding-window key (= value) [n, D] of each row, rounded as its record rounds it."""
     key = ops.rope(ops.rms_norm(linear(x, w.wkv), w.kv_norm, config.rms_norm_eps), *angles)
     return formats.fake_quant(key, rounding)
 
 
 def project_out(config: TextConfig, w: AttentionWeights, out: Tensor, angles: Angles) -> Tensor:
-    """Inverse rotation at the query position, grouped low-rank output projection: [n, heads, D] -> [n, H]."""
+    """Inverse rotation at the query position, grouped low-rank output projection: [n, heads, D] ->
+    [n, H]."""
     n = out.shape[0]
     grouped = ops.rope(out, *angles, True).view(n, config.o_groups, -1).transpose(0, 1)
     latent = torch.bmm(grouped, w.wo_a.transpose(1, 2)).transpose(0, 1).reshape(n, -1)
@@ -74,7 +85,8 @@ class Compressor:
         key: IndexKeyWeights,
         entry_angles: Angles,
     ) -> None:
-        """Store every entry whose group is completed by this batch; entries of open groups wait in the state.
+        """Store every entry whose group is completed by this batch; entries of open groups wait in
+        the state.
 
         entry_angles: rotations at the closing rows' entry positions (first token of each group).
         """
@@ -93,11 +105,14 @@ class Compressor:
         records = self._pools.records
         main = ops.rope(latent, *entry_angles)
         self._pools.main[layer].store(formats.fake_quant(main, records.main_rounding), slots)
-        index = ops.rope(ops.rms_norm(linear(latent, key.wk), key.norm, c.rms_norm_eps), *entry_angles)
+        index = ops.rope(
+            ops.rms_norm(linear(latent, key.wk), key.norm, c.rms_norm_eps), *entry_angles
+        )
         self._pools.index[layer].store(formats.fake_quant(index, records.index_rounding), slots)
 
     def _pool(self, layer: int, value: Tensor, gate: Tensor, batch: Batch, rows: Tensor) -> Tensor:
-        """Gated pooling of pairs; the first token of a pair may be from an earlier pass, out of the state."""
+        """Gated pooling of pairs; the first token of a pair may be from an earlier pass, out of the
+        state."""
         state = self._pools.compress[layer]
         ring = state.shape[1]
         value, gate = value.to(state.dtype), gate.to(state.dtype)
@@ -110,7 +125,8 @@ class Compressor:
         first_value = torch.where(inside, value[here], previous[sequence, 1])
         self._remember(state, value, gate, batch)
         return ops.compress_pool(
-            torch.stack([first_value, value[rows]], dim=1), torch.stack([first_gate, gate[rows]], dim=1)
+            torch.stack([first_value, value[rows]], dim=1),
+            torch.stack([first_gate, gate[rows]], dim=1),
         )
 
     @staticmethod
@@ -140,7 +156,8 @@ class Indexer:
         angles: Angles,
         shared: Shared,
     ) -> None:
-        """Set `shared.selection` (and candidates at their source) for this and the following layers."""
+        """Set `shared.selection` (and candidates at their source) for this and the following
+        layers."""
         c = self._config
         ratio = c.compress_ratios[layer]
         shared.gathered = None
@@ -160,7 +177,9 @@ class Indexer:
             shared.candidates = (
                 None
                 if inert
-                else ops.candidate_blocks(scores, visible, c.candidate_block_size, c.candidate_topk_blocks)
+                else ops.candidate_blocks(
+                    scores, visible, c.candidate_block_size, c.candidate_topk_blocks
+                )
             )
         elif shared.candidates is not None and self._follows_candidates(layer):
             scores = ops.candidate_mask(scores, shared.candidates, c.candidate_block_size)
@@ -185,16 +204,24 @@ class Indexer:
         """[n, count] index scores, -inf beyond what a row may see."""
         c = self._config
         n = x.shape[0]
-        q = ops.rope(linear(query_latent, w.wq_b).view(n, c.index_n_heads, c.index_head_dim), *angles)
+        q = ops.rope(
+            linear(query_latent, w.wq_b).view(n, c.index_n_heads, c.index_head_dim), *angles
+        )
         q = formats.fake_quant(q, self._pools.records.index_rounding)
         weights = linear(x, w.weights_proj)
         keys = shared.index_keys.get(source)
         if keys is None:
-            keys = self._pools.index[source].load(all_entry_slots(batch, c.compress_ratios[source], count))
+            keys = self._pools.index[source].load(
+                all_entry_slots(batch, c.compress_ratios[source], count)
+            )
             shared.index_keys[source] = keys
         S, Q = batch.size, batch.max_query
         if n == S * Q:
-            q, weights, limits = q.view(S, Q, *q.shape[1:]), weights.view(S, Q, -1), visible.view(S, Q)
+            q, weights, limits = (
+                q.view(S, Q, *q.shape[1:]),
+                weights.view(S, Q, -1),
+                visible.view(S, Q),
+            )
             return ops.index_logits(q, keys, weights, limits).view(n, count)
         row = (batch.first_row[:, None] + torch.arange(Q)).clamp(max=n - 1)
         padded = ops.index_logits(q[row], keys, weights[row], visible[row])
@@ -202,7 +229,8 @@ class Indexer:
 
 
 def all_entry_slots(batch: Batch, ratio: int, count: int) -> Tensor:
-    """[S, count] pool rows of entries 0 .. count-1 of every sequence; -1 beyond a sequence's own."""
+    """[S, count] pool rows of entries 0 .. count-1 of every sequence; -1 beyond a sequence's
+    own."""
     entry = torch.arange(count).expand(batch.size, count)
     own = ((batch.start + batch.length) // ratio)[:, None]
     sequence = torch.arange(batch.size)[:, None].expand_as(entry)
@@ -218,7 +246,14 @@ class Reader:
         self._scale = config.head_dim**-0.5
 
     def attend(
-        self, layer: int, source: int | None, q: Tensor, key: Tensor, sink: Tensor, batch: Batch, shared: Shared
+        self,
+        layer: int,
+        source: int | None,
+        q: Tensor,
+        key: Tensor,
+        sink: Tensor,
+        batch: Batch,
+        shared: Shared,
     ) -> Tensor:
         """Softmax over window keys, selected entries of `source` and the sink: [n, heads, D].
 
@@ -258,7 +293,9 @@ class Reader:
         else:
             cached = shared.entries.get(source)
             if cached is None:
-                cached = section.load(all_entry_slots(batch, ratio, count)).view(-1, self._config.head_dim)
+                cached = section.load(all_entry_slots(batch, ratio, count)).view(
+                    -1, self._config.head_dim
+                )
                 shared.entries[source] = cached
             entries = cached
             index = selection + batch.sequence[:, None] * count

@@ -1,7 +1,8 @@
-"""One forward pass described as tensors: which rows, of which sequences, at which positions, reading what.
+"""One forward pass described as tensors: which rows, of which sequences, at which positions,
+reading what.
 
-Built once a step and shared by all layers. "Prefill" and "decode" are not different here: a sequence contributes
-`q >= 1` new tokens after `start` resident ones.
+Built once a step and shared by all layers. "Prefill" and "decode" are not different here: a
+sequence contributes `q >= 1` new tokens after `start` resident ones.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ class SequenceRows:
 
 
 class Batch:
-    """Index tensors of one forward pass over `S` sequences and `n` rows in total (int64 unless said)."""
+    """Index tensors of one forward pass over `S` sequences and `n` rows in total (int64 unless
+    said)."""
 
     def __init__(self, config: TextConfig, sequences: Sequence[SequenceRows]) -> None:
         lengths = np.array([len(s.token_ids) for s in sequences], dtype=np.int64)
@@ -45,7 +47,9 @@ class Batch:
         first = np.cumsum(lengths) - lengths
         of_row = np.repeat(np.arange(self.size), lengths)
         offset = np.arange(self.rows) - first[of_row]
-        self.ids = torch.from_numpy(np.concatenate([s.token_ids for s in sequences]).astype(np.int64))
+        self.ids = torch.from_numpy(
+            np.concatenate([s.token_ids for s in sequences]).astype(np.int64)
+        )
         self.sequence = torch.from_numpy(of_row)
         """[n] sequence of each row."""
         self.offset = torch.from_numpy(offset)
@@ -69,10 +73,11 @@ class Batch:
 
     @cached_property
     def ring_writes(self) -> tuple[Tensor, Tensor]:
-        """(row indices [m], ring slots [m]) of everything a layer writes into rings, snapshots included.
+        """(row indices [m], ring slots [m]) of everything a layer writes into rings, snapshots
+        included.
 
-        Only the last `ring_slots` rows up to the end (or up to a snapshot's position) are written: earlier rows
-        would land on the same slots.
+        Only the last `ring_slots` rows up to the end (or up to a snapshot's position) are written:
+        earlier rows would land on the same slots.
         """
         size = self._config.ring_slots
         keep = self.offset >= (self.length[self.sequence] - size)
@@ -89,7 +94,8 @@ class Batch:
 
     @property
     def snapshot_pairs(self) -> list[tuple[int, int]]:
-        """(source slot, destination slot): what must be copied before the pass, so that older rows are there."""
+        """(source slot, destination slot): what must be copied before the pass, so that older rows
+        are there."""
         return [(s.state_slot, slot) for s in self._sequences for _, slot in s.snapshots]
 
     def visible(self, ratio: int) -> Tensor:
@@ -113,7 +119,8 @@ class Batch:
         return rows, self.position[rows] // ratio
 
     def grams(self, lookback: int) -> Tensor:
-        """[n, lookback+1] token ids: column i is the token i positions back, -1 before the sequence's start."""
+        """[n, lookback+1] token ids: column i is the token i positions back, -1 before the
+        sequence's start."""
         padded = np.full((self.size, lookback), -1, dtype=np.int64)
         for i, s in enumerate(self._sequences):
             if s.lookback and lookback:

@@ -1,7 +1,8 @@
 """`config.json` of a V4.1 checkpoint: what it may say, and what follows from it.
 
-Keys and defaults are those of the released checkpoint family; widths are free, so that tiny models load with the
-same code. Everything that cannot work is refused here, by name, before any weight is read.
+Keys and defaults are those of the released checkpoint family; widths are free, so that tiny models
+load with the same code. Everything that cannot work is refused here, by name, before any weight is
+read.
 """
 
 from __future__ import annotations
@@ -118,7 +119,9 @@ class TextConfig(BaseModel):
         if self.qk_rope_head_dim % 2 or self.qk_rope_head_dim > self.head_dim:
             raise ValueError("qk_rope_head_dim must be even and at most head_dim")
         if self.head_dim % 32 or self.index_head_dim % 32:
-            raise ValueError("head_dim and index_head_dim must be multiples of 32 (quantisation blocks)")
+            raise ValueError(
+                "head_dim and index_head_dim must be multiples of 32 (quantisation blocks)"
+            )
         if self.qk_rope_head_dim > self.index_head_dim:
             raise ValueError("qk_rope_head_dim must be at most index_head_dim")
         self._check_sharing()
@@ -135,17 +138,23 @@ class TextConfig(BaseModel):
             set(self.index_source_layer_ids),
         )
         if not (kv <= index_k <= topk):
-            raise ValueError("kv_source_layer_ids must be part of index_k_source_layer_ids, and those of "
-                             "index_source_layer_ids")
+            raise ValueError(
+                "kv_source_layer_ids must be part of index_k_source_layer_ids, and those of "
+                "index_source_layer_ids"
+            )
         for layer in range(self.num_hidden_layers):
             ratio = self.compress_ratios[layer]
             for name, sources in (("kv", kv), ("index", topk)):
                 source = max((s for s in sources if s <= layer), default=None)
                 if ratio and source is None:
-                    raise ValueError(f"layer {layer} has ratio {ratio} but no {name} source at or before it")
+                    raise ValueError(
+                        f"layer {layer} has ratio {ratio} but no {name} source at or before it"
+                    )
                 if ratio and source is not None and self.compress_ratios[source] != ratio:
-                    raise ValueError(f"layer {layer} (ratio {ratio}) would read {name} source {source}, whose "
-                                     f"ratio is {self.compress_ratios[source]}")
+                    raise ValueError(
+                        f"layer {layer} (ratio {ratio}) would read {name} source {source}, whose "
+                        f"ratio is {self.compress_ratios[source]}"
+                    )
         if self.n_producers < self.num_hidden_layers and self.n_producers not in kv:
             raise ValueError(f"the first consumer layer {self.n_producers} must be a KV source")
         if self.candidate_source_layer_id is not None:
@@ -154,7 +163,9 @@ class TextConfig(BaseModel):
             if self.candidate_block_size not in (8, 16):
                 raise ValueError("candidate_block_size must be 8 or 16")
             if self.candidate_topk_blocks * self.candidate_block_size < self.index_topk:
-                raise ValueError("candidate_topk_blocks * candidate_block_size must be at least index_topk")
+                raise ValueError(
+                    "candidate_topk_blocks * candidate_block_size must be at least index_topk"
+                )
 
     @property
     def index_k_sources(self) -> tuple[int, ...]:
@@ -208,20 +219,24 @@ class ModelConfig(BaseModel):
     @model_validator(mode="after")
     def _check(self) -> ModelConfig:
         if self.quantization_config is not None:
-            raise ValueError("quantization_config: this version reads unquantised bfloat16 checkpoints only; "
-                             "export the model with bfloat16 weights")
+            raise ValueError(
+                "quantization_config: this version reads unquantised bfloat16 checkpoints only; "
+                "export the model with bfloat16 weights"
+            )
         return self
 
 
 def load_config(model_dir: Path) -> ModelConfig:
     """Read and check `model_dir/config.json`.
 
-    Raises CheckpointError: the directory or file is missing, is not JSON, or a key has a value that this runtime
-    cannot serve; the message names file, key and value.
+    Raises CheckpointError: the directory or file is missing, is not JSON, or a key has a value that
+    this runtime cannot serve; the message names file, key and value.
     """
     path = model_dir / "config.json"
     if not model_dir.is_dir():
-        raise CheckpointError(f"{model_dir}: no such model directory; give a folder that holds config.json")
+        raise CheckpointError(
+            f"{model_dir}: no such model directory; give a folder that holds config.json"
+        )
     try:
         raw: object = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

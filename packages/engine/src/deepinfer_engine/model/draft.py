@@ -1,7 +1,7 @@
 """The DSpark draft module: one block of guesses for the tokens after the anchor.
 
-All b rows of the block see the W context keys before the anchor and each other; a low-rank Markov head then makes
-each guess depend on the one before it, so only that head runs b times.
+All b rows of the block see the W context keys before the anchor and each other; a low-rank Markov
+head then makes each guess depend on the one before it, so only that head runs b times.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ Pick = Callable[[int, Tensor], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class DraftBlock:
-    """tokens int64 [R, b]; logits [R, b, vocab] they were picked from; confidence [R, b] of being accepted."""
+    """tokens int64 [R, b]; logits [R, b, vocab] they were picked from; confidence [R, b] of being
+    accepted."""
 
     tokens: Tensor
     logits: Tensor
@@ -41,10 +42,13 @@ class Drafter:
         self._draft = draft
 
     @torch.inference_mode()
-    def run(self, anchors: Tensor, positions: Tensor, slots: Tensor, length: int, pick: Pick) -> DraftBlock:
+    def run(
+        self, anchors: Tensor, positions: Tensor, slots: Tensor, length: int, pick: Pick
+    ) -> DraftBlock:
         """Draft `length` tokens after each anchor.
 
-        anchors, positions, slots: int64 [R]; the anchor's position equals the number of resident tokens.
+        anchors, positions, slots: int64 [R]; the anchor's position equals the number of resident
+        tokens.
         """
         c = self._backbone.config
         R = anchors.shape[0]
@@ -98,7 +102,9 @@ class Drafter:
         c, w = self._backbone.config, self._draft
         acc = accumulation_dtype(hidden.dtype)
         length = hidden.shape[1]
-        base = linear(ops.rms_norm(hidden, w.norm, c.rms_norm_eps), self._backbone.weights.head).to(acc)
+        base = linear(ops.rms_norm(hidden, w.norm, c.rms_norm_eps), self._backbone.weights.head).to(
+            acc
+        )
         previous = anchors
         tokens: list[Tensor] = []
         logits: list[Tensor] = []
@@ -111,4 +117,6 @@ class Drafter:
             previous = pick(k, row)
             tokens.append(previous)
             logits.append(row)
-        return DraftBlock(torch.stack(tokens, 1), torch.stack(logits, 1), torch.stack(confidence, 1))
+        return DraftBlock(
+            torch.stack(tokens, 1), torch.stack(logits, 1), torch.stack(confidence, 1)
+        )

@@ -1,8 +1,9 @@
 """Where every cached byte of a V4.1 model lives, inside one KV block and one state slot.
 
-Block (128 tokens, persistent): for each KV source layer in order, the index-key section, then the main section, each
-padded to 32 bytes; a source with ratio r has 128/r entries. State slot (one a sequence): the sliding-window ring of
-every backbone and draft layer, then the compress state of every source with ratio > 1.
+Block (128 tokens, persistent): for each KV source layer in order, the index-key section, then the
+main section, each padded to 32 bytes; a source with ratio r has 128/r entries. State slot (one a
+sequence): the sliding-window ring of every backbone and draft layer, then the compress state of
+every source with ratio > 1.
 """
 
 from __future__ import annotations
@@ -72,14 +73,22 @@ def build_layout(
 
     state: list[Region] = []
     at = 0
-    ring_bytes = _padded(config.ring_slots * formats.record_bytes(records.swa, config.head_dim, dtype), _SECTION_ALIGN)
+    ring_bytes = _padded(
+        config.ring_slots * formats.record_bytes(records.swa, config.head_dim, dtype),
+        _SECTION_ALIGN,
+    )
     for layer in range(config.total_layers):
         state.append(Region("ring", layer, at, ring_bytes))
         at += ring_bytes
     at = _padded(at, _UNIT_ALIGN)
     for layer in config.kv_source_layer_ids:
         if config.compress_ratios[layer] > 1:
-            nbytes = _compress_rows(config, layer) * 2 * config.head_dim * accumulation_dtype(dtype).itemsize
+            nbytes = (
+                _compress_rows(config, layer)
+                * 2
+                * config.head_dim
+                * accumulation_dtype(dtype).itemsize
+            )
             state.append(Region("compress", layer, at, nbytes))
             at = _padded(at + nbytes, _UNIT_ALIGN)
     described = json.dumps(
@@ -110,7 +119,8 @@ def _compress_rows(config: TextConfig, layer: int) -> int:
 
 
 def model_fingerprint(model_dir: Path) -> str:
-    """Identity of a checkpoint: config and tokenizer whole, shards by name, size, and first and last MiB."""
+    """Identity of a checkpoint: config and tokenizer whole, shards by name, size, and first and
+    last MiB."""
     digest = hashlib.blake2b(digest_size=16)
     for name in ("config.json", "tokenizer.json"):
         path = model_dir / name

@@ -1,4 +1,5 @@
-"""Device memory of the caches: `num_blocks` KV blocks and `num_slots` state slots, as bytes with typed section views."""
+"""Device memory of the caches: `num_blocks` KV blocks and `num_slots` state slots, as bytes with
+typed section views."""
 
 from __future__ import annotations
 
@@ -13,9 +14,12 @@ from deepinfer_engine.model.weights import accumulation_dtype
 
 
 class Section:
-    """Records of one layer in a pool: row `page * entries + i` is entry `i` of page (block or slot) `page`."""
+    """Records of one layer in a pool: row `page * entries + i` is entry `i` of page (block or slot)
+    `page`."""
 
-    def __init__(self, view: Tensor, *, record: Record, entries: int, dim: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self, view: Tensor, *, record: Record, entries: int, dim: int, dtype: torch.dtype
+    ) -> None:
         self.view = view
         self.record = record
         self.entries = entries
@@ -52,23 +56,36 @@ class Pools:
         self.main: dict[int, Section] = {}
         self.ring: dict[int, Section] = {}
         self.compress: dict[int, Tensor] = {}
-        """Layer -> accumulation dtype [slots, rows, 2, D]; row `t % rows`, index 0 gate, 1 value."""
+        """Layer -> accumulation dtype [slots, rows, 2, D]; row `t % rows`, index 0 gate, 1
+        value."""
         for region in layout.block_regions:
             view = self.blocks[:, region.offset : region.offset + region.nbytes]
             entries = BLOCK_TOKENS // config.compress_ratios[region.layer]
             if region.name == "index":
                 self.index[region.layer] = Section(
-                    view, record=self.records.index, entries=entries, dim=config.index_head_dim, dtype=dtype
+                    view,
+                    record=self.records.index,
+                    entries=entries,
+                    dim=config.index_head_dim,
+                    dtype=dtype,
                 )
             else:
                 self.main[region.layer] = Section(
-                    view, record=self.records.main, entries=entries, dim=config.head_dim, dtype=dtype
+                    view,
+                    record=self.records.main,
+                    entries=entries,
+                    dim=config.head_dim,
+                    dtype=dtype,
                 )
         for region in layout.state_regions:
             view = self.states[:, region.offset : region.offset + region.nbytes]
             if region.name == "ring":
                 self.ring[region.layer] = Section(
-                    view, record=self.records.swa, entries=config.ring_slots, dim=config.head_dim, dtype=dtype
+                    view,
+                    record=self.records.swa,
+                    entries=config.ring_slots,
+                    dim=config.head_dim,
+                    dtype=dtype,
                 )
             else:
                 typed = view.view(accumulation_dtype(dtype))

@@ -12,8 +12,8 @@ from deepinfer_engine.model.config import TextConfig
 def inverse_frequencies(config: TextConfig, *, compressed: bool) -> torch.Tensor:
     """float64 [R/2]: the rotation per position of each channel pair.
 
-    Layers without compressed entries use `rope_theta` unscaled; the others `compress_rope_theta` with the YaRN
-    interpolation of Peng et al. 2023 (no attention scaling).
+    Layers without compressed entries use `rope_theta` unscaled; the others `compress_rope_theta`
+    with the YaRN interpolation of Peng et al. 2023 (no attention scaling).
     """
     rope_dim = config.qk_rope_head_dim
     theta = config.compress_rope_theta if compressed else config.rope_theta
@@ -35,7 +35,8 @@ def inverse_frequencies(config: TextConfig, *, compressed: bool) -> torch.Tensor
 
 
 class Rope:
-    """Angles by position for one of the two frequency sets; nothing is tabulated, so any position is legal."""
+    """Angles by position for one of the two frequency sets; nothing is tabulated, so any position
+    is legal."""
 
     def __init__(self, config: TextConfig, *, compressed: bool, dtype: torch.dtype) -> None:
         self._frequencies = inverse_frequencies(config, compressed=compressed)

@@ -1,7 +1,8 @@
 """The V4.1 backbone: one forward pass of a batch through all layers, caches included.
 
-Between sub-layers travel the residual streams `S [n, h, H]` and the pending mix `p [n, h]`: the mix a sub-layer
-computes is applied by the *next* one (shifted hyper-connections), and the last one by the final collapse.
+Between sub-layers travel the residual streams `S [n, h, H]` and the pending mix `p [n, h]`: the mix
+a sub-layer computes is applied by the *next* one (shifted hyper-connections), and the last one by
+the final collapse.
 """
 
 from __future__ import annotations
@@ -28,7 +29,13 @@ from deepinfer_engine.model.config import TextConfig
 from deepinfer_engine.model.engram import Engram
 from deepinfer_engine.model.pools import Pools
 from deepinfer_engine.model.rope import Rope
-from deepinfer_engine.model.weights import LayerWeights, MixWeights, ModelWeights, MoeWeights, accumulation_dtype
+from deepinfer_engine.model.weights import (
+    LayerWeights,
+    MixWeights,
+    ModelWeights,
+    MoeWeights,
+    accumulation_dtype,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +51,9 @@ class PassAngles:
 class Backbone:
     """Weights bound to pools. `forward` is the only entry."""
 
-    def __init__(self, config: TextConfig, weights: ModelWeights, pools: Pools, engram: Engram | None) -> None:
+    def __init__(
+        self, config: TextConfig, weights: ModelWeights, pools: Pools, engram: Engram | None
+    ) -> None:
         acc = accumulation_dtype(weights.embed.dtype)
         self.config = config
         self.weights = weights
@@ -55,11 +64,14 @@ class Backbone:
         self._compressor = Compressor(config, pools)
         self._indexer = Indexer(config, pools)
         self._reader = Reader(config, pools)
-        self._kv_source = [_source(config, config.kv_source_layer_ids, i) for i in range(config.num_hidden_layers)]
+        self._kv_source = [
+            _source(config, config.kv_source_layer_ids, i) for i in range(config.num_hidden_layers)
+        ]
 
     @torch.inference_mode()
     def forward(self, batch: Batch, logit_rows: Tensor | None) -> Tensor:
-        """Run the batch, write all caches, return logits [m, vocab] (accumulation dtype) of the rows asked for.
+        """Run the batch, write all caches, return logits [m, vocab] (accumulation dtype) of the
+        rows asked for.
 
         logit_rows: int64 [m], or None for every row.
         """
@@ -109,7 +121,13 @@ class Backbone:
         return streams, next_pre
 
     def _attention(
-        self, layer: int, w: LayerWeights, x: Tensor, batch: Batch, angles: PassAngles, shared: Shared
+        self,
+        layer: int,
+        w: LayerWeights,
+        x: Tensor,
+        batch: Batch,
+        angles: PassAngles,
+        shared: Shared,
     ) -> Tensor:
         c = self.config
         ratio = c.compress_ratios[layer]
@@ -118,14 +136,17 @@ class Backbone:
         key = window_keys(c, w.attn, x, own, self.pools.records.swa_rounding)
         source = self._kv_source[layer] if ratio else None
         if w.compressor is not None and w.index_key is not None:
-            self._compressor.write(layer, x, batch, w.compressor, w.index_key, angles.entries[ratio])
+            self._compressor.write(
+                layer, x, batch, w.compressor, w.index_key, angles.entries[ratio]
+            )
         if w.indexer is not None and source is not None:
             self._indexer.select(layer, source, x, latent, batch, w.indexer, own, shared)
         out = self._reader.attend(layer, source, q, key, w.attn.sink, batch, shared)
         return project_out(c, w.attn, out, own)
 
     def _write_draft_context(self, features: Tensor, batch: Batch, angles: PassAngles) -> None:
-        """Draft layers read keys made of the backbone's features; every fed token leaves one in each draft ring."""
+        """Draft layers read keys made of the backbone's features; every fed token leaves one in
+        each draft ring."""
         c, draft = self.config, self.weights.draft
         assert draft is not None
         u = ops.rms_norm(linear(features, draft.main_proj), draft.main_norm, c.rms_norm_eps)

@@ -1,11 +1,13 @@
 """The parameters of a V4.1 model as plain tensors, one frozen record a part.
 
-Matrices are `[out, in]` in the model dtype. Norm weights, mixes, sinks and routing biases are in the accumulation
-dtype (float32, or float64 in a float64 model). Routed experts are stacked `[E, ...]`.
+Matrices are `[out, in]` in the model dtype. Norm weights, mixes, sinks and routing biases are in
+the accumulation dtype (float32, or float64 in a float64 model). Routed experts are stacked `[E,
+...]`.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +21,13 @@ from deepinfer_engine.model.config import ModelConfig, TextConfig
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     """float64 for a float64 model, float32 for every other."""
     return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+_NOT_READ = re.compile(
+    r"vision\.|aligner\.|image_(start|end|newline)$"  # the vision tower, not part of the text model
+    r"|.*\.gate\.bias_vl$"  # routing of image tokens
+    r"|mtp\.\d+\.(embed|head)\."  # tied to the backbone's
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +147,11 @@ def expected_tensors(config: ModelConfig) -> dict[str, TensorSpec]:
     """Every tensor the text model reads, with its shape, in file order."""
     c = config.text_config
     H, V, D = c.hidden_size, c.vocab_size, c.head_dim
-    out = {"embed.weight": TensorSpec((V, H)), "head.weight": TensorSpec((V, H)), "norm.weight": TensorSpec((H,))}
+    out = {
+        "embed.weight": TensorSpec((V, H)),
+        "head.weight": TensorSpec((V, H)),
+        "norm.weight": TensorSpec((H,)),
+    }
     for layer in range(c.num_hidden_layers):
         p = f"layers.{layer}."
         out.update(_layer_specs(p, c, c.n_routed_experts))
@@ -149,7 +162,9 @@ def expected_tensors(config: ModelConfig) -> dict[str, TensorSpec]:
                 out[p + "attn.compressor.wgate.weight"] = TensorSpec((D, H))
             out[p + "attn.compressor.norm.weight"] = TensorSpec((D,))
         if layer in c.index_source_layer_ids:
-            out[p + "attn.indexer.wq_b.weight"] = TensorSpec((c.index_n_heads * c.index_head_dim, c.q_lora_rank))
+            out[p + "attn.indexer.wq_b.weight"] = TensorSpec(
+                (c.index_n_heads * c.index_head_dim, c.q_lora_rank)
+            )
             out[p + "attn.indexer.weights_proj.weight"] = TensorSpec((c.index_n_heads, H))
         if layer in c.index_k_sources:
             out[p + "attn.indexer.wk.weight"] = TensorSpec((c.index_head_dim, D))
@@ -210,12 +225,11 @@ def _layer_specs(p: str, c: TextConfig, experts: int) -> dict[str, TensorSpec]:
 def load_weights(model_dir: Path, config: ModelConfig, dtype: torch.dtype) -> ModelWeights:
     """Check the whole checkpoint, then read it.
 
-    Raises CheckpointError naming the tensor or file at fault. Vision tensors, routing biases for images and tied
-    draft embeddings are allowed and not read.
+    Raises CheckpointError naming the tensor or file at fault. Vision tensors, routing biases for
+    images and tied draft embeddings are allowed and not read.
     """
     c = config.text_config
-    ignored = ("vision.", "aligner.", "image_", *(f"mtp.{i}.{n}" for i in range(8) for n in ("embed.", "head.")))
-    with Checkpoint(model_dir, expected_tensors(config), ignored=ignored) as checkpoint:
+    with Checkpoint(model_dir, expected_tensors(config), ignored=_NOT_READ) as checkpoint:
         reader = _Reader(checkpoint, c, dtype)
         layers = tuple(
             reader.layer(f"layers.{i}.", i, c.n_routed_experts, c.num_experts_per_tok)
@@ -256,7 +270,8 @@ class _Reader:
             )
         if layer in c.index_k_sources:
             index_key = IndexKeyWeights(
-                wk=self.matrix(p + "attn.indexer.wk.weight"), norm=self.acc(p + "attn.indexer.k_norm.weight")
+                wk=self.matrix(p + "attn.indexer.wk.weight"),
+                norm=self.acc(p + "attn.indexer.k_norm.weight"),
             )
         if layer in c.index_source_layer_ids:
             indexer = IndexerWeights(
@@ -289,7 +304,9 @@ class _Reader:
         last = f"mtp.{count - 1}."
         return DraftWeights(
             layers=tuple(
-                self.layer(f"mtp.{i}.", None, c.dspark_n_routed_experts, c.dspark_num_experts_per_tok)
+                self.layer(
+                    f"mtp.{i}.", None, c.dspark_n_routed_experts, c.dspark_num_experts_per_tok
+                )
                 for i in range(count)
             ),
             main_proj=self.matrix("mtp.0.main_proj.weight"),
@@ -301,7 +318,9 @@ class _Reader:
         )
 
     def _mix(self, p: str) -> MixWeights:
-        return MixWeights(fn=self.acc(p + "fn"), base=self.acc(p + "base"), scale=self.acc(p + "scale"))
+        return MixWeights(
+            fn=self.acc(p + "fn"), base=self.acc(p + "base"), scale=self.acc(p + "scale")
+        )
 
     def _attention(self, p: str) -> AttentionWeights:
         c = self._c
@@ -318,7 +337,9 @@ class _Reader:
 
     def _moe(self, p: str, experts: int, topk: int) -> MoeWeights:
         def stacked(part: str) -> Tensor:
-            return torch.stack([self.matrix(f"{p}experts.{e}.{part}.weight") for e in range(experts)])
+            return torch.stack(
+                [self.matrix(f"{p}experts.{e}.{part}.weight") for e in range(experts)]
+            )
 
         return MoeWeights(
             gate=self.acc(p + "gate.weight"),

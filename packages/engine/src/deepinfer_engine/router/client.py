@@ -11,7 +11,8 @@ from deepinfer_engine.core.types import GenerateEvent, GenerateRequest
 
 @dataclass(frozen=True, slots=True)
 class WorkerStatus:
-    """One worker as the router sees it now. `counters` only grow within an epoch, `gauges` are current."""
+    """One worker as the router sees it now. `counters` only grow within an epoch, `gauges` are
+    current."""
 
     name: str
     role: str
@@ -40,9 +41,10 @@ class EngineClient(Protocol):
     def generate(self, request: GenerateRequest) -> AsyncIterator[GenerateEvent]:
         """Yield TokensEvent... then one FinishEvent.
 
-        Closing the iterator early (client gone) aborts the request everywhere within one step and frees
-        its resources. Raises EngineUnavailable before the first event when no worker can take it,
-        EngineLost mid-stream when the worker died, RequestError when the request can never be served.
+        Closing the iterator early (client gone) aborts the request everywhere within one step and
+        frees its resources. Raises EngineUnavailable before the first event when no worker can take
+        it, EngineLost mid-stream when the worker died, RequestError when the request can never be
+        served.
         """
         ...
 

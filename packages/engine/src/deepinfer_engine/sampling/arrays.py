@@ -23,33 +23,49 @@ def sampling_batch(
 ) -> SamplingBatch:
     """One entry a request.
 
-    histories: committed tokens, prompt first; may be empty where no penalty is set and `positions` is given.
+    histories: committed tokens, prompt first; may be empty where no penalty is set and `positions`
+    is given.
     positions: of the next token; default len(history).
     """
-    lengths = np.array([len(h) for h in histories] if positions is None else positions, dtype=np.int64)
+    lengths = np.array(
+        [len(h) for h in histories] if positions is None else positions, dtype=np.int64
+    )
     produced = [at - n for at, n in zip(lengths.tolist(), prompt_lens, strict=True)]
     return SamplingBatch(
         temperature=np.array([p.temperature for p in params], dtype=np.float64),
         seeds=np.array([p.seed or 0 for p in params], dtype=np.uint64),
         positions=lengths,
         top_p=_unless_all([p.top_p for p in params], 1.0),
-        top_k=np.array([p.top_k for p in params], dtype=np.int64) if any(p.top_k > 0 for p in params) else None,
+        top_k=np.array([p.top_k for p in params], dtype=np.int64)
+        if any(p.top_k > 0 for p in params)
+        else None,
         min_p=_unless_all([p.min_p for p in params], 0.0),
         penalties=_penalties(params, histories, prompt_lens),
         logit_bias=_bias(params),
-        stop_ids=RaggedIds.of([p.stop_token_ids for p in params]) if any(p.stop_token_ids for p in params) else None,
+        stop_ids=RaggedIds.of([p.stop_token_ids for p in params])
+        if any(p.stop_token_ids for p in params)
+        else None,
         eos_ids=(eos_token_id,),
-        ignore_eos=np.array([p.ignore_eos for p in params]) if any(p.ignore_eos for p in params) else None,
+        ignore_eos=np.array([p.ignore_eos for p in params])
+        if any(p.ignore_eos for p in params)
+        else None,
         min_position=(
-            np.array([n + p.min_tokens for n, p in zip(prompt_lens, params, strict=True)], dtype=np.int64)
+            np.array(
+                [n + p.min_tokens for n, p in zip(prompt_lens, params, strict=True)], dtype=np.int64
+            )
             if any(p.min_tokens for p in params)
             else None
         ),
-        max_new=np.array([max(p.max_tokens - d, 1) for p, d in zip(params, produced, strict=True)], dtype=np.int64),
+        max_new=np.array(
+            [max(p.max_tokens - d, 1) for p, d in zip(params, produced, strict=True)],
+            dtype=np.int64,
+        ),
     )
 
 
-def _unless_all(values: list[float], off: float) -> np.ndarray[tuple[int], np.dtype[np.float64]] | None:
+def _unless_all(
+    values: list[float], off: float
+) -> np.ndarray[tuple[int], np.dtype[np.float64]] | None:
     return None if all(v == off for v in values) else np.array(values, dtype=np.float64)
 
 
@@ -79,7 +95,9 @@ def _penalties(
         for p, history, n in zip(params, histories, prompt_lens, strict=True)
     ]
     return Penalties(
-        output=RaggedIds.of([list(c) for c in counts], [[float(n) for n in c.values()] for c in counts]),
+        output=RaggedIds.of(
+            [list(c) for c in counts], [[float(n) for n in c.values()] for c in counts]
+        ),
         presence=np.array([p.presence_penalty for p in params], dtype=np.float64),
         frequency=np.array([p.frequency_penalty for p in params], dtype=np.float64),
         repetition=np.array([p.repetition_penalty for p in params], dtype=np.float64),

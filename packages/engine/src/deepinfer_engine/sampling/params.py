@@ -1,4 +1,5 @@
-"""Ranges of sampling parameters: checked once, at the edge, with the field's name in the message."""
+"""Ranges of sampling parameters: checked once, at the edge, with the field's name in the
+message."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ MAX_BIASED_IDS = 1024
 
 
 def validate(params: SamplingParams, vocab_size: int) -> None:
-    """Raise RequestError naming the first parameter that is out of range for a vocabulary of this size."""
+    """Raise RequestError naming the first parameter that is out of range for a vocabulary of this
+    size."""
     _within("temperature", params.temperature, 0.0, 100.0)
     _within("top_p", params.top_p, 0.0, 1.0, open_low=True)
     _within("min_p", params.min_p, 0.0, 1.0)
@@ -25,22 +27,30 @@ def validate(params: SamplingParams, vocab_size: int) -> None:
     if params.max_tokens < 1:
         raise RequestError(f"max_tokens must be at least 1, got {params.max_tokens}")
     if not 0 <= params.min_tokens <= params.max_tokens:
-        raise RequestError(f"min_tokens must be in 0..max_tokens ({params.max_tokens}), got {params.min_tokens}")
+        raise RequestError(
+            f"min_tokens must be in 0..max_tokens ({params.max_tokens}), got {params.min_tokens}"
+        )
     if params.logprobs is not None and not 0 <= params.logprobs <= MAX_LOGPROBS:
         raise RequestError(f"logprobs must be in 0..{MAX_LOGPROBS}, got {params.logprobs}")
     if params.seed is not None and not 0 <= params.seed < 2**63:
         raise RequestError(f"seed must be in 0..2^63-1, got {params.seed}")
     if len(params.stop_token_ids) > MAX_STOP_IDS:
-        raise RequestError(f"at most {MAX_STOP_IDS} stop_token_ids, got {len(params.stop_token_ids)}")
+        raise RequestError(
+            f"at most {MAX_STOP_IDS} stop_token_ids, got {len(params.stop_token_ids)}"
+        )
     if len(params.logit_bias) > MAX_BIASED_IDS:
-        raise RequestError(f"at most {MAX_BIASED_IDS} logit_bias entries, got {len(params.logit_bias)}")
+        raise RequestError(
+            f"at most {MAX_BIASED_IDS} logit_bias entries, got {len(params.logit_bias)}"
+        )
     for name, ids in (
         ("stop_token_ids", params.stop_token_ids),
         ("logit_bias", tuple(token for token, _ in params.logit_bias)),
     ):
         wrong = next((t for t in ids if not 0 <= t < vocab_size), None)
         if wrong is not None:
-            raise RequestError(f"{name} holds token {wrong}; this model's ids are 0..{vocab_size - 1}")
+            raise RequestError(
+                f"{name} holds token {wrong}; this model's ids are 0..{vocab_size - 1}"
+            )
     for token, bias in params.logit_bias:
         _within(f"logit_bias[{token}]", bias, -100.0, 100.0)
 
@@ -48,4 +58,6 @@ def validate(params: SamplingParams, vocab_size: int) -> None:
 def _within(name: str, value: float, low: float, high: float, *, open_low: bool = False) -> None:
     inside = math.isfinite(value) and (low < value if open_low else low <= value) and value <= high
     if not inside:
-        raise RequestError(f"{name} must be in {'(' if open_low else '['}{low:g}, {high:g}], got {value}")
+        raise RequestError(
+            f"{name} must be in {'(' if open_low else '['}{low:g}, {high:g}], got {value}"
+        )

@@ -23,7 +23,8 @@ SPECIALS = ["<s>", "</s>", "<pad>", "<noise>"]
 
 
 def tiny_tokenizer() -> Tokenizer:
-    """Bytes plus words in case, accent and space variants, so that vocabulary compression merges some."""
+    """Bytes plus words in case, accent and space variants, so that vocabulary compression merges
+    some."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocab = {token: i for i, token in enumerate(SPECIALS + alphabet)}
     tokenizer = Tokenizer(BPE(vocab=vocab, merges=[]))
@@ -32,11 +33,12 @@ def tiny_tokenizer() -> Tokenizer:
     tokenizer.add_special_tokens(SPECIALS)
     words = [f"{c}{v}" for c in "bcdfghjklm" for v in ("a", "A", " a", "é", "e")]
     tokenizer.add_tokens(words)
+    tokenizer.add_tokens([f"w{i}" for i in range(TINY["vocab_size"] - tokenizer.get_vocab_size())])
     return tokenizer
 
 
 TINY: dict[str, Any] = {
-    "vocab_size": 512,
+    "vocab_size": 320,
     "hidden_size": 64,
     "num_hidden_layers": 10,
     "num_attention_heads": 4,
@@ -47,7 +49,16 @@ TINY: dict[str, Any] = {
     "o_groups": 2,
     "moe_intermediate_size": 32,
     "n_routed_experts": 8,
+    "n_shared_experts": 1,
     "num_experts_per_tok": 2,
+    "routed_scaling_factor": 1.5,
+    "swiglu_limit": 10.0,
+    "rms_norm_eps": 1e-20,
+    "rope_theta": 10000,
+    "compress_rope_theta": 160000,
+    "hc_sinkhorn_iters": 20,
+    "hc_eps": 1e-6,
+    "engram_pad_token_id": 2,
     "sliding_window": 16,
     "max_position_embeddings": 1024,
     "compress_ratios": [0, 0, 2, 2, 2, 2, 1, 1, 1, 1, 0, 0],
@@ -108,7 +119,7 @@ def write_tiny(path: Path, seed: int = 0, **changes: Any) -> Path:
             value = 1 + 0.1 * drawn
         elif name.endswith(("_base", "bias")):
             value = 0.5 * drawn
-        elif name.endswith("_scale") or name.endswith("attn_sink"):
+        elif name.endswith(("_scale", "attn_sink")):
             value = drawn
         elif "_weight" in name and "engram" in name:
             value = 1 + 0.1 * drawn
@@ -117,6 +128,8 @@ def write_tiny(path: Path, seed: int = 0, **changes: Any) -> Path:
         else:
             value = drawn / math.sqrt(spec.shape[-1])
         tensors[name] = value if spec.float32 else value.to(torch.bfloat16)
+        if name.endswith("gate.bias"):
+            tensors[name + "_vl"] = torch.zeros(spec.shape)
     save_file(tensors, str(path / "model.safetensors"))
     return path
 
