@@ -1,0 +1,51 @@
+"""Run every ```python block of the given Markdown files, each file's blocks in order in one namespace.
+
+A block is run exactly as a reader would paste it, in an empty working directory. A block that raises
+fails the run with the file and line.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import tempfile
+import traceback
+from pathlib import Path
+
+BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def run(path: Path) -> int:
+    """Execute the blocks of one file; returns how many there were."""
+    text = path.read_text(encoding="utf-8")
+    namespace: dict[str, object] = {"__name__": "__main__"}
+    count = 0
+    for match in BLOCK.finditer(text):
+        count += 1
+        line = text[: match.start()].count("\n") + 1
+        # Blank lines in front keep the line numbers of a traceback those of the Markdown file.
+        code = compile("\n" * line + match.group(1), str(path), "exec")
+        try:
+            exec(code, namespace)
+        except BaseException:
+            traceback.print_exc()
+            sys.exit(f"{path}:{line}: this example fails")
+    return count
+
+
+def main() -> None:
+    """Run the files named on the command line."""
+    paths = [Path(name).resolve() for name in sys.argv[1:]]
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        for path in paths:
+            count = run(path)
+            if not count:
+                sys.exit(f"{path}: has no ```python example to run")
+            print(f"{path.parent.name}/{path.name}: {count} example(s) ran")
+        os.chdir("/")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,136 @@
+"""Every check of the repository, and its two main jobs. `nox` alone runs the default sessions.
+
+Each package is tested alone: a fresh environment that holds the package and what it declares, so that an
+import it forgot to declare fails here and not at a user's.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import nox
+
+ROOT = Path(__file__).parent
+SIBLINGS = ("recipe", "kvtier", "dspark", "eplb", "kernels")
+PACKAGES = (*SIBLINGS, "search_fetch", "engine")
+LOCAL_DEPS: dict[str, tuple[str, ...]] = {"engine": SIBLINGS}  # nobody else has any
+TORCH_FREE = ("recipe", "kvtier", "eplb", "search_fetch")
+
+nox.needs_version = ">=2024.4.15"
+nox.options.default_venv_backend = "venv"
+nox.options.error_on_missing_interpreters = False
+nox.options.sessions = ["lint", "types", "tests", "integration", "docs"]
+
+# One pin for everything that is installed here: an unpinned torch is a CUDA build of several GB.
+os.environ.setdefault("PIP_CONSTRAINT", str(ROOT / "constraints.txt"))
+os.environ.setdefault("PIP_DISABLE_PIP_VERSION_CHECK", "1")
+
+HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
+OTHER_PYTHONS = [v for v in ("3.12", "3.13") if v != HERE and shutil.which(f"python{v}")]
+
+
+def install(session: nox.Session, package: str, extra: str = "") -> None:
+    """Install a package and the siblings it needs from the tree, in one resolution."""
+    paths = [f"./packages/{name}" for name in LOCAL_DEPS.get(package, ())]
+    session.install(*paths, f"./packages/{package}{extra}")
+
+
+def check_package(session: nox.Session, package: str) -> None:
+    """The README's examples with the bare package, then the tests with the test extra."""
+    session.env.update(OMP_NUM_THREADS="1", PYTHONDONTWRITEBYTECODE="1")
+    install(session, package)
+    session.run("python", "docs/run_readme.py", f"packages/{package}/README.md")
+    install(session, package, "[test]")
+    tests = f"packages/{package}/tests"
+    session.run("pytest", f"{tests}/unit" if package == "engine" else tests, *session.posargs)
+
+
+@nox.session
+@nox.parametrize("package", PACKAGES, ids=PACKAGES)
+def tests(session: nox.Session, package: str) -> None:
+    """One package alone (the engine with its siblings): README examples, then its tests."""
+    check_package(session, package)
+
+
+if OTHER_PYTHONS:
+
+    @nox.session(python=OTHER_PYTHONS)
+    @nox.parametrize("package", TORCH_FREE, ids=TORCH_FREE)
+    def tests_other(session: nox.Session, package: str) -> None:
+        """The torch-free packages on the other Python versions of this machine."""
+        check_package(session, package)
+
+    nox.options.sessions.append("tests_other")
+
+
+@nox.session
+def integration(session: nox.Session) -> None:
+    """The whole server: real processes, real sockets, the official client libraries."""
+    session.env.update(OMP_NUM_THREADS="1")
+    install(session, "engine", "[test]")
+    session.run("pytest", "packages/engine/tests/integration", *session.posargs)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Formatting, lint, and who may import whom."""
+    session.install("ruff>=0.9,<1", "pytest>=8,<10")
+    session.run("ruff", "format", "--check", "packages", "noxfile.py", "docs")
+    session.run("ruff", "check", "packages", "noxfile.py", "docs")
+    session.run("pytest", "-q", "docs/test_boundaries.py")
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """Strict types over every package's sources."""
+    paths = [f"./packages/{name}" for name in PACKAGES]
+    session.install("basedpyright>=1.30,<2", *paths, "-r", "docs/types-requirements.txt")
+    session.run("basedpyright", "--project", "pyproject.toml", *session.posargs)
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """Build the documentation; a broken link or a page left out of the navigation fails."""
+    session.install("mkdocs-material>=9.5,<10")
+    session.run("mkdocs", "build", "--strict", "-f", "docs/mkdocs.yml", "-d", session.create_tmp())
+
+
+@nox.session
+def demo(session: nox.Session) -> None:
+    """Main job: start the disaggregated server on the embedded model and hold a conversation."""
+    install(session, "engine")
+    session.run("deepinfer", "demo", *session.posargs)
+
+
+@nox.session
+def serve(session: nox.Session) -> None:
+    """Start the server and leave it running: `nox -s serve -- --port 8000`."""
+    install(session, "engine")
+    session.run("deepinfer", "serve", *session.posargs)
+
+
+@nox.session
+@nox.parametrize("package", PACKAGES, ids=PACKAGES)
+def bench(session: nox.Session, package: str) -> None:
+    """Print each package's measurements beside a peer or a ceiling of the same run."""
+    install(session, package, "[test]")
+    for script in sorted((ROOT / "packages" / package / "benches").glob("bench*.py")):
+        session.run("python", str(script), *session.posargs)
+
+
+@nox.session
+def train_demo(session: nox.Session) -> None:
+    """Train the embedded checkpoint again: about an hour and a half on two cores, resumable."""
+    install(session, "engine")
+    session.run("python", "packages/engine/tools/train_demo/train.py", *session.posargs)
+
+
+@nox.session
+def wheels(session: nox.Session) -> None:
+    """Build the sdist and the wheel of every package into dist/."""
+    session.install("build>=1.2,<2")
+    for package in PACKAGES:
+        session.run("python", "-m", "build", "--outdir", "dist", f"packages/{package}")

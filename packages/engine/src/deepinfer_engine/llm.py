@@ -1,0 +1,183 @@
+"""Offline use: `LLM(path).generate(prompts, SamplingParams(...))`, like the engines people know."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from deepinfer_engine.core.config import EngineConfig
+from deepinfer_engine.core.types import (
+    FinishEvent,
+    FinishReason,
+    GenerateRequest,
+    SamplingParams,
+    TokenLogprob,
+    Usage,
+)
+from deepinfer_engine.errors import PromptTooLong, RequestError
+
+if TYPE_CHECKING:
+    from deepinfer_engine.model.layout import CacheQuant
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What one prompt became. `text` leaves special tokens out; `token_ids` holds them."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    usage: Usage
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+class LLM:
+    """One model in this process: prompts in, completions out, continuously batched.
+
+    model: checkpoint directory; None is the embedded demo model.
+    dtype: "float32", "bfloat16" or "float64". nextn: drafts a step, 0 = no speculation.
+    cache_dir: keep prompt caches there, shared with servers that use the same model and
+        directory; None keeps nothing beyond a request.
+
+    Raises CheckpointError or ConfigError. Close it, or use it as a context manager.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | None = None,
+        *,
+        dtype: str = "float32",
+        nextn: int | None = None,
+        cache_quant: CacheQuant = "reference",
+        cache_dir: str | Path | None = None,
+        max_num_seqs: int = 16,
+        num_blocks: int = 1024,
+    ) -> None:
+        # Here and not above: importing the package must not import torch.
+        from deepinfer_engine.backend.torch import build_runner, load_tokenizer
+        from deepinfer_engine.model.config import BLOCK_TOKENS
+        from deepinfer_engine.router.local import LocalEngine
+
+        if model is None:
+            from deepinfer_engine.demo import demo_path
+
+            model = demo_path()
+        config = EngineConfig(max_num_seqs=max_num_seqs)
+        self._tokenizer = load_tokenizer(Path(model))
+        runner = build_runner(
+            Path(model),
+            dtype=dtype,
+            nextn=nextn,
+            num_blocks=num_blocks,
+            num_state_slots=max_num_seqs + config.max_num_batched_tokens // BLOCK_TOKENS + 2,
+            cache_quant=cache_quant,
+        )
+        store = None
+        if cache_dir is not None:
+            from deepinfer_engine.adapters.kvtier import open_store
+
+            store = open_store(Path(cache_dir), runner.layout)
+        self._caps = runner.caps
+        self._engine = LocalEngine(runner, store=store, config=config)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="deepinfer-llm", daemon=True
+        )
+        self._thread.start()
+
+    def generate(
+        self,
+        prompts: str | Sequence[int] | Sequence[str | Sequence[int]],
+        params: SamplingParams | None = None,
+    ) -> list[Completion]:
+        """Continue every prompt; results in the order of the prompts.
+
+        prompts: texts (encoded as they are, special tokens recognised) or lists of token ids; one
+            prompt alone is allowed. params: one set for all; an unset seed is drawn for each.
+
+        Raises RequestError (PromptTooLong, ...) before anything runs when a prompt cannot be served.
+        """
+        from deepinfer_engine.sampling.params import validate
+
+        params = params or SamplingParams()
+        validate(params, self._caps.vocab_size)
+        encoded = [self._encode(prompt, params) for prompt in _as_list(prompts)]
+        requests = [self._request(ids, params) for ids in encoded]
+        return asyncio.run_coroutine_threadsafe(self._run(requests), self._loop).result()
+
+    def close(self) -> None:
+        """Stop the engine and its thread; harmless twice."""
+        if self._loop.is_closed():
+            return
+        asyncio.run_coroutine_threadsafe(self._engine.close(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _encode(self, prompt: str | Sequence[int], params: SamplingParams) -> tuple[int, ...]:
+        ids = (
+            tuple(self._tokenizer.encode(prompt, add_special_tokens=False).ids)
+            if isinstance(prompt, str)
+            else tuple(prompt)
+        )
+        if not ids:
+            raise RequestError("a prompt must hold at least one token")
+        wrong = next((t for t in ids if not 0 <= t < self._caps.vocab_size), None)
+        if wrong is not None:
+            raise RequestError(
+                f"a prompt holds token {wrong}; this model's ids are 0..{self._caps.vocab_size - 1}"
+            )
+        if len(ids) >= self._caps.max_model_len:
+            raise PromptTooLong(len(ids), self._caps.max_model_len - 1)
+        return ids
+
+    def _request(self, ids: tuple[int, ...], params: SamplingParams) -> GenerateRequest:
+        seed = secrets.randbits(63) if params.seed is None else params.seed
+        return GenerateRequest(
+            request_id=f"llm-{secrets.token_hex(8)}",
+            token_ids=ids,
+            sampling=replace(params, seed=seed),
+        )
+
+    async def _run(self, requests: list[GenerateRequest]) -> list[Completion]:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(self._one(request)) for request in requests]
+        return [task.result() for task in tasks]
+
+    async def _one(self, request: GenerateRequest) -> Completion:
+        tokens: list[int] = []
+        logprobs: list[TokenLogprob] = []
+        async for event in self._engine.generate(request):
+            if isinstance(event, FinishEvent):
+                text = self._tokenizer.decode(tokens, skip_special_tokens=True)
+                return Completion(text, tuple(tokens), event.reason, event.usage, tuple(logprobs))
+            tokens.extend(event.token_ids)
+            logprobs.extend(event.logprobs)
+        raise AssertionError("a generation ended without its finish event")
+
+
+def _as_list(
+    prompts: str | Sequence[int] | Sequence[str | Sequence[int]],
+) -> list[str | Sequence[int]]:
+    if isinstance(prompts, str):
+        return [prompts]
+    if prompts and all(isinstance(p, int) for p in prompts):
+        return [[p for p in prompts if isinstance(p, int)]]
+    return [p for p in prompts if not isinstance(p, int)]
