@@ -1,10 +1,11 @@
 """Caller memory as lists of byte views, without copying.
 
 `n` records of `payload` bytes may be given as
-* one contiguous buffer of `n * payload` bytes (bytes, bytearray, memoryview, numpy array, CPU tensor);
+* one contiguous buffer of `n * payload` bytes (bytes, bytearray, memoryview, numpy array, CPU
+tensor);
 * a 2-D uint8 numpy array of `n` rows with at least `payload` contiguous bytes each;
-* a sequence of `n` items: each a buffer of `payload` bytes, an `(address, length)` pair, a CPU tensor,
-  or a list of such in the order of the layout's parts.
+* a sequence of `n` items: each a buffer of `payload` bytes, an `(address, length)` pair, a CPU
+  tensor, or a list of such in the order of the layout's parts.
 """
 
 from __future__ import annotations
@@ -91,12 +92,13 @@ def _bytes_of(item: Any) -> memoryview:
             raise BufferShapeError(
                 f"the array must be C-contiguous, got shape {array.shape}, strides {array.strides}"
             )
-        return memoryview(array.reshape(-1).view(np.uint8)) if array.nbytes else memoryview(b"")
+        return array.reshape(-1).view(np.uint8).data if array.nbytes else memoryview(b"")
     try:
         view = memoryview(item)
     except TypeError as cause:
         raise BufferShapeError(
-            f"expected a buffer, an (address, length) pair or a CPU tensor, got {type(item).__name__}"
+            "expected a buffer, an (address, length) pair or a CPU tensor,"
+            f" got {type(item).__name__}"
         ) from cause
     if not view.c_contiguous:
         raise BufferShapeError("the buffer must be contiguous")

@@ -102,7 +102,8 @@ class Cache:
     ) -> Namespace:
         """A view for one model, layout and tenant; cheap to make, one for each request is fine.
 
-        model:    id, or a mapping with id, config digest and weight-index digest. All of the keyword
+        model:    id, or a mapping with id, config digest and weight-index digest. All of the
+                  keyword
                   values are part of the identity: another value never sees these records.
         salt:     tenant scope; empty = shared by all, only with `allow_shared_scope`.
         raises:   ConfigError.
@@ -133,10 +134,11 @@ class Cache:
         )
 
     def subscribe(self, callback: Callback) -> Callable[[], None]:
-        """Call `callback(KVEvent)` whenever a record comes to or leaves a tier through this process.
+        """Call `callback(KVEvent)` whenever a record comes to or leaves a tier through this
+        process.
 
-        The callback runs in the thread that made the change and must be quick; `EventQueue` collects
-        events for another thread. returns: the call that unsubscribes.
+        The callback runs in the thread that made the change and must be quick; `EventQueue`
+        collects events for another thread. returns: the call that unsubscribes.
         """
         return self.events.subscribe(callback)
 
@@ -151,7 +153,10 @@ class Cache:
         return self.queue.flush(timeout, fsync=fsync)
 
     def gc(self, *, dry_run: bool = False) -> GcReport | None:
-        """Collect now: adopt what dead processes left, expire, enforce the quota; None without directory."""
+        """Collect now: adopt what dead processes left, expire, enforce the quota.
+
+        returns: what was done; None for a cache without directory. raises: OSError.
+        """
         self.check_open()
         if self.directory is None:
             return None
@@ -195,7 +200,8 @@ class Cache:
         }
 
     def close(self, timeout: float = 10.0) -> FlushReport:
-        """Flush, stop the threads, end the own log. Later calls raise ClosedError; closing again is fine.
+        """Flush, stop the threads, end the own log. Later calls raise ClosedError; closing again is
+        fine.
 
         returns: what could not be written in time, and is lost.
         """
@@ -209,7 +215,8 @@ class Cache:
             try:
                 self.directory.close()
             except OSError:
-                # Readers do without the end mark: the folder is adopted like that of a killed process.
+                # Readers do without the end mark: the folder is adopted like that of a killed
+                # process.
                 self._closed = report = FlushReport(False, report.pending, report.failed)
         return report
 
@@ -286,7 +293,7 @@ def _kind_name(code: int) -> Any:
     return _KIND_NAMES[code]
 
 
-def open(  # noqa: A001 - the public name of the package is `kvtier.open`
+def open(
     config: KVTierConfig | Path | str | None = None,
     *,
     clock: Clock | None = None,

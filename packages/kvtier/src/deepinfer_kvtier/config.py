@@ -71,7 +71,10 @@ class KVTierConfig(BaseModel):
 
 
 def parse_config(config: KVTierConfig | Path | str | None, **changes: Any) -> KVTierConfig:
-    """A path, a ready config or nothing, plus single settings; ConfigError names the wrong field."""
+    """A path, a ready config or nothing, plus single settings.
+
+    raises: ConfigError, naming the wrong field.
+    """
     try:
         if isinstance(config, KVTierConfig):
             return KVTierConfig.model_validate({**config.model_dump(), **changes})

@@ -69,7 +69,7 @@ class DirectoryTier:
         return rows
 
     def touch(self, kind: int, shard: int, digests: Sequence[bytes]) -> None:
-        """Record a hit; it reaches the log once an eighth of the lifetime has passed since the last."""
+        """Record a hit; it reaches the log when the last mark is an eighth of a lifetime old."""
         if not digests:
             return
         now = int(self.clock.wall())
@@ -283,7 +283,10 @@ class DirectoryTier:
     # -- writing
 
     def put_from(self, batch: Sequence[Outgoing]) -> None:
-        """Write records and publish them to every process. raises: OSError; then nothing is visible."""
+        """Write records and publish them to every process.
+
+        raises: OSError; then nothing of the batch is visible.
+        """
         with self._write_lock:
             writer = self._open_writer()
             self._flush_control(writer)
@@ -291,7 +294,8 @@ class DirectoryTier:
             self._apply([(writer.id, entries)])
 
     def bury(self, kind: int, shard: int, digests: Sequence[bytes]) -> int:
-        """Hide everything stored for digests until now, in every process; returns how many were here.
+        """Hide everything stored for digests until now, in every process; returns how many were
+        here.
 
         The tombstones reach the log with the next write or `write_control`.
         """

@@ -3,14 +3,14 @@
 ::
 
     KVTierError
-    ├── ConfigError        a setting, layout or salt that cannot work            (operator's or caller's fault)
-    ├── BufferShapeError   a source or destination that does not fit the layout  (caller's fault)
-    ├── UncacheableInput   the input has no safe identity: never store or match  (caller decides what to do)
-    ├── StoreFormatError   the directory belongs to another format or secret     (operator's fault)
-    └── ClosedError        the cache was closed before this call
+    ├── ConfigError        a setting, layout or argument that cannot work    (operator or caller)
+    ├── BufferShapeError   a buffer that does not fit the layout             (caller)
+    ├── UncacheableInput   no safe identity: never store or match            (caller decides)
+    ├── StoreFormatError   the directory belongs to another format version   (operator)
+    └── ClosedError        the cache was closed before this call             (caller)
 
-Failures of storage are never exceptions on `match`, `load` or `put`: they come back as a shorter prefix,
-a `Status` per block, or a refusal with its reason.
+Failures of storage are never exceptions on `match`, `load` or `put`: they come back as a shorter
+prefix, a `Status` per block, or a refusal with its reason.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ class EventHub:
 
 
 class EventQueue:
-    """A bounded queue to subscribe with: `cache.subscribe(queue)`; the oldest events are lost first."""
+    """Bounded, for `cache.subscribe(queue)`; when full, the oldest event is lost and counted."""
 
     def __init__(self, capacity: int = 10_000) -> None:
         self._events: deque[KVEvent] = deque(maxlen=capacity)

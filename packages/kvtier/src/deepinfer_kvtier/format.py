@@ -1,8 +1,9 @@
 """Bytes on disk: segment header, slot trailer, index frame. All numbers are little endian.
 
 Segment file      4,096-byte header, then slots.
-Slot              payload at a 4,096-aligned offset | zero padding to 8 | 192-byte trailer | zeros to 4,096.
-                  The trailer lies behind the payload, so a torn write shows as a missing trailer.
+Slot              payload at a 4,096-aligned offset | zero padding to 8 | 192-byte trailer | zeros
+                  to 4,096. The trailer lies behind the payload, so a torn write shows as a missing
+                  trailer.
 Index log         frames of 4,096 bytes: 64-byte header + up to 63 entries of 64 bytes. A frame is
                   appended for every commit and never rewritten.
 """

@@ -107,7 +107,7 @@ class HostTier:
         self._gets += 1
         if self._gets % VERIFY_EVERY or record.checksum is None:
             return True
-        if xxhash.xxh3_128_digest(record.data) == record.checksum:
+        if xxhash.xxh3_128_digest(record.data.data) == record.checksum:
             return True
         self.counts["corrupt"] += 1
         return False

@@ -71,8 +71,9 @@ class MediaItem:
         if self.digest is None or len(self.digest) != DIGEST_BYTES:
             got = "none" if self.digest is None else f"{len(self.digest)} bytes"
             raise UncacheableInput(
-                f"media at tokens {self.start}..{self.start + self.length - 1} needs a {DIGEST_BYTES}-byte"
-                f" content digest, got {got}; hash the preprocessed content or skip the cache"
+                f"media at tokens {self.start}..{self.start + self.length - 1} needs a"
+                f" {DIGEST_BYTES}-byte content digest, got {got}; hash the preprocessed content"
+                " or skip the cache"
             )
         return self.digest
 

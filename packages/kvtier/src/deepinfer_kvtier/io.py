@@ -1,4 +1,4 @@
-"""The few file operations the directory tier needs, behind a protocol so that tests can break them."""
+"""The file operations the directory tier needs, behind a protocol so that tests can break them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Readable = bytes | bytearray | memoryview
 
 
 class IoEngine(Protocol):
-    """Positioned file I/O. Every call may raise OSError; short reads and writes are legal answers."""
+    """Positioned file I/O. Every call may raise OSError; short reads and writes are legal."""
 
     def create(self, path: Path) -> int: ...
 
@@ -104,7 +104,7 @@ class PosixIo:
         return stats.f_bavail / stats.f_blocks if stats.f_blocks else 1.0
 
     def try_lock(self, path: Path, *, create: bool) -> int | None:
-        """Exclusive lock that the kernel drops with the process; None while another one holds it."""
+        """Exclusive lock that ends with the process; None while another one holds it."""
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
         fd = os.open(path, flags, 0o600)
         try:

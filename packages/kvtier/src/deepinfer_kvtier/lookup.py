@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from deepinfer_kvtier.directory import NO_ROW, DirectoryTier
+from deepinfer_kvtier.directory import DirectoryTier
 from deepinfer_kvtier.host import HostRecord
 from deepinfer_kvtier.layout import KIND_CODES
 from deepinfer_kvtier.match import Match, spans_of
@@ -26,7 +26,7 @@ _MAX_SURVEYS = 4
 
 @dataclass(slots=True)
 class _Survey:
-    """Pinned records of one look at the tiers. `records[i]` is None where block i is not in memory."""
+    """Pinned records of one look at the tiers; `records[i]` is None for a block not in memory."""
 
     records: list[HostRecord | None]
     rows: NDArray[Any] | None

@@ -17,7 +17,7 @@ from deepinfer_kvtier.segments import SegmentSet
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """Pins of one match. Nothing leased is freed or overwritten before `expires_at` (monotonic s)."""
+    """Pins of one match: nothing of it is freed or overwritten before `expires_at` (seconds)."""
 
     expires_at: float
     records: list[HostRecord] = field(default_factory=list[HostRecord])
@@ -88,12 +88,14 @@ class LeaseBook:
 class Match:
     """Longest reusable prefix of one prompt, leased.
 
-    n_blocks, n_tokens: the hit. With "state" wanted it ends at the deepest boundary for which all blocks
-                        and the state slot are present (exact); without, it is the blocks alone.
+    n_blocks, n_tokens: the hit. With "state" wanted it ends at the deepest boundary for which all
+                        blocks and the state slot are present (exact); without, it is the blocks
+                        alone.
     block_prefix:       leading blocks present, with or without state: what bounded replay may use.
     state:              deepest state slot at or before `block_prefix`; None when there is none.
     spans:              where the `n_blocks` blocks lie, first to last.
-    digests:            all whole blocks of the prompt (32 bytes each), hit or not: `put` wants these.
+    digests:            all whole blocks of the prompt (32 bytes each), hit or not: `put` wants
+                        these.
     approximate, replay_generation: of the hit, its state included.
     block_approximate, block_generation: of `block_prefix`, without state.
     """

@@ -78,9 +78,11 @@ class Namespace:
 
         want:        with "state", the hit ends where the state slot is present too (exact).
         lease_s:     seconds until the pins are given back by themselves.
-        leave_last:  never cover the whole prompt: at least one token must be computed for its logits.
+        leave_last:  never cover the whole prompt: at least one token must be computed for its
+                     logits.
         accept_approximate: whether records computed from approximate windows count.
-        digests:     from a `ChainHasher` that has seen exactly these tokens; saves hashing them again.
+        digests:     from a `ChainHasher` that has seen exactly these tokens; saves hashing them
+                     again.
         returns:     a Match, with 0 blocks when nothing is there. Never raises for storage trouble.
         raises:      ConfigError, UncacheableInput, ClosedError.
         """
@@ -116,8 +118,8 @@ class Namespace:
     def plan(self, match: Match, *, cost: Cost | None = None, mode: ReplayMode = "bounded") -> Plan:
         """Decide how many of the matched blocks to load, and where the window state comes from.
 
-        mode: "exact" never uses approximate state, "bounded" may rebuild windows from the last cached
-              tokens, "none" uses stored state only.
+        mode: "exact" never uses approximate state, "bounded" may rebuild windows from the last
+              cached tokens, "none" uses stored state only.
         """
         state_at: dict[int, tuple[str, int, bool, int]] = {}
         if match.state is not None:
@@ -151,10 +153,12 @@ class Namespace:
         deadline_ms: float | None = None,
         wait: bool = False,
     ) -> LoadJob:
-        """Bring matched records into caller memory, each one complete and verified or reported as not.
+        """Bring matched records into caller memory, each one complete and verified or reported as
+        not.
 
         blocks:      which blocks of the prompt; default all of the hit, none when `dst` is None.
-        dst:         room for them, see `deepinfer_kvtier.buffers`; it belongs to the job until done.
+        dst:         room for them, see `deepinfer_kvtier.buffers`; it belongs to the job until
+                     done.
         state_dst:   room for the state slot of `match.state`.
         deadline_ms: after this long nothing more is started; what is missing comes back as TIMEOUT.
         wait:        load in this thread and return a job that is done.
@@ -216,16 +220,20 @@ class Namespace:
         approximate: bool = False,
         replay_generation: int = 0,
     ) -> PutTicket:
-        """Store consecutive blocks of one chain. Never blocks on storage; refusals are in the ticket.
+        """Store consecutive blocks of one chain. Never blocks on storage; refusals are in the
+        ticket.
 
         digests:     of the blocks, first to last (32 bytes each).
         src:         their bytes, see `deepinfer_kvtier.buffers`.
-        parents:     digest before each block, or before the first one only; None with `first_block=0`.
+        parents:     digest before each block, or before the first one only; None with
+                     `first_block=0`.
         first_block: position of `digests[0]` in its chain.
         cls:         retention class, a key of `KVTierConfig.classes`.
-        durability:  what the ticket waits for: "behind" = the source may be reused, "flushed" = every
-                     process sees it and it survives kill -9, "fsync" = it survives power loss.
-        copy:        False = no copy in this call; the source must stay unchanged until `ticket.done`.
+        durability:  what the ticket waits for: "behind" = the source may be reused, "flushed" =
+                     every process sees it and it survives kill -9, "fsync" = it survives power
+                     loss.
+        copy:        False = no copy in this call; the source must stay unchanged until
+                     `ticket.done`.
         confirmed_tokens: tokens whose acceptance is final; blocks that end beyond them are refused.
         approximate, replay_generation: from `Plan`, for records computed after a bounded replay.
         raises:      BufferShapeError, ConfigError, ClosedError.
@@ -297,7 +305,8 @@ class Namespace:
         return await asyncio.wrap_future(self.put_state(digest, src, **keywords).future)
 
     def drop(self, digests: Sequence[bytes], *, kinds: Sequence[Kind] = ("block", "state")) -> int:
-        """Forget records in every tier and every process on the directory; returns how many were found.
+        """Forget records in every tier and every process on the directory; returns how many were
+        found.
 
         Other processes follow at their next refresh, `gc_interval_s` at the latest.
         """

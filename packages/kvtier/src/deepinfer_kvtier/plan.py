@@ -1,7 +1,7 @@
 """Replay planner: how much of a match to load, and where the window state comes from.
 
-Total time of a cut after k blocks = load time + state term + time to compute the rest. The cut with the
-least total wins; at equal cost the deeper one, which leaves more of the machine to others.
+Total time of a cut after k blocks = load time + state term + time to compute the rest. The cut with
+the least total wins; at equal cost the deeper one, which leaves more of the machine to others.
 """
 
 from __future__ import annotations
@@ -77,7 +77,8 @@ def choose_cut(
 
     tiers:    tier of every matched block, first to last.
     state_at: boundary in blocks -> (tier, bytes, approximate, replay generation).
-    generation, approximate: deepest replay generation among the blocks, and whether any is approximate.
+    generation, approximate: deepest replay generation among the blocks, and whether any is
+                             approximate.
     """
     if cost.prefill_tok_s <= 0:
         raise ConfigError(f"prefill_tok_s must be above 0, got {cost.prefill_tok_s}")

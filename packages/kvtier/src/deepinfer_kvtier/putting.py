@@ -135,9 +135,9 @@ def _put_in_queue(
         if held is None:
             data: NDArray[Any] = np.empty(nbytes, dtype=np.uint8)
             copy_views(views, data)
-            views = [memoryview(data)]
+            views = [data.data]
         else:
-            views = [memoryview(held.data)]
+            views = [held.data.data]
     item = WriteItem(
         Outgoing(
             kind=request.kind,

@@ -1,7 +1,8 @@
 """Write-behind: records wait here for the directory tier, and the producer never does.
 
-One thread owns all writes and the periodic collection. Group commit: a batch goes out when it has enough
-records or bytes, when its oldest record has waited long enough, or when somebody asked for a flush.
+One thread owns all writes and the periodic collection. Group commit: a batch goes out when it has
+enough records or bytes, when its oldest record has waited long enough, or when somebody asked for a
+flush.
 """
 
 from __future__ import annotations
@@ -249,7 +250,7 @@ class WriteQueue:
             )
             record = self._host.publish(record)
             item.held = record
-            out.views = [memoryview(record.data)]
+            out.views = [record.data.data]
             with self._cond:
                 waiting = [w for w in item.waiters if w[2] == "behind"]
                 item.waiters = [w for w in item.waiters if w[2] != "behind"]

@@ -1,7 +1,7 @@
 """What a killed process left behind: index what it wrote but did not index, then end its log.
 
-The kernel drops a process's lock on its folder when it dies, so holding that lock means its owner is
-gone and nobody else is adopting it.
+The kernel drops a process's lock on its folder when it dies, so holding that lock means its owner
+is gone and nobody else is adopting it.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ MAX_IDLE_DESCRIPTORS = 128
 
 @dataclass(slots=True, eq=False)
 class Segment:
-    """One segment file. `local` is its number in this process, `number` the one in its writer's log."""
+    """One segment file: `local` is its number in this process, `number` the one in its log."""
 
     local: int
     writer: bytes
@@ -69,7 +69,10 @@ class SegmentSet:
                 self._register(writer, number, folder / name, cls, bucket)
 
     def need(self, writer: bytes, number: int) -> Segment:
-        """The segment an index entry names; a file that is not there counts as gone. raises: OSError."""
+        """The segment an index entry names; a file that is not there counts as gone.
+
+        raises: OSError.
+        """
         known = self.named(writer, number)
         if known is None:
             self.discover(writer)
@@ -81,7 +84,10 @@ class SegmentSet:
         return known
 
     def acquire(self, local: int) -> int | None:
-        """Descriptor of a segment, held until `release`; None when the file is gone. raises: OSError."""
+        """Descriptor of a segment, held until `release`; None when the file is gone.
+
+        raises: OSError.
+        """
         with self._lock:
             segment = self._by_local[local]
             if segment.fd is not None:

@@ -1,6 +1,7 @@
 """Index of the directory tier in memory: dense 40-byte rows plus an open-addressing table.
 
-About 50 bytes a record, where a dict of Python objects takes 240. All operations work on whole batches.
+About 50 bytes a record, where a dict of Python objects takes 240. All operations work on whole
+batches.
 """
 
 from __future__ import annotations

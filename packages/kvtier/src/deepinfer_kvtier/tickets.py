@@ -17,8 +17,8 @@ class PutTicket:
 
     accepted: for each record, whether the cache took it.
     reasons:  for each record, None or why not: "queue_full", "unconfirmed", "read_only",
-              "disk_full", "no_room", "class_pressure", "duplicate_in_call", "not_persistent". A record
-              refused for the directory may still have been kept in host memory.
+              "disk_full", "no_room", "class_pressure", "duplicate_in_call", "not_persistent". A
+              record refused for the directory may still have been kept in host memory.
     """
 
     def __init__(self, reasons: Sequence[str | None]) -> None:

@@ -61,8 +61,8 @@ class _OpenSegment:
 class SegmentWriter:
     """Appends records; not thread-safe, the directory tier serialises the calls.
 
-    A failed write abandons its segment: the next one starts a new file, so a bad place on the device
-    is not hit twice and nothing half-written is ever continued.
+    A failed write abandons its segment: the next one starts a new file, so a bad place on the
+    device is not hit twice and nothing half-written is ever continued.
     """
 
     def __init__(
@@ -183,7 +183,7 @@ class SegmentWriter:
     def _append_run(
         self, cls: str, run: list[Outgoing], members: list[int], entries: NDArray[Any]
     ) -> int:
-        """Write as much of a run as fits one segment and one call; returns the number of records."""
+        """Write what fits one segment and one call; returns the number of records."""
         first = run[0]
         segment = self._segment_for(cls, first.cls_code, fmt.slot_bytes(first.nbytes))
         now_ms = self._stamp_ms()
@@ -270,7 +270,7 @@ class SegmentWriter:
         return _OpenSegment(number, bucket, fd, path, end=fmt.PAGE, allocated=fmt.PAGE)
 
     def _grow(self, segment: _OpenSegment, end: int) -> None:
-        """Preallocate in steps: freshly extended pages cost several times more than prepared ones."""
+        """Preallocate in steps: freshly extended pages cost far more than prepared ones."""
         if end <= segment.allocated:
             return
         step = min(PREALLOCATE_BYTES, self._segment_bytes)
