@@ -150,6 +150,11 @@ def _tools(declared: Sequence[wire.Tool], draft: Draft) -> tuple[list[ToolDefini
         )
     check_unique(tools)
     check_same_strictness(tools)
+    if not draft.version.prompt_format.system_in_place:
+        tools = [
+            ToolDefinition(tool.name, tool.description, tool.parameters, tool.strict)
+            for tool in tools
+        ]
     return tools, dropped
 
 
@@ -271,8 +276,13 @@ class _History:
                 added.append(tool)
             else:
                 content.add(self._plain(block, f"messages.{index}"))
-        message = content.system()
-        self._messages.append(message.announcing(added) if added else message)
+        if self._draft.version.prompt_format.system_in_place:
+            message = content.system()
+            self._messages.append(message.announcing(added) if added else message)
+        elif content.text:
+            # Where all system text moves to the front, a late instruction travels as user text.
+            reminder = f"<system-reminder>\n{content.text}\n</system-reminder>"
+            self._messages.append(UserMessage(reminder))
 
     def _assistant(self, blocks: Sequence[wire.Block], index: int, *, is_last: bool) -> None:
         draft = self._draft
@@ -360,7 +370,7 @@ class _History:
         if unanswered:
             raise self._missing(f"messages.{index - 1}:", index, unanswered)
         self._pending = []
-        if referenced:
+        if referenced and self._draft.version.prompt_format.system_in_place:
             self._messages.append(SystemMessage("", tools=referenced))
 
     def _result(

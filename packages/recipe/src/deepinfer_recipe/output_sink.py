@@ -1,0 +1,29 @@
+"""What the output parser tells, piece by piece."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class OutputSink(Protocol):
+    """Receives the answer; the pieces of one kind concatenate to its text."""
+
+    def reasoning(self, text: str) -> None:
+        """More of the thinking."""
+        ...
+
+    def content(self, text: str) -> None:
+        """More of the answer."""
+        ...
+
+    def call_started(self, name: str) -> None:
+        """A tool call begins."""
+        ...
+
+    def call_arguments(self, piece: str) -> None:
+        """More of the JSON text of the current call's arguments."""
+        ...
+
+    def call_ended(self) -> None:
+        """The current call is complete."""
+        ...
