@@ -1,7 +1,7 @@
 """Every check of the repository, and its two main jobs. `nox` alone runs the default sessions.
 
-Each package is tested alone: a fresh environment that holds the package and what it declares, so that an
-import it forgot to declare fails here and not at a user's.
+Each package is tested alone: a fresh environment that holds the package and what it declares, so
+that an import it forgot to declare fails here and not at a user's.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Run every ```python block of the given Markdown files, each file's blocks in order in one namespace.
+"""Run every ```python block of the given Markdown files, in order, one namespace a file.
 
-A block is run exactly as a reader would paste it, in an empty working directory. A block that raises
-fails the run with the file and line.
+A block is run exactly as a reader would paste it, in an empty working directory. A block that
+raises fails the run with the file and line.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Who may import whom: no package but `engine` imports another, and there only through its adapters."""
+"""Who may import whom: only `engine` imports other packages, and only through its adapters."""
 
 from __future__ import annotations
 
@@ -46,9 +46,7 @@ def test_the_engine_reaches_each_sibling_through_its_adapter_alone() -> None:
     siblings = {f"deepinfer_{p}" for p in PACKAGES if p != "engine"}
     for path in source.rglob("*.py"):
         found = imported(path) & siblings
-        allowed = (
-            {f"deepinfer_{path.stem}"} if path.parent.name == "adapters" else set[str]()
-        )
+        allowed = {f"deepinfer_{path.stem}"} if path.parent.name == "adapters" else set[str]()
         assert found <= allowed, f"{path} imports {found - allowed}; go through adapters/"
 
 

@@ -101,7 +101,7 @@ class LLM:
         prompts: texts (encoded as they are, special tokens recognised) or lists of token ids; one
             prompt alone is allowed. params: one set for all; an unset seed is drawn for each.
 
-        Raises RequestError (PromptTooLong, ...) before anything runs when a prompt cannot be served.
+        Raises RequestError before anything runs when a prompt cannot be served.
         """
         from deepinfer_engine.sampling.params import validate
 
