@@ -95,7 +95,15 @@ def types(session: nox.Session) -> None:
 def docs(session: nox.Session) -> None:
     """Build the documentation; a broken link or a page left out of the navigation fails."""
     session.install("mkdocs-material>=9.5,<10")
-    session.run("mkdocs", "build", "--strict", "-f", "docs/mkdocs.yml", "-d", session.create_tmp())
+    session.run(
+        "mkdocs",
+        "build",
+        "--strict",
+        "-f",
+        "docs/mkdocs.yml",
+        "-d",
+        str(Path(session.create_tmp()).resolve()),
+    )
 
 
 @nox.session
