@@ -145,14 +145,14 @@ class EngineLoop:
         with self._changed:
             return self.scheduler.reserve(prompt_len)
 
-    def pin(self, reservation: Reservation) -> None:
-        """Add the writer of a transfer as an owner of the reserved blocks."""
+    def pin(self, blocks: Sequence[int], state_slot: int) -> None:
+        """Add an owner, the writer of a transfer, to memory that has one."""
         with self._changed:
-            self.scheduler.pools.blocks.pin(reservation.blocks)
+            self.scheduler.pools.pin(blocks, state_slot)
 
-    def unpin(self, blocks: Sequence[int]) -> None:
+    def unpin(self, blocks: Sequence[int], state_slot: int) -> None:
         with self._changed:
-            self.scheduler.pools.blocks.give(blocks)
+            self.scheduler.pools.give(blocks, state_slot)
             self._notify()
 
     def cancel(self, reservation: Reservation) -> None:

@@ -126,6 +126,10 @@ class Pools:
             raise PoolError("a pool gave less than it had free")
         return blocks, slot[0]
 
+    def pin(self, blocks: Sequence[int], state_slot: int) -> None:
+        self.states.pin([state_slot])
+        self.blocks.pin(blocks)
+
     def give(self, blocks: Sequence[int], state_slot: int) -> None:
         self.states.give([state_slot])
         self.blocks.give(blocks)

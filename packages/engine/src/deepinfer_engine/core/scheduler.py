@@ -281,7 +281,7 @@ class Scheduler:
             if seq.aborting:
                 self._end(seq, "abort")
                 continue
-            if not seq.fresh:
+            if not seq.fresh and seq.finish_reason is None:
                 continue
             tokens, logprobs, seq.fresh = seq.fresh, seq.fresh_logprobs, ()
             index = seq.output_len - len(tokens)
@@ -476,6 +476,8 @@ class Scheduler:
             eos_token_id=self.caps.eos_token_id,
             max_model_len=self.caps.max_model_len,
         )
+        if output.failed and seq.finish_reason is None:
+            seq.finish_reason = "error"
         seq.fresh = tuple(output.tokens[:kept])
         seq.fresh_logprobs = tuple(output.logprobs[:kept])
         seq.tokens.extend(seq.fresh)

@@ -149,8 +149,12 @@ class KVConnector:
 
     def counters(self) -> dict[str, float]:
         with self._lock:
-            counted: dict[str, float] = dict(self._counters)
-        return counted | {f"store_{name}": value for name, value in self._store.stats().items()}
+            return dict(self._counters)
+
+    def gauges(self) -> dict[str, float]:
+        stats = {f"store_{name}": value for name, value in self._store.stats().items()}
+        with self._lock:
+            return stats | {"publish_bytes_in_flight": self._in_flight}
 
     def close(self) -> None:
         """Finish what was submitted, then close the store."""

@@ -1,13 +1,50 @@
-"""Decode worker."""
+"""The decode worker: reserves memory, lets prefill write it, runs what has landed."""
 
 from __future__ import annotations
 
 import asyncio
+import time
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from deepinfer_engine.backend.base import StepRunner
 from deepinfer_engine.core.config import EngineConfig
+from deepinfer_engine.core.scheduler import Chunk, Progress
+from deepinfer_engine.core.sequence import LiveSequence
+from deepinfer_engine.core.types import GenerateRequest
+from deepinfer_engine.errors import CapacityError, PromptTooLong, RequestError, TransferError
 from deepinfer_engine.kv.store import PrefixStore
+from deepinfer_engine.pd.landing import Attempt, Commit, Landings, Stage
+from deepinfer_engine.pd.messages import (
+    logprobs_body,
+    pack_tokens,
+    read_logprobs,
+    read_request,
+    reading,
+    unpack_tokens,
+    usage_body,
+    xid_body,
+)
+from deepinfer_engine.pd.service import WorkerService, abort_body, xid_of
+from deepinfer_engine.pd.transport import Connection, Frame
+from deepinfer_engine.pd.wire import UNIT_HEADER_BYTES, Body, FrameType, UnitHeader, Xid
+
+RETRY_AFTER_S = 1.0
+RESERVATION_S = 600.0
+"""A reservation that nothing was committed to for this long is given up."""
+
+
+@dataclass(eq=False, slots=True)
+class Offer:
+    """A request the router wants to place here, before and after its memory is reserved."""
+
+    xid: Xid
+    router: Connection
+    body: Body
+    prompt_len: int
+    since: float
+    request: GenerateRequest | None = None
 
 
 async def serve_decode(
@@ -21,8 +58,269 @@ async def serve_decode(
     stop: asyncio.Event | None = None,
     drain_timeout_s: float = 120.0,
 ) -> None:
-    """Serve decode on `listen` ("host:port", port 0 = any) until SIGTERM, SIGINT or `stop`; then drain.
+    """Serve decode on `listen` ("host:port", port 0 = any) until SIGTERM, SIGINT or `stop`; drain.
 
     Calls `ready("host:port")` once with the bound address. `store` is closed at the end.
     Raises ConfigError for an unusable address, or a non-loopback one without `cluster_key`.
     """
+    service = DecodeService(runner, store, config or EngineConfig(), cluster_key)
+    await service.serve(listen, ready=ready, stop=stop, drain_timeout_s=drain_timeout_s)
+
+
+class DecodeService(WorkerService):
+    """Everything here runs on the event loop."""
+
+    def __init__(
+        self,
+        runner: StepRunner,
+        store: PrefixStore | None,
+        config: EngineConfig,
+        cluster_key: bytes | None,
+    ) -> None:
+        super().__init__("decode", runner, store, config, cluster_key)
+        self._config = config
+        self.landings = Landings(self.loop, runner, first_grant=self.epoch & 0xFFFFFFFFFFFF)
+        self._offers: dict[str, Offer] = {}
+        """Every request known here, by attempt key."""
+        self._queue: deque[Offer] = deque()
+        """Offers that wait for memory."""
+
+    def handle(self, peer: Connection, kind: FrameType, frame: Frame) -> None:
+        role = peer.hello.get("role")
+        if kind is FrameType.UNIT and role == "prefill":
+            self._unit(peer, frame)
+            return
+        xid, body = xid_of(frame)
+        match kind:
+            case FrameType.RESERVE if role == "router":
+                self._reserve(peer, xid, body)
+            case FrameType.COMMIT if role == "prefill":
+                self._commit(peer, xid, body)
+            case FrameType.ABORT:
+                self._peer_aborts(peer, xid, body)
+            case FrameType.STATUS:
+                attempt = self.landings.get(xid)
+                state = attempt.stage.value if attempt else "gone"
+                seen = attempt.units_seen if attempt else 0
+                peer.send(
+                    FrameType.STATUS_REPLY, {**xid_body(xid), "state": state, "units_seen": seen}
+                )
+            case FrameType.GONE | FrameType.ABORT_ACK:
+                pass
+            case _:
+                raise TransferError(f"a {role} peer may not send {kind.name} to a decode worker")
+
+    def chunk_done(self, chunk: Chunk) -> None:
+        raise RuntimeError(f"a decode worker computed prompt tokens of {chunk.seq.key}")
+
+    # -- reservations ---------------------------------------------------------------------------
+
+    def _reserve(self, router: Connection, xid: Xid, body: Body) -> None:
+        prompt_len = reading(lambda b: int(b["prompt_len"]), body)
+        if body.get("epoch") != self.epoch:
+            router.send(FrameType.STALE_EPOCH, xid_body(xid))
+        elif body.get("layout_hash") != self.runner.layout.layout_hash:
+            message = "prefill and decode workers run different models, dtypes or cache formats"
+            router.send(FrameType.ABORT, abort_body(xid, "layout", message))
+        elif self.draining or xid.key in self._offers:
+            reason = "draining" if self.draining else "duplicate"
+            router.send(FrameType.BUSY, self._busy(xid, reason))
+        else:
+            # The request's fields are read now, so that a misshapen one is refused now.
+            reading(lambda b: read_request(b, xid, ()), body)
+            offer = Offer(xid, router, body, prompt_len, time.monotonic())
+            if self._queue or not self._place(offer):
+                self._enqueue(offer)
+
+    def _enqueue(self, offer: Offer) -> None:
+        if len(self._queue) >= self._config.max_queue:
+            offer.router.send(FrameType.BUSY, self._busy(offer.xid, "full"))
+            return
+        self._offers[offer.xid.key] = offer
+        self._queue.append(offer)
+
+    def _busy(self, xid: Xid, reason: str) -> Body:
+        return {**xid_body(xid), "reason": reason, "retry_after_ms": int(RETRY_AFTER_S * 1000)}
+
+    def _place(self, offer: Offer) -> bool:
+        """Answer RESERVED or ABORT; False when there is no memory now."""
+        try:
+            attempt = self.landings.reserve(offer.xid, offer.prompt_len)
+        except RequestError as error:
+            offer.router.send(FrameType.ABORT, refusal(offer.xid, error))
+            self._offers.pop(offer.xid.key, None)
+            return True
+        if attempt is None:
+            return False
+        self._offers[offer.xid.key] = offer
+        offer.router.send(
+            FrameType.RESERVED,
+            {**xid_body(offer.xid), "grant_id": attempt.grant_id, "epoch": self.epoch},
+        )
+        return True
+
+    def _place_queued(self) -> None:
+        while self._queue and self._place(self._queue[0]):
+            self._queue.popleft()
+
+    # -- what prefill sends ---------------------------------------------------------------------
+
+    def _unit(self, peer: Connection, frame: Frame) -> None:
+        header = UnitHeader.unpack(frame.data)
+        try:
+            attempt = self.landings.unit(peer, header, frame.data[UNIT_HEADER_BYTES:])
+        except TransferError as error:
+            self._break(self.landings.granted(header.grant_id), peer, str(error))
+            return
+        if attempt is None:
+            peer.send(FrameType.GONE, {"grant_id": header.grant_id})
+        elif header.unit in attempt.corrupt_units:
+            peer.send(FrameType.NACK, {**xid_body(attempt.xid), "unit": header.unit})
+        else:
+            self._start_if_ready(attempt, peer)
+
+    def _commit(self, peer: Connection, xid: Xid, body: Body) -> None:
+        commit = reading(_read_commit, body)
+        try:
+            attempt = self.landings.commit(peer, xid, commit)
+        except TransferError as error:
+            self._break(self.landings.get(xid), peer, str(error))
+            return
+        if attempt is None:
+            peer.send(FrameType.GONE, xid_body(xid))
+        else:
+            self._start_if_ready(attempt, peer)
+
+    def _start_if_ready(self, attempt: Attempt, peer: Connection) -> None:
+        commit, offer = attempt.commit, self._offers[attempt.xid.key]
+        if attempt.stage is not Stage.READY or commit is None:
+            return
+        request = read_request(offer.body, attempt.xid, commit.tokens)
+        seq = LiveSequence(request, attempt.xid.key, time.monotonic())
+        seq.tokens.append(commit.first_token)
+        seq.cached_tokens = commit.cached_tokens
+        self.landings.run(attempt, seq)
+        peer.send(FrameType.RELEASED, xid_body(attempt.xid))
+        offer.router.send(
+            FrameType.READY,
+            {
+                **xid_body(attempt.xid),
+                "token": commit.first_token,
+                "logprobs": logprobs_body(commit.first_logprobs),
+                "cached_tokens": commit.cached_tokens,
+            },
+        )
+
+    def _break(self, attempt: Attempt | None, peer: Connection, message: str) -> None:
+        """A transfer broke its protocol: end the attempt and tell both ends."""
+        if attempt is None:
+            peer.send(FrameType.GONE, {})
+            return
+        peer.send(FrameType.ABORT, abort_body(attempt.xid, "protocol", message))
+        self._end(attempt.xid, "protocol", message)
+
+    # -- ends -----------------------------------------------------------------------------------
+
+    def _peer_aborts(self, peer: Connection, xid: Xid, body: Body) -> None:
+        offer, attempt = self._offers.get(xid.key), self.landings.get(xid)
+        running = attempt is not None and attempt.stage is Stage.RUNNING
+        if offer is not None and peer is offer.router:
+            self._drop(xid)
+            if running:
+                return  # acknowledged when the step that uses its memory is over
+        elif offer is not None and not running:
+            self._end(xid, str(body.get("reason")), str(body.get("message", "")))
+        peer.send(FrameType.ABORT_ACK, xid_body(xid))
+
+    def _end(self, xid: Xid, reason: str, message: str) -> None:
+        offer = self._offers.get(xid.key)
+        if offer is not None:
+            offer.router.send(FrameType.ABORT, abort_body(xid, reason, message))
+            self._drop(xid)
+
+    def _drop(self, xid: Xid) -> None:
+        """Free everything of an attempt; of a running one when its step is over."""
+        attempt = self.landings.get(xid)
+        if attempt is not None and attempt.stage is Stage.RUNNING:
+            self.loop.abort(xid.key)
+            return
+        offer = self._offers.pop(xid.key)
+        if attempt is None:
+            self._queue.remove(offer)
+        else:
+            # Units are written by this very thread: without its grant the writer is gone.
+            self.landings.abort(attempt)
+            self.landings.revoke(attempt)
+        self._place_queued()
+
+    def peer_lost(self, peer: Connection) -> None:
+        if peer.hello.get("role") == "router":
+            for offer in [o for o in self._offers.values() if o.router is peer]:
+                self._drop(offer.xid)
+        for attempt in self.landings.written_by(peer):
+            self._end(attempt.xid, "prefill_lost", "the prefill worker went away")
+
+    def on_progress(self, progress: Progress) -> None:
+        offer = self._offers.get(progress.seq.key)
+        if offer is None:
+            return
+        body: Body = {
+            **xid_body(offer.xid),
+            "index": progress.index,
+            "tokens": pack_tokens(progress.tokens),
+            "logprobs": logprobs_body(progress.logprobs),
+        }
+        if progress.finish is not None:
+            body["finish"] = progress.finish
+            body["usage"] = usage_body(progress.seq.usage())
+        if self.failure is not None:
+            offer.router.send(FrameType.ABORT, abort_body(offer.xid, "engine", str(self.failure)))
+        elif progress.finish == "abort":
+            offer.router.send(FrameType.ABORT_ACK, xid_body(offer.xid))
+        else:
+            offer.router.send(FrameType.TOKENS, body)
+        if progress.finish is not None:
+            attempt = self.landings.get(offer.xid)
+            if attempt is not None:
+                self.landings.done(attempt)
+            del self._offers[offer.xid.key]
+            self._place_queued()
+
+    def reap(self, now: float) -> None:
+        for attempt in list(self.landings):
+            offer = self._offers[attempt.xid.key]
+            if attempt.stage is not Stage.RUNNING and now - offer.since > RESERVATION_S:
+                self._end(attempt.xid, "timeout", f"nothing was committed in {RESERVATION_S} s")
+        self._place_queued()
+
+    def unfinished(self) -> int:
+        return len(self._offers)
+
+    def extra_gauges(self) -> dict[str, float]:
+        return {
+            "blocks_writer_held": self.landings.writer_held_blocks,
+            "reserve_queue": len(self._queue),
+        }
+
+    def extra_counters(self) -> dict[str, float]:
+        return dict(self.landings.counters)
+
+
+def _read_commit(body: Body) -> Commit:
+    return Commit(
+        n_units=int(body["n_units"]),
+        digest=int(body["digest"]),
+        tokens=unpack_tokens(body["tokens"]),
+        first_token=int(body["first_token"]),
+        first_logprobs=read_logprobs(body["first_logprobs"]),
+        cached_tokens=int(body["cached_tokens"]),
+    )
+
+
+def refusal(xid: Xid, error: RequestError) -> Body:
+    """The ABORT for a request that this worker can never serve."""
+    if isinstance(error, PromptTooLong):
+        numbers = {"prompt_tokens": error.prompt_tokens, "max_tokens": error.max_tokens}
+        return {**abort_body(xid, "too_long", str(error)), **numbers}
+    reason = "capacity" if isinstance(error, CapacityError) else "request"
+    return abort_body(xid, reason, str(error))

@@ -1,13 +1,64 @@
-"""Prefill worker."""
+"""The prefill worker: computes prompts and pushes their KV into reserved decode memory."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from deepinfer_engine.backend.base import StepRunner
 from deepinfer_engine.core.config import EngineConfig
+from deepinfer_engine.core.scheduler import Chunk, Progress
+from deepinfer_engine.core.types import GenerateRequest
+from deepinfer_engine.errors import ConfigError, EngineUnavailable, RequestError, TransferError
 from deepinfer_engine.kv.store import PrefixStore
+from deepinfer_engine.pd import transport
+from deepinfer_engine.pd.decode import refusal
+from deepinfer_engine.pd.messages import (
+    logprobs_body,
+    pack_tokens,
+    read_request,
+    reading,
+    unpack_tokens,
+    usage_body,
+    xid_body,
+)
+from deepinfer_engine.pd.sending import Outgoing, Unit
+from deepinfer_engine.pd.service import WorkerService, abort_body, xid_of
+from deepinfer_engine.pd.transport import Connection, Frame
+from deepinfer_engine.pd.wire import Body, FrameType, Xid
+
+LEASE_S = 30.0
+"""How long a prompt's KV is kept after COMMIT for a decode worker that says nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkDone:
+    """Where the KV of a prompt's first `num_tokens` tokens is."""
+
+    num_tokens: int
+    blocks: tuple[int, ...]
+    state_slot: int
+
+
+@dataclass(eq=False, slots=True)
+class Job:
+    """One prompt on its way to a decode worker."""
+
+    xid: Xid
+    router: Connection
+    decode_address: str
+    decode_epoch: int
+    out: Outgoing
+    steps: asyncio.Queue[ChunkDone | Progress] = field(
+        default_factory=asyncio.Queue["ChunkDone | Progress"]
+    )
+    pusher: asyncio.Task[None] | None = None
+    decode: Connection | None = None
+    committed_at: float | None = None
+    resent: set[int] = field(default_factory=set[int])
 
 
 async def serve_prefill(
@@ -21,8 +72,262 @@ async def serve_prefill(
     stop: asyncio.Event | None = None,
     drain_timeout_s: float = 120.0,
 ) -> None:
-    """Serve prefill on `listen` ("host:port", port 0 = any) until SIGTERM, SIGINT or `stop`; then drain.
+    """Serve prefill on `listen` ("host:port", port 0 = any) until SIGTERM, SIGINT or `stop`; drain.
 
     Calls `ready("host:port")` once with the bound address. `store` is closed at the end.
     Raises ConfigError for an unusable address, or a non-loopback one without `cluster_key`.
     """
+    service = PrefillService(runner, store, config or EngineConfig(), cluster_key)
+    await service.serve(listen, ready=ready, stop=stop, drain_timeout_s=drain_timeout_s)
+
+
+class PrefillService(WorkerService):
+    """Everything here runs on the event loop, except `chunk_done`."""
+
+    def __init__(
+        self,
+        runner: StepRunner,
+        store: PrefixStore | None,
+        config: EngineConfig,
+        cluster_key: bytes | None,
+    ) -> None:
+        super().__init__("prefill", runner, store, config, cluster_key)
+        self._jobs: dict[str, Job] = {}
+        self._decodes: dict[str, asyncio.Task[Connection]] = {}
+        """Links to decode workers by address, connecting or connected."""
+        self._counters = {"transfer_units": 0, "transfer_bytes": 0, "transfer_resends": 0}
+
+    def handle(self, peer: Connection, kind: FrameType, frame: Frame) -> None:
+        role = peer.hello.get("role")
+        if kind is FrameType.GONE and "rid" not in frame.body():
+            return  # a unit reached an attempt that has ended: its ABORT is on the way
+        xid, body = xid_of(frame)
+        job = self._jobs.get(xid.key)
+        match kind:
+            case FrameType.PREFILL if role == "router":
+                self._prefill(peer, xid, body)
+            case FrameType.RELEASED if role == "decode":
+                if job is not None:
+                    self.loop.release(xid.key)
+                    self._forget(job)
+            case FrameType.NACK if role == "decode":
+                if job is not None:
+                    self._resend(job, reading(lambda b: int(b["unit"]), body))
+            case FrameType.ABORT | FrameType.GONE if job is not None and peer is not job.router:
+                reason = str(body.get("reason", "gone"))
+                self._fail(job, reason, str(body.get("message", "")), tell_decode=False)
+            case FrameType.ABORT:
+                # Acknowledged when the step that uses its memory is over.
+                if job is None:
+                    peer.send(FrameType.ABORT_ACK, xid_body(xid))
+                else:
+                    self._stop_pushing(job)
+                    self.loop.abort(xid.key)
+            case FrameType.STATUS:
+                state = "gone" if job is None else "committed" if job.committed_at else "writing"
+                seen = 0 if job is None else len(job.out.units)
+                peer.send(
+                    FrameType.STATUS_REPLY, {**xid_body(xid), "state": state, "units_seen": seen}
+                )
+            case FrameType.GONE | FrameType.ABORT_ACK:
+                pass
+            case _:
+                raise TransferError(f"a {role} peer may not send {kind.name} to a prefill worker")
+
+    # -- a prompt arrives -----------------------------------------------------------------------
+
+    def _prefill(self, router: Connection, xid: Xid, body: Body) -> None:
+        if body.get("epoch") != self.epoch:
+            router.send(FrameType.STALE_EPOCH, xid_body(xid))
+            return
+        if self.draining or xid.key in self._jobs:
+            router.send(FrameType.ABORT, abort_body(xid, "draining", "the worker is draining"))
+            return
+        request, address, epoch, grant = reading(lambda b: _read_prefill(b, xid), body)
+        out = Outgoing(self.runner, grant, xid.attempt, len(request.token_ids))
+        job = Job(xid, router, address, epoch, out)
+        self._jobs[xid.key] = job
+        try:
+            self.loop.submit(request, xid.key, time.monotonic())
+        except RequestError as error:
+            self._fail(job, "", "", body=refusal(xid, error))
+        except EngineUnavailable as error:
+            self._fail(job, "full", str(error))
+        else:
+            job.pusher = self.spawn(self._push(job))
+
+    # -- its KV leaves --------------------------------------------------------------------------
+
+    def chunk_done(self, chunk: Chunk) -> None:
+        seq = chunk.seq
+        done = ChunkDone(chunk.end, tuple(seq.blocks), seq.state_slot)
+        self.post(self._step_done, seq.key, done)
+
+    def on_progress(self, progress: Progress) -> None:
+        key = progress.seq.key
+        job = self._jobs.get(key)
+        if job is None:
+            return
+        if progress.finish == "abort":
+            job.router.send(FrameType.ABORT_ACK, xid_body(job.xid))
+            self._forget(job)
+        elif self.failure is not None:
+            self._fail(job, "engine", str(self.failure))
+        else:
+            body = {
+                **xid_body(job.xid),
+                "tokens": pack_tokens(progress.tokens),
+                "logprobs": logprobs_body(progress.logprobs),
+                "cached_tokens": progress.seq.cached_tokens,
+            }
+            if progress.finish is not None:
+                body["finish"] = progress.finish
+                body["usage"] = usage_body(progress.seq.usage())
+            job.router.send(FrameType.FIRST, body)
+            if progress.finish is not None:
+                self._forget(job)  # nothing will be decoded; the router ends the reservation
+            else:
+                job.steps.put_nowait(progress)
+
+    def _step_done(self, key: str, done: ChunkDone) -> None:
+        job = self._jobs.get(key)
+        if job is not None:
+            job.steps.put_nowait(done)
+
+    async def _push(self, job: Job) -> None:
+        """Send blocks as chunks complete them, the rest and the state after the last, then COMMIT."""
+        try:
+            decode = job.decode = await self._decode_link(job.decode_address, job.decode_epoch)
+            where = ChunkDone(0, (), 0)
+            while isinstance(step := await job.steps.get(), ChunkDone):
+                where = step
+                full = where.num_tokens // self.runner.layout.block_tokens
+                await self._send(decode, job.out.blocks(where.blocks, full))
+            await self._send(decode, job.out.blocks(where.blocks, len(where.blocks)))
+            await self._send(decode, job.out.state(where.state_slot))
+            await self._published()
+            decode.send(FrameType.COMMIT, _commit_body(job, step))
+            job.committed_at = time.monotonic()
+            await decode.drain()
+        except (OSError, TransferError, TimeoutError) as error:
+            self._fail(job, "decode_lost", f"cannot reach the decode worker: {error}")
+
+    async def _send(self, decode: Connection, units: list[Unit]) -> None:
+        for unit in units:
+            decode.send_unit(unit.header, unit.views)
+            self._counters["transfer_units"] += 1
+            self._counters["transfer_bytes"] += unit.header.nbytes
+            await decode.drain()
+
+    async def _published(self) -> None:
+        """Wait until the prompt's blocks can be found: the next turn may come at once."""
+        if self.connector is None:
+            return
+        done = asyncio.Event()
+        self.connector.after_publications(lambda: self.post(done.set))
+        await done.wait()
+
+    def _resend(self, job: Job, unit: int) -> None:
+        if job.decode is None or not 0 <= unit < len(job.out.units) or unit in job.resent:
+            self._fail(job, "protocol", f"unit {unit} cannot be sent again")
+            return
+        job.resent.add(unit)
+        self._counters["transfer_resends"] += 1
+        job.decode.send_unit(job.out.units[unit].header, job.out.units[unit].views)
+
+    # -- links to decode workers ----------------------------------------------------------------
+
+    async def _decode_link(self, address: str, epoch: int) -> Connection:
+        """The one connection to a decode worker, made when first needed."""
+        task = self._decodes.get(address)
+        if task is None or (task.done() and (task.exception() or task.result().closed)):
+            task = asyncio.get_running_loop().create_task(self._connect(address))
+            self._decodes[address] = task
+        # Shielded: the abort of one request must not end the link that others share.
+        link = await asyncio.shield(task)
+        if link.hello.get("epoch") != epoch:
+            raise TransferError("the decode worker has been restarted since the reservation")
+        return link
+
+    async def _connect(self, address: str) -> Connection:
+        try:
+            link = await transport.connect(address, self.hello(), self.cluster_key)
+        except ConfigError as error:
+            raise TransferError(str(error)) from None
+        if link.hello.get("layout_hash") != self.runner.layout.layout_hash:
+            link.close()
+            raise TransferError("prefill and decode workers run different cache layouts")
+        self.spawn(self.serve_peer(link))
+        return link
+
+    # -- ends -----------------------------------------------------------------------------------
+
+    def _fail(
+        self,
+        job: Job,
+        reason: str,
+        message: str,
+        *,
+        body: Body | None = None,
+        tell_decode: bool = True,
+    ) -> None:
+        """End a job here and tell both ends. Its memory goes when no step uses it."""
+        body = body or abort_body(job.xid, reason, message)
+        job.router.send(FrameType.ABORT, body)
+        if tell_decode and job.decode is not None:
+            job.decode.send(FrameType.ABORT, body)
+        self._forget(job)
+        self.loop.abort(job.xid.key)
+
+    def _forget(self, job: Job) -> None:
+        self._stop_pushing(job)
+        self._jobs.pop(job.xid.key, None)
+
+    def _stop_pushing(self, job: Job) -> None:
+        if job.pusher is not None and job.pusher is not _current_task():
+            job.pusher.cancel()
+
+    def peer_lost(self, peer: Connection) -> None:
+        for job in list(self._jobs.values()):
+            if job.router is peer:
+                self._forget(job)
+                self.loop.abort(job.xid.key)
+            elif job.decode is peer:
+                self._fail(job, "decode_lost", "the decode worker went away", tell_decode=False)
+
+    def reap(self, now: float) -> None:
+        for job in list(self._jobs.values()):
+            if job.committed_at is not None and now - job.committed_at > LEASE_S:
+                self._fail(job, "lease", f"the decode worker said nothing for {LEASE_S} s")
+
+    def unfinished(self) -> int:
+        return len(self._jobs)
+
+    def extra_counters(self) -> dict[str, float]:
+        return dict(self._counters)
+
+
+def _current_task() -> asyncio.Task[object] | None:
+    with contextlib.suppress(RuntimeError):
+        return asyncio.current_task()
+    return None
+
+
+def _commit_body(job: Job, first: Progress) -> Body:
+    seq = first.seq
+    return {
+        **xid_body(job.xid),
+        "n_units": len(job.out.units),
+        "digest": job.out.digest,
+        "tokens": pack_tokens(seq.tokens[: seq.prompt_len]),
+        "first_token": first.tokens[0],
+        "first_logprobs": logprobs_body(first.logprobs),
+        "cached_tokens": seq.cached_tokens,
+    }
+
+
+def _read_prefill(body: Body, xid: Xid) -> tuple[GenerateRequest, str, int, int]:
+    request = read_request(body, xid, unpack_tokens(body["tokens"]))
+    address = body["decode_address"]
+    transport.parse_address(address)
+    return request, address, int(body["decode_epoch"]), int(body["grant_id"])

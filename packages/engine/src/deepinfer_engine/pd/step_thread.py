@@ -44,5 +44,5 @@ class StepThread:
                     self.last_step_s = time.monotonic() - started
         except BaseException as error:
             log.exception("an engine step failed; every request of this worker ends")
-            self._loop.abort_all("error")
             self._failed(error)
+            self._loop.abort_all("error")

@@ -84,7 +84,7 @@ class LocalEngine:
                 timer = stream.loop.call_later(request.timeout_s, self.loop.abort, key)
             while True:
                 progress = await stream.queue.get()
-                if progress.finish == "error":
+                if progress.finish == "error" and (self._failure is not None or self._closed):
                     raise EngineLost(f"the engine failed while the request ran: {self._failure}")
                 if progress.tokens:
                     yield TokensEvent(
@@ -112,6 +112,7 @@ class LocalEngine:
         counters, gauges = self.loop.snapshot()
         if self._connector is not None:
             counters |= self._connector.counters()
+            gauges |= self._connector.gauges()
         gauges["last_step_seconds"] = self._thread.last_step_s
         failed = self._failure is not None or self._closed
         return [

@@ -1,15 +1,33 @@
-"""Engine over prefill and decode workers."""
+"""`RemoteEngine`: an EngineClient over prefill and decode workers in other processes."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
 
 from deepinfer_engine.core.types import GenerateEvent, GenerateRequest
+from deepinfer_engine.errors import CapacityError, EngineUnavailable, PromptTooLong
+from deepinfer_engine.pd.wire import Xid
+from deepinfer_engine.router.attempt import Placement, Retry, run_attempt
+from deepinfer_engine.router.choose import affinity_key, by_affinity, by_load
 from deepinfer_engine.router.client import ModelInfo, WorkerStatus
+from deepinfer_engine.router.link import WorkerLink
+
+RETRIES = 2
+"""Further attempts at a request that has not emitted anything."""
 
 
 class RemoteEngine:
-    """EngineClient over prefill and decode workers."""
+    """EngineClient over prefill and decode workers. Belongs to one event loop."""
+
+    def __init__(self, cluster_key: bytes | None) -> None:
+        """Use `connect`."""
+        self._cluster_key = cluster_key
+        self._links: dict[tuple[str, str], WorkerLink] = {}
+        self._changed = asyncio.Event()
+        self._closing: set[asyncio.Task[None]] = set()
+        self.counters = {"attempts": 0, "retries": 0}
 
     @classmethod
     async def connect(
@@ -25,13 +43,127 @@ class RemoteEngine:
         Waits up to `ready_timeout_s` until one prefill and one decode worker are there, then raises
         EngineUnavailable; 0 returns at once, and requests raise EngineUnavailable until they are.
         """
-        return cls()
+        engine = cls(cluster_key)
+        engine.set_workers(prefill=prefill, decode=decode)
+        if ready_timeout_s > 0:
+            try:
+                async with asyncio.timeout(ready_timeout_s):
+                    await engine._wait_ready()
+            except TimeoutError:
+                status = [
+                    f"{s.role} {s.name}: {s.detail or 'ready'}" for s in await engine.status()
+                ]
+                await engine.close()
+                raise EngineUnavailable(
+                    f"workers not ready after {ready_timeout_s} s ({'; '.join(status)})"
+                ) from None
+        return engine
 
     def set_workers(self, *, prefill: Sequence[str], decode: Sequence[str]) -> None:
-        """Replace the addresses (a restarted worker has another port)."""
+        """Replace the addresses; links to workers that stay are kept."""
+        wanted = [("prefill", a) for a in prefill] + [("decode", a) for a in decode]
+        for key in [key for key in self._links if key not in wanted]:
+            task = asyncio.get_running_loop().create_task(self._links.pop(key).close())
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+        for role, address in wanted:
+            if (role, address) not in self._links:
+                link = WorkerLink(address, role, self._cluster_key, self._changed)
+                self._links[role, address] = link
+                link.start()
 
-    def generate(self, request: GenerateRequest) -> AsyncIterator[GenerateEvent]: ...
-    async def model_info(self) -> ModelInfo: ...
-    async def status(self) -> list[WorkerStatus]: ...
-    async def flush(self) -> None: ...
-    async def close(self) -> None: ...
+    # -- EngineClient ---------------------------------------------------------------------------
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[GenerateEvent]:
+        """See `EngineClient.generate`. Attempts that emitted nothing are retried elsewhere."""
+        refused: set[str] = set()
+        deadline = None
+        if request.timeout_s is not None:
+            deadline = asyncio.get_running_loop().time() + request.timeout_s
+        for number in range(1, RETRIES + 2):
+            placement = self._place(request, refused)
+            xid = Xid(request.request_id, number)
+            self.counters["attempts"] += 1
+            self.counters["retries"] += number > 1
+            try:
+                async with aclosing(run_attempt(request, xid, placement, deadline)) as events:
+                    async for event in events:
+                        yield event
+                return
+            except Retry as retry:
+                if number > RETRIES:
+                    raise retry.final from None
+                if retry.refused_by is not None:
+                    refused.add(retry.refused_by)
+                    if not self._candidates("decode", refused):
+                        raise retry.final from None
+
+    async def model_info(self) -> ModelInfo:
+        """What every connected worker agrees on; EngineUnavailable while none is connected."""
+        hellos = [link.hello for link in self._links.values() if link.connection is not None]
+        if not hellos:
+            raise EngineUnavailable("no worker is connected yet")
+        decode = next((h for h in hellos if h["role"] == "decode"), hellos[0])
+        return ModelInfo(
+            max_model_len=min(h["max_model_len"] for h in hellos),
+            vocab_size=decode["vocab_size"],
+            nextn=decode["nextn"],
+            layout_hash=decode["layout_hash"],
+        )
+
+    async def status(self) -> list[WorkerStatus]:
+        return [link.status() for link in self._links.values()]
+
+    async def flush(self) -> None:
+        await asyncio.gather(*(link.flush() for link in self._links.values()))
+
+    async def close(self) -> None:
+        self.set_workers(prefill=(), decode=())
+        await asyncio.gather(*self._closing, return_exceptions=True)
+
+    # -- inside ---------------------------------------------------------------------------------
+
+    async def _wait_ready(self) -> None:
+        while not (self._candidates("prefill") and self._candidates("decode")):
+            self._changed.clear()
+            await self._changed.wait()
+
+    def _candidates(
+        self, role: str, refused: set[str] | frozenset[str] = frozenset()
+    ) -> list[WorkerLink]:
+        return [
+            link
+            for (its_role, address), link in self._links.items()
+            if its_role == role and link.ready and address not in refused
+        ]
+
+    def _place(self, request: GenerateRequest, refused: set[str]) -> Placement:
+        """Decode first, by load; then prefill with the same cache layout, by affinity."""
+        decodes = self._candidates("decode", refused)
+        prefills = self._candidates("prefill")
+        if not decodes or not prefills:
+            missing = "decode" if not decodes else "prefill"
+            raise EngineUnavailable(f"no {missing} worker is ready; try again in a second")
+        tokens = len(request.token_ids)
+        self._check_fits(tokens, decodes)
+        self._check_fits(tokens, prefills)
+        key = affinity_key(request)
+        decode = by_load(decodes, key)
+        alike = [p for p in prefills if p.hello["layout_hash"] == decode.hello["layout_hash"]]
+        if not alike:
+            raise EngineUnavailable(
+                "prefill and decode workers run different models, dtypes or cache formats; "
+                "start them with the same model and options"
+            )
+        return Placement(by_affinity(alike, key, tokens), decode)
+
+    def _check_fits(self, tokens: int, links: Sequence[WorkerLink]) -> None:
+        longest = max(link.hello["max_model_len"] for link in links)
+        if tokens >= longest:
+            raise PromptTooLong(tokens, longest - 1)
+        room = max((link.hello["num_blocks"] - 1) * link.hello["block_tokens"] for link in links)
+        if tokens + 1 > room:
+            raise CapacityError(
+                f"the prompt has {tokens} tokens, and the largest {links[0].role} worker holds "
+                f"{room} tokens at all; shorten it, or start the worker with more blocks"
+            )

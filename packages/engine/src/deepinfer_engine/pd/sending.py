@@ -1,0 +1,86 @@
+"""The prefill side of a transfer: which units carry a prompt's blocks and state."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from deepinfer_engine.backend.base import StepRunner
+from deepinfer_engine.errors import ConfigError
+from deepinfer_engine.pd import wire
+from deepinfer_engine.pd.landing import GROUP_BLOCKS, GROUP_STATE
+from deepinfer_engine.pd.wire import UnitHeader
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    header: UnitHeader
+    views: tuple[memoryview, ...]
+
+
+@dataclass(slots=True)
+class Outgoing:
+    """Units of one attempt, numbered as they are made; each byte range is made exactly once."""
+
+    runner: StepRunner
+    grant_id: int
+    attempt: int
+    prompt_len: int
+    units: list[Unit] = field(default_factory=list[Unit])
+    blocks_made: int = 0
+    digest: int = 0
+    """Combined digest of all units so far."""
+
+    def __post_init__(self) -> None:
+        if self.runner.layout.block_bytes > wire.MAX_DATA_BYTES:
+            raise ConfigError(
+                f"a block of {self.runner.layout.block_bytes} bytes does not fit a data frame of "
+                f"{wire.MAX_DATA_BYTES}"
+            )
+
+    def blocks(self, block_ids: Sequence[int], upto: int) -> list[Unit]:
+        """Units for blocks `blocks_made .. upto - 1` of this table."""
+        layout, made = self.runner.layout, list[Unit]()
+        step = wire.MAX_DATA_BYTES // layout.block_bytes
+        for first in range(self.blocks_made, upto, step):
+            end = min(upto, first + step)
+            views = tuple(self.runner.block_bytes(b) for b in block_ids[first:end])
+            start = first * layout.block_tokens
+            tokens = min(self.prompt_len, end * layout.block_tokens) - start
+            made.append(self._unit(GROUP_BLOCKS, first, end - first, start, tokens, views))
+        self.blocks_made = max(self.blocks_made, upto)
+        return made
+
+    def state(self, slot: int) -> list[Unit]:
+        """Units for the whole state slot; it belongs to exactly `prompt_len` tokens."""
+        view, made = self.runner.state_bytes(slot), list[Unit]()
+        for first in range(0, len(view), wire.MAX_DATA_BYTES):
+            part = view[first : first + wire.MAX_DATA_BYTES]
+            made.append(self._unit(GROUP_STATE, first, 0, 0, self.prompt_len, (part,)))
+        return made
+
+    def _unit(
+        self,
+        group: int,
+        first: int,
+        count: int,
+        token_first: int,
+        token_count: int,
+        views: tuple[memoryview, ...],
+    ) -> Unit:
+        header = UnitHeader(
+            grant_id=self.grant_id,
+            attempt=self.attempt,
+            group=group,
+            unit=len(self.units),
+            block_first=first,
+            block_count=count,
+            token_first=token_first,
+            token_count=token_count,
+            nbytes=sum(len(view) for view in views),
+            digest=wire.unit_digest(views),
+        )
+        unit = Unit(header, views)
+        self.units.append(unit)
+        self.digest = wire.add_to_combined(self.digest, header.unit, header.digest)
+        return unit

@@ -1,0 +1,299 @@
+"""What a prefill and a decode worker have in common: sockets, heartbeats, the step thread, draining."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+import os
+import secrets
+import signal
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine, Generator
+from typing import Any, Literal
+
+from deepinfer_engine.backend.base import StepRunner
+from deepinfer_engine.core.config import EngineConfig
+from deepinfer_engine.core.loop import EngineLoop
+from deepinfer_engine.core.scheduler import Chunk, Progress
+from deepinfer_engine.errors import ConfigError, EngineLost, TransferError
+from deepinfer_engine.kv.connector import KVConnector
+from deepinfer_engine.kv.parking import HostParking
+from deepinfer_engine.kv.store import PrefixStore
+from deepinfer_engine.pd import transport
+from deepinfer_engine.pd.messages import read_xid, reading, xid_body
+from deepinfer_engine.pd.step_thread import StepThread
+from deepinfer_engine.pd.transport import Connection, Frame
+from deepinfer_engine.pd.wire import Body, FrameType, Xid
+
+log = logging.getLogger(__name__)
+
+HEARTBEAT_S = 1.0
+
+
+class WorkerService(ABC):
+    """One worker process. Sockets live on the event loop, steps in a thread of their own.
+
+    Subclasses handle frames and progress; every handler runs on the event loop and returns at once.
+    """
+
+    def __init__(
+        self,
+        role: Literal["prefill", "decode"],
+        runner: StepRunner,
+        store: PrefixStore | None,
+        config: EngineConfig,
+        cluster_key: bytes | None,
+    ) -> None:
+        self.role: Literal["prefill", "decode"] = role
+        self.runner = runner
+        self.cluster_key = cluster_key
+        self.epoch = time.time_ns()
+        """Names this run of the worker: a restarted one is another."""
+        self.engine_id = f"{role}-{os.getpid()}-{secrets.token_hex(4)}"
+        self.connector = KVConnector(store, runner) if store is not None else None
+        self.loop = EngineLoop(
+            runner,
+            config,
+            role,
+            parking=HostParking(runner, config.park_bytes),
+            link=self.connector,
+            sink=self,
+        )
+        self.draining = False
+        self.peers: set[Connection] = set()
+        self._events: asyncio.AbstractEventLoop | None = None
+        self._stop = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.failure: BaseException | None = None
+        self._thread = StepThread(self.loop, failed=self._step_failed)
+
+    # -- what the two roles add -----------------------------------------------------------------
+
+    @abstractmethod
+    def handle(self, peer: Connection, kind: FrameType, frame: Frame) -> None:
+        """One frame of an authenticated peer. TransferError closes the connection."""
+
+    @abstractmethod
+    def peer_lost(self, peer: Connection) -> None: ...
+
+    @abstractmethod
+    def on_progress(self, progress: Progress) -> None:
+        """Output of a sequence, on the event loop; a finishing one after its publications."""
+
+    @abstractmethod
+    def reap(self, now: float) -> None:
+        """End what no peer will end any more; called about once a second from its own timer."""
+
+    @abstractmethod
+    def unfinished(self) -> int:
+        """Requests this worker still owes something to."""
+
+    def extra_gauges(self) -> dict[str, float]:
+        return {}
+
+    def extra_counters(self) -> dict[str, float]:
+        return {}
+
+    # -- life -----------------------------------------------------------------------------------
+
+    async def serve(
+        self,
+        listen: str,
+        *,
+        ready: Callable[[str], None],
+        stop: asyncio.Event | None,
+        drain_timeout_s: float,
+    ) -> None:
+        host, port = transport.parse_address(listen)
+        transport.check_key(host, self.cluster_key)
+        self._events = asyncio.get_running_loop()
+        self._stop = stop or self._stop
+        try:
+            server = await asyncio.start_server(
+                self._accepted,
+                host,
+                port,
+                limit=transport.READ_BUFFER_BYTES,
+            )
+        except OSError as error:
+            raise ConfigError(f"cannot listen on {listen}: {error.strerror or error}") from None
+        self._thread.start()
+        timer = asyncio.create_task(self._timer())
+        try:
+            with self._signals():
+                bound = server.sockets[0].getsockname()
+                ready(f"[{bound[0]}]:{bound[1]}" if ":" in bound[0] else f"{bound[0]}:{bound[1]}")
+                await self._stop.wait()
+            await self._drain(drain_timeout_s)
+        finally:
+            timer.cancel()
+            server.close()
+            for peer in list(self.peers):
+                peer.close()
+            for task in list(self._tasks):
+                task.cancel()
+            await asyncio.gather(timer, *self._tasks, return_exceptions=True)
+            await asyncio.to_thread(self._thread.stop)
+            if self.connector is not None:
+                await asyncio.to_thread(self.connector.close)
+        if self.failure is not None:
+            raise EngineLost(f"the {self.role} worker's step failed: {self.failure}")
+
+    async def _drain(self, timeout_s: float) -> None:
+        """No new requests; those here may finish; then everything published is made durable."""
+        self.draining = True
+        for peer in self.peers:
+            self._beat(peer)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while self.unfinished() and self.failure is None:
+                    await asyncio.sleep(0.05)
+        if self.connector is not None:
+            await asyncio.to_thread(self.connector.flush)
+
+    @contextlib.contextmanager
+    def _signals(self) -> Generator[None]:
+        """SIGTERM and SIGINT drain; a second one has its usual effect."""
+        events = asyncio.get_running_loop()
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        caught = (signal.SIGTERM, signal.SIGINT)
+        for number in caught:
+            events.add_signal_handler(number, self._stop.set)
+        try:
+            yield
+        finally:
+            for number in caught:
+                events.remove_signal_handler(number)
+
+    def _step_failed(self, error: BaseException) -> None:
+        self.failure = error
+        if self._events is not None:
+            self._events.call_soon_threadsafe(self._stop.set)
+
+    async def _timer(self) -> None:
+        while True:
+            await asyncio.sleep(HEARTBEAT_S)
+            try:
+                self.reap(time.monotonic())
+            except Exception:
+                log.exception("the reaper failed; it will run again")
+            for peer in self.peers:
+                self._beat(peer)
+
+    # -- peers ----------------------------------------------------------------------------------
+
+    def hello(self) -> Body:
+        caps = self.runner.caps
+        return {
+            "engine_id": self.engine_id,
+            "epoch": self.epoch,
+            "role": self.role,
+            "pid": os.getpid(),
+            "layout_hash": self.runner.layout.layout_hash,
+            "block_tokens": self.runner.layout.block_tokens,
+            "num_blocks": caps.num_blocks,
+            "max_model_len": caps.max_model_len,
+            "vocab_size": caps.vocab_size,
+            "nextn": caps.nextn,
+        }
+
+    def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.spawn(self._accept(reader, writer))
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            peer = await transport.accept(reader, writer, self.hello(), self.cluster_key)
+        except (TransferError, TimeoutError, OSError) as error:
+            log.warning("refused a connection: %s", error)
+            return
+        await self.serve_peer(peer)
+
+    async def serve_peer(self, peer: Connection) -> None:
+        """Handle a peer's frames until it is gone."""
+        self.peers.add(peer)
+        self._beat(peer)
+        try:
+            while (frame := await peer.receive()) is not None:
+                self._dispatch(peer, frame)
+        except TransferError as error:
+            log.warning("closing the connection of %s: %s", peer.name, error)
+        finally:
+            self.peers.discard(peer)
+            peer.close()
+            self.peer_lost(peer)
+
+    def _dispatch(self, peer: Connection, frame: Frame) -> None:
+        try:
+            kind = FrameType(frame.type)
+        except ValueError:
+            peer.send(FrameType.UNSUPPORTED, {"type": frame.type})
+            return
+        if kind is FrameType.FLUSH:
+            self.spawn(self._flush(peer, frame.body()))
+        elif kind not in (FrameType.HEARTBEAT, FrameType.UNSUPPORTED):
+            self.handle(peer, kind, frame)
+
+    def _beat(self, peer: Connection) -> None:
+        """A load report: counters that only grow, gauges of now."""
+        if peer.hello.get("role") != "router":
+            return
+        counters, gauges = self.load()
+        peer.send(
+            FrameType.HEARTBEAT,
+            {"counters": counters, "gauges": gauges, "draining": self.draining},
+        )
+
+    def load(self) -> tuple[dict[str, float], dict[str, float]]:
+        counters, gauges = self.loop.snapshot()
+        if self.connector is not None:
+            counters |= self.connector.counters()
+            gauges |= self.connector.gauges()
+        gauges["last_step_seconds"] = self._thread.last_step_s
+        return counters | self.extra_counters(), gauges | self.extra_gauges()
+
+    async def _flush(self, peer: Connection, body: Body) -> None:
+        if self.connector is not None:
+            await asyncio.to_thread(self.connector.flush)
+        peer.send(FrameType.FLUSHED, {"id": body.get("id")})
+
+    def spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """A task that ends with the worker."""
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    # -- Sink, from the step thread -------------------------------------------------------------
+
+    @abstractmethod
+    def chunk_done(self, chunk: Chunk) -> None: ...
+
+    def progress(self, progress: Progress) -> None:
+        post = functools.partial(self.post, self.on_progress, progress)
+        if progress.finish in ("stop", "length") and self.connector is not None:
+            # The next turn may come at once, and must find what this one published.
+            self.connector.after_publications(post)
+        else:
+            post()
+
+    def post(self, call: Callable[..., None], *args: object) -> None:
+        """Run `call(*args)` on the event loop, from any thread."""
+        assert self._events is not None
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the worker has ended
+            self._events.call_soon_threadsafe(call, *args)
+
+
+def abort_body(xid: Xid, reason: str, message: str = "") -> Body:
+    """reason: a word the router maps to an error; message: for people."""
+    return {**xid_body(xid), "reason": reason, "message": message}
+
+
+def xid_of(frame: Frame) -> tuple[Xid, Body]:
+    body = frame.body()
+    return reading(read_xid, body), body

@@ -1,0 +1,243 @@
+"""One attempt at a request: reserve on decode, prefill, then the stream, in order and without gaps."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from deepinfer_engine.core.types import (
+    FinishEvent,
+    FinishReason,
+    GenerateEvent,
+    GenerateRequest,
+    TokensEvent,
+    Usage,
+)
+from deepinfer_engine.errors import (
+    CapacityError,
+    EngineError,
+    EngineLost,
+    EngineUnavailable,
+    PromptTooLong,
+    RequestError,
+)
+from deepinfer_engine.pd.messages import (
+    pack_tokens,
+    read_finish,
+    read_logprobs,
+    read_usage,
+    reading,
+    request_body,
+    unpack_tokens,
+    xid_body,
+)
+from deepinfer_engine.pd.service import abort_body
+from deepinfer_engine.pd.wire import Body, FrameType, Xid
+from deepinfer_engine.router.link import Mail, Mailbox, WorkerLink
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    prefill: WorkerLink
+    decode: WorkerLink
+
+
+class Retry(Exception):  # noqa: N818 - a signal inside the router, not an error of the package
+    """Nothing was emitted and another attempt may succeed; `final` is raised when none is left."""
+
+    def __init__(self, final: EngineError, refused_by: str | None = None) -> None:
+        super().__init__(str(final))
+        self.final = final
+        self.refused_by = refused_by
+
+
+async def run_attempt(
+    request: GenerateRequest, xid: Xid, placement: Placement, deadline: float | None
+) -> AsyncGenerator[GenerateEvent]:
+    """Events of one attempt. Left early or by an error, it aborts both workers."""
+    attempt = _Attempt(request, xid, placement, deadline)
+    tokens = float(len(request.token_ids))
+    with ExitStack() as stack:
+        stack.enter_context(placement.prefill.stream(xid, attempt.mailbox, tokens))
+        stack.enter_context(placement.decode.stream(xid, attempt.mailbox, tokens))
+        try:
+            async for event in attempt.events():
+                yield event
+        finally:
+            attempt.leave()
+
+
+class _Attempt:
+    def __init__(
+        self, request: GenerateRequest, xid: Xid, placement: Placement, deadline: float | None
+    ) -> None:
+        self.request = request
+        self.xid = xid
+        self.prefill, self.decode = placement.prefill, placement.decode
+        self.deadline = deadline
+        self.mailbox: Mailbox = asyncio.Queue()
+        self.emitted = 0
+        self.cached_tokens = 0
+        self.decode_done = False
+        self.prefill_done = False
+
+    async def events(self) -> AsyncGenerator[GenerateEvent]:
+        try:
+            async with asyncio.timeout_at(self.deadline):
+                grant = await self._reserve()
+                self._send_prefill(grant)
+                held: list[Mail] = []
+        except TimeoutError:
+            yield FinishEvent("abort", self._usage())
+            return
+        while True:
+            try:
+                async with asyncio.timeout_at(self.deadline):
+                    mail = await self._next()
+            except TimeoutError:
+                yield FinishEvent("abort", self._usage())
+                return
+            if mail.kind is FrameType.TOKENS and self.emitted == 0:
+                held.append(mail)  # decode may be heard before prefill's first token is
+                continue
+            for one in [mail, *held]:
+                for event in reading(lambda _, one=one: self._read(one), one.body):
+                    yield event
+                    if isinstance(event, FinishEvent):
+                        return
+            if self.emitted:
+                held = []
+
+    async def _reserve(self) -> int:
+        self.decode.send(
+            FrameType.RESERVE,
+            {
+                **xid_body(self.xid),
+                **request_body(self.request),
+                "prompt_len": len(self.request.token_ids),
+                "layout_hash": self.prefill.hello["layout_hash"],
+                "epoch": self.decode.epoch,
+            },
+        )
+        while True:
+            mail = await self._next()
+            if mail.kind is FrameType.RESERVED:
+                return reading(lambda b: int(b["grant_id"]), mail.body)
+
+    def _send_prefill(self, grant: int) -> None:
+        self.prefill.send(
+            FrameType.PREFILL,
+            {
+                **xid_body(self.xid),
+                **request_body(self.request),
+                "tokens": pack_tokens(self.request.token_ids),
+                "epoch": self.prefill.epoch,
+                "decode_address": self.decode.address,
+                "decode_epoch": self.decode.epoch,
+                "grant_id": grant,
+            },
+        )
+
+    async def _next(self) -> Mail:
+        """The next message that is not about losing a worker; those raise."""
+        while True:
+            mail = await self.mailbox.get()
+            body = mail.body
+            match mail.kind:
+                case None:
+                    if mail.link is self.prefill and self.prefill_done:
+                        continue
+                    raise self._lost(f"the {mail.link.role} worker {mail.link.address} went away")
+                case FrameType.STALE_EPOCH:
+                    raise self._lost(f"the {mail.link.role} worker was restarted")
+                case FrameType.BUSY:
+                    seconds = float(body.get("retry_after_ms", 1000)) / 1000
+                    busy = EngineUnavailable(
+                        f"decode worker {mail.link.address} is {body.get('reason')}", seconds
+                    )
+                    self.decode_done = True
+                    raise Retry(busy, refused_by=self.decode.address)
+                case FrameType.ABORT:
+                    if mail.link is self.decode:
+                        self.decode_done = True
+                    else:
+                        self.prefill_done = True
+                    raise self._aborted(mail)
+                case _:
+                    return mail
+
+    def _read(self, mail: Mail) -> list[GenerateEvent]:
+        body = mail.body
+        match mail.kind:
+            case FrameType.FIRST:
+                return self._first(body, unpack_tokens(body["tokens"]))
+            case FrameType.READY:
+                # Decode has everything and repeats the first token: prefill is not needed any more.
+                self.prefill_done = True
+                return self._first(body, (int(body["token"]),))
+            case FrameType.TOKENS:
+                return self._tokens(body)
+            case _:
+                return []
+
+    def _first(self, body: Body, tokens: tuple[int, ...]) -> list[GenerateEvent]:
+        if self.emitted:
+            return []
+        self.cached_tokens = int(body["cached_tokens"])
+        events: list[GenerateEvent] = []
+        if tokens:
+            logprobs = reading(lambda b: read_logprobs(b["logprobs"]), body)
+            events.append(TokensEvent(0, tokens, logprobs, cached_tokens=self.cached_tokens))
+            self.emitted = len(tokens)
+        return events + self._finish(body)
+
+    def _tokens(self, body: Body) -> list[GenerateEvent]:
+        index, tokens = int(body["index"]), unpack_tokens(body["tokens"])
+        if index != self.emitted:
+            raise EngineLost(
+                f"decode worker {self.decode.address} sent token {index} where {self.emitted} was due"
+            )
+        self.emitted += len(tokens)
+        events: list[GenerateEvent] = []
+        if tokens:
+            logprobs = reading(lambda b: read_logprobs(b["logprobs"]), body)
+            events.append(TokensEvent(index, tokens, logprobs))
+        if body.get("finish") is not None:
+            self.decode_done = True
+        return events + self._finish(body)
+
+    def _finish(self, body: Body) -> list[GenerateEvent]:
+        finish: FinishReason | None = reading(lambda b: read_finish(b.get("finish")), body)
+        if finish is None:
+            return []
+        self.prefill_done = True
+        return [FinishEvent(finish, reading(lambda b: read_usage(b["usage"]), body))]
+
+    def _usage(self) -> Usage:
+        return Usage(len(self.request.token_ids), self.emitted, self.cached_tokens)
+
+    def _lost(self, message: str) -> Exception:
+        if self.emitted:
+            return EngineLost(f"{message} while the request ran; send it again")
+        return Retry(EngineUnavailable(f"{message}; try again in a second"))
+
+    def _aborted(self, mail: Mail) -> Exception:
+        body = mail.body
+        reason, message = str(body.get("reason")), str(body.get("message", ""))
+        match reason:
+            case "too_long":
+                return PromptTooLong(int(body["prompt_tokens"]), int(body["max_tokens"]))
+            case "capacity":
+                return CapacityError(message)
+            case "request":
+                return RequestError(message)
+            case _:
+                return self._lost(f"the {mail.link.role} worker gave up ({reason}: {message})")
+
+    def leave(self) -> None:
+        """Tell whoever still works for this attempt to stop."""
+        for link, done in ((self.decode, self.decode_done), (self.prefill, self.prefill_done)):
+            if not done:
+                link.send(FrameType.ABORT, abort_body(self.xid, "left"))

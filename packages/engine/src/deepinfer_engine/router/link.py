@@ -1,0 +1,194 @@
+"""The router's connection to one worker: made again with backoff, its streams told when it is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Generator
+from dataclasses import dataclass, field
+
+from deepinfer_engine.errors import EngineError, EngineUnavailable, TransferError
+from deepinfer_engine.pd import transport
+from deepinfer_engine.pd.messages import read_xid, reading
+from deepinfer_engine.pd.transport import Connection, Frame
+from deepinfer_engine.pd.wire import Body, FrameType, Xid
+from deepinfer_engine.router.client import WorkerStatus
+
+log = logging.getLogger(__name__)
+
+BACKOFF_FIRST_S = 0.05
+BACKOFF_MAX_S = 2.0
+SILENT_S = 15.0
+"""A worker that has not even sent a heartbeat for this long is treated as lost."""
+FLUSH_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Mail:
+    """A message for one request. `kind` None: the worker is lost."""
+
+    link: WorkerLink
+    kind: FrameType | None
+    body: Body
+
+
+Mailbox = asyncio.Queue[Mail]
+
+
+@dataclass(eq=False, slots=True)
+class WorkerLink:
+    """One worker by address; `run` keeps the connection until `close`."""
+
+    address: str
+    role: str
+    cluster_key: bytes | None
+    changed: asyncio.Event
+    """Set whenever a worker came or went."""
+    load: float = 0.0
+    connection: Connection | None = None
+    hello: Body = field(default_factory=Body)
+    trouble: str = "not connected yet"
+    draining: bool = False
+    counters: dict[str, float] = field(default_factory=dict[str, float])
+    gauges: dict[str, float] = field(default_factory=dict[str, float])
+    _streams: dict[str, Mailbox] = field(default_factory=dict[str, Mailbox])
+    _flushes: dict[int, asyncio.Future[None]] = field(
+        default_factory=dict[int, "asyncio.Future[None]"]
+    )
+    _flush_ids: int = 0
+    _task: asyncio.Task[None] | None = None
+
+    @property
+    def ready(self) -> bool:
+        return self.connection is not None and not self.draining
+
+    @property
+    def epoch(self) -> int:
+        return int(self.hello.get("epoch", 0))
+
+    def start(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def send(self, kind: FrameType, body: Body) -> None:
+        if self.connection is not None:
+            self.connection.send(kind, body)
+
+    @contextlib.contextmanager
+    def stream(self, xid: Xid, mailbox: Mailbox, load: float) -> Generator[None]:
+        """Deliver this attempt's messages to `mailbox`, and count its load, until left."""
+        self._streams[xid.key] = mailbox
+        self.load += load
+        try:
+            yield
+        finally:
+            self.load -= load
+            del self._streams[xid.key]
+
+    async def flush(self) -> None:
+        """Raises EngineUnavailable when the worker goes or does not answer."""
+        if self.connection is None:
+            return  # it has nothing left that could be lost
+        self._flush_ids += 1
+        number = self._flush_ids
+        future = self._flushes[number] = asyncio.get_running_loop().create_future()
+        self.send(FrameType.FLUSH, {"id": number})
+        try:
+            async with asyncio.timeout(FLUSH_TIMEOUT_S):
+                await future
+        except TimeoutError:
+            raise EngineUnavailable(f"{self.role} worker {self.address} did not flush") from None
+        finally:
+            del self._flushes[number]
+
+    def status(self) -> WorkerStatus:
+        detail = "draining" if self.draining else self.trouble
+        return WorkerStatus(
+            name=self.address,
+            role=self.role,
+            ready=self.ready,
+            detail="" if self.ready else detail,
+            pid=self.hello.get("pid") if self.connection is not None else None,
+            epoch=self.epoch,
+            counters=self.counters,
+            gauges={**self.gauges, "router_load_tokens": self.load},
+        )
+
+    async def _run(self) -> None:
+        backoff = BACKOFF_FIRST_S
+        hello: Body = {"role": "router", "engine_id": f"router-{id(self):x}"}
+        while True:
+            try:
+                connection = await transport.connect(self.address, hello, self.cluster_key)
+                if connection.hello.get("role") != self.role:
+                    connection.close()
+                    role = connection.hello.get("role")
+                    raise TransferError(f"it is a {role} worker, not a {self.role} worker")
+            except (OSError, TransferError, TimeoutError, EngineError) as error:
+                self.trouble = f"cannot connect: {str(error) or type(error).__name__}"
+                await asyncio.sleep(backoff)
+                backoff = min(2 * backoff, BACKOFF_MAX_S)
+                continue
+            backoff = BACKOFF_FIRST_S
+            self._up(connection)
+            try:
+                await self._receive(connection)
+            except TransferError as error:
+                log.warning("%s worker %s: %s", self.role, self.address, error)
+            finally:
+                self._down(connection)
+
+    async def _receive(self, connection: Connection) -> None:
+        heard = time.monotonic()
+        while True:
+            try:
+                async with asyncio.timeout_at(asyncio.get_running_loop().time() + SILENT_S):
+                    frame = await connection.receive()
+            except TimeoutError:
+                raise TransferError(f"silent for {time.monotonic() - heard:.0f} s") from None
+            if frame is None:
+                return
+            heard = time.monotonic()
+            self._deliver(frame)
+
+    def _deliver(self, frame: Frame) -> None:
+        try:
+            kind = FrameType(frame.type)
+        except ValueError:
+            return
+        body = frame.body()
+        match kind:
+            case FrameType.HEARTBEAT:
+                self.counters, self.gauges = body["counters"], body["gauges"]
+                self.draining = bool(body.get("draining"))
+                self.changed.set()
+            case FrameType.FLUSHED:
+                future = self._flushes.get(int(body["id"]))
+                if future is not None and not future.done():
+                    future.set_result(None)
+            case _:
+                mailbox = self._streams.get(reading(read_xid, body).key)
+                if mailbox is not None:
+                    mailbox.put_nowait(Mail(self, kind, body))
+
+    def _up(self, connection: Connection) -> None:
+        self.connection, self.hello = connection, connection.hello
+        self.draining, self.trouble = False, ""
+        self.counters, self.gauges = {}, {}
+        self.changed.set()
+
+    def _down(self, connection: Connection) -> None:
+        connection.close()
+        self.connection, self.trouble = None, "connection lost"
+        self.changed.set()
+        for mailbox in self._streams.values():
+            mailbox.put_nowait(Mail(self, None, {}))
+        for future in self._flushes.values():
+            if not future.done():
+                future.set_exception(EngineUnavailable(f"worker {self.address} went away"))
