@@ -302,7 +302,8 @@ class DirectoryTier:
         if not digests:
             return 0
         with self._lock:
-            stamp = max(int(self.clock.wall() * 1000), self._last_tomb_ms)
+            # Records written after the last tombstone carry at least its time plus one.
+            stamp = max(int(self.clock.wall() * 1000), self._last_tomb_ms + 1)
             self._last_tomb_ms = stamp
         lo, hi = fmt.key_columns(list(digests))
         entries = np.zeros(len(digests), dtype=fmt.ENTRY)

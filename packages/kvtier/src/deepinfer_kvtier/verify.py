@@ -1,0 +1,95 @@
+"""Checking stored records without any prompt: is each one what the index says it is?"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import xxhash
+
+from deepinfer_kvtier import format as fmt
+from deepinfer_kvtier.directory import DirectoryTier
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyReport:
+    """What a check found. `bad` counts records by reason; `keys` are their 16-byte keys in hex."""
+
+    checked: int
+    bytes: int
+    bad: dict[str, int]
+    keys: tuple[str, ...]
+    repaired: int
+
+
+def verify(
+    directory: DirectoryTier, *, sample: float = 1.0, seed: int = 0, repair: bool = False
+) -> VerifyReport:
+    """Read records back and compare trailer, key and checksum.
+
+    sample: share of the records to read; the choice follows from `seed`.
+    repair: hide bad records, so that the next request computes and stores them again.
+    raises: OSError where the directory itself cannot be read.
+    """
+    directory.refresh()
+    chooser = random.Random(seed)
+    rows = directory.rows()
+    rows.sort(order=["segment", "page"])
+    bad: Counter[str] = Counter()
+    broken: list[tuple[int, int, bytes]] = []
+    checked = total = 0
+    for row in rows:
+        if chooser.random() >= sample:
+            continue
+        checked += 1
+        total += int(row["length"])
+        reason = _check(directory, row)
+        if reason is not None:
+            bad[reason] += 1
+            key = int(row["key_lo"]).to_bytes(8, "little") + int(row["key_hi"]).to_bytes(
+                8, "little"
+            )
+            broken.append((int(row["kind"]), int(row["shard"]), key))
+    if repair:
+        for kind, shard, key in broken:
+            # The index knows 16 bytes of a digest, and a tombstone needs no more.
+            directory.bury(kind, shard, [key + bytes(16)])
+        directory.write_control()
+    return VerifyReport(
+        checked,
+        total,
+        dict(bad),
+        tuple(key.hex() for _, _, key in broken),
+        len(broken) if repair else 0,
+    )
+
+
+def _check(directory: DirectoryTier, row: Any) -> str | None:
+    """Why this record is bad, or None."""
+    payload = int(row["length"])
+    slot = bytearray(fmt.slot_bytes(payload))
+    local = int(row["segment"])
+    try:
+        fd = directory.segments.acquire(local)
+        if fd is None:
+            return "file missing"
+        try:
+            got = directory.io.preadv(fd, [slot], int(row["page"]) * fmt.PAGE)
+        finally:
+            directory.segments.release(local)
+    except OSError as error:
+        return f"read error: {error.strerror}"
+    if got < len(slot):
+        return "cut short"
+    at = fmt.trailer_offset(payload)
+    trailer = fmt.parse_trailer(memoryview(slot)[at : at + fmt.TRAILER_BYTES])
+    if trailer is None:
+        return "no trailer"
+    key = int(row["key_lo"]).to_bytes(8, "little") + int(row["key_hi"]).to_bytes(8, "little")
+    if trailer.digest[:16] != key or trailer.payload_bytes != payload:
+        return "another record"
+    if xxhash.xxh3_128_digest(memoryview(slot)[:payload]) != trailer.checksum:
+        return "wrong checksum"
+    return None

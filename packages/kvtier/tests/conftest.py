@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import deepinfer_kvtier as kvtier
+from deepinfer_kvtier.testing import payload_of
+
+BLOCK_BYTES = 5_000
+STATE_BYTES = 9_001
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-api", action="store_true", help="rewrite tests/api.txt")
+
+
+class Model:
+    """A stand-in engine: knows what every record must contain, and checks what comes back."""
+
+    def __init__(self, cache: kvtier.Cache, salt: str = "tenant", model: str = "model") -> None:
+        self.cache = cache
+        self.layout = kvtier.LayoutSpec(
+            128,
+            {
+                "block": kvtier.parts(("index", 1_000), ("main", 4_000)),
+                "state": kvtier.parts(("swa", STATE_BYTES)),
+            },
+        )
+        self.ns = cache.namespace(self.layout, model=model, salt=salt)
+
+    def prompt(self, seed: int, blocks: int, tail: int = 5) -> np.ndarray:
+        return np.random.default_rng(seed).integers(0, 1 << 20, blocks * 128 + tail)
+
+    def store(self, tokens, first: int = 0, states=(), **keywords) -> kvtier.PutTicket:
+        """Put the blocks from `first` on, and state slots at the given boundaries."""
+        digests = self.digests(tokens)
+        source = [payload_of(digest, BLOCK_BYTES) for digest in digests[first:]]
+        parents = self.ns.root if first == 0 else digests[first - 1]
+        for n_blocks in states:
+            digest = digests[n_blocks - 1]
+            self.ns.put_state(digest, payload_of(digest + b"s", STATE_BYTES), n_blocks=n_blocks)
+        return self.ns.put(digests[first:], source, parents=parents, first_block=first, **keywords)
+
+    def digests(self, tokens) -> tuple[bytes, ...]:
+        hasher = self.ns.hasher()
+        hasher.extend(tokens)
+        return hasher.digests
+
+    def block_hits(self, tokens, **keywords) -> int:
+        with self.ns.match(tokens, want=("block",), **keywords) as match:
+            return match.n_blocks
+
+    def check(self, match: kvtier.Match, result: kvtier.LoadResult, dst, first: int = 0) -> int:
+        """Every block reported OK must be right; returns how many were OK."""
+        good = 0
+        for i, status in enumerate(result.blocks):
+            if status is kvtier.Status.OK:
+                expected = payload_of(match.digests[first + i], BLOCK_BYTES)
+                assert np.array_equal(dst[i], expected), f"wrong bytes in block {first + i}"
+                good += 1
+        return good
+
+    def load_all(self, tokens) -> tuple[int, int]:
+        """(blocks matched, blocks loaded right); a wrong byte fails the test."""
+        with self.ns.match(tokens, want=("block",)) as match:
+            dst = np.full((match.n_blocks, BLOCK_BYTES), 0xAA, dtype=np.uint8)
+            result = self.ns.load(match, dst=dst, wait=True).wait()
+            return match.n_blocks, self.check(match, result, dst)
+
+
+@pytest.fixture
+def make_model():
+    return Model
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def cache(store: Path):
+    with kvtier.open(store, host_bytes=4 << 20) as opened:
+        yield opened
+        audit(opened)
+
+
+@pytest.fixture
+def model(cache: kvtier.Cache) -> Model:
+    return Model(cache)
+
+
+def audit(cache: kvtier.Cache) -> None:
+    """Nothing may leak: pins, descriptors and queue bytes are back once nobody holds anything."""
+    cache.flush()
+    cache.leases.release_all()
+    cache.host.audit()
+    assert cache.host.pins() == 0
+    if cache.directory is not None:
+        assert cache.directory.segments.users() == 0
+        assert cache.queue is None or cache.queue.queued_bytes == 0
+
+
+@pytest.fixture
+def check_leaks():
+    return audit
