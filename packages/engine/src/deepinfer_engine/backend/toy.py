@@ -1,12 +1,12 @@
 """A tiny exact runner: the engine's test double, and a backend that needs no checkpoint.
 
-The next token is a pure function of the whole history, yet it is computed only from what lies in the
-blocks and in the state slot. A wrong block, a stale state, a wrong lookback or one flipped bit changes
-the output. Drafts are right about three times in four, and rejected drafts leave their bytes behind,
-as a real model's do.
+The next token is a pure function of the whole history, yet it is computed only from what lies in
+the blocks and in the state slot. A wrong block, a stale state, a wrong lookback or one flipped
+bit changes the output. Drafts are right about three times in four, and rejected drafts leave
+their bytes behind, as a real model's do.
 
-    record(p) = mix(token p, tokens before it, position p)     one u64 in its block, a u32 echo beside it
-    chain(p)  = mix(chain(p - 1), token p)                     ring of window + slack u64 in the slot
+    record(p) = mix(token p, tokens before it, position p)    one u64 in its block, u32 echo beside
+    chain(p)  = mix(chain(p - 1), token p)                    ring of window + slack u64 in the slot
     next(p)   = mix(sum of odd-weighted records, sum over the window of chain) mod vocabulary
 """
 
@@ -45,7 +45,7 @@ def _mix(*values: int) -> int:
 
 
 class ToyRunner:
-    """`StepRunner` over a hash function. Deterministic; temperature only selects the seed's stream."""
+    """`StepRunner` over a hash function; temperature only selects the seed's stream."""
 
     def __init__(
         self,

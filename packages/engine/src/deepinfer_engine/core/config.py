@@ -11,8 +11,8 @@ from deepinfer_engine.errors import ConfigError
 class EngineConfig:
     """Limits of one worker's scheduler. Pool sizes are not here: they are the runner's `Caps`.
 
-    A runner for `max_num_seqs` sequences wants about `max_num_seqs + max_num_batched_tokens / 128 + 1`
-    state slots: one for each sequence, the rest for the snapshots of one prefill step.
+    A runner for `max_num_seqs` sequences wants about `max_num_seqs + max_num_batched_tokens / 128
+    + 1` state slots: one for each sequence, the rest for the snapshots of one prefill step.
     """
 
     max_num_seqs: int = 32
@@ -32,7 +32,7 @@ class EngineConfig:
     decode_reserve_tokens: int = 32
     """Growth kept free for each running sequence when another one is admitted."""
     park_bytes: int = 256 << 20
-    """Host memory for preempted sequences; what does not fit ends `insufficient_system_resource`."""
+    """Host memory for preempted sequences; beyond it they end `insufficient_system_resource`."""
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens"):

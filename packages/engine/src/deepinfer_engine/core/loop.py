@@ -1,8 +1,9 @@
 """The hot loop: schedule, run, commit, publish.
 
-`EngineLoop.step` belongs to one thread; every other method may be called from any thread. The lock is
-held while queues and pools change and never while the model computes, so that a reservation or an
-abort is answered during a step. No clock is read here: the caller says what time it is.
+`EngineLoop.step` belongs to one thread; every other method may be called from any thread. The
+lock is held while queues and pools change and never while the model computes, so that a
+reservation or an abort is answered during a step. No clock is read here: the caller says what
+time it is.
 """
 
 from __future__ import annotations
@@ -243,7 +244,7 @@ class EngineLoop:
         )
 
     def _publish(self, plan: Plan) -> None:
-        """Offer completed blocks and boundary states to the store, before anyone hears of the step."""
+        """Offer full blocks and border states to the store, before anyone hears of the step."""
         if isinstance(plan, PrefillPlan):
             for chunk in plan.chunks:
                 self._publish_blocks(chunk.seq, chunk.snapshots)

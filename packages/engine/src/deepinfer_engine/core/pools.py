@@ -1,8 +1,9 @@
 """Who owns which block and state slot. Ids only; the bytes are the runner's.
 
-Id 0 is scratch and never handed out. Free ids are reused first in, first out, so that a freed id stays
-unused for as long as possible. A reference count above one means several owners: a block under a
-prefill-to-decode transfer belongs to its request *and* to its writer, and is free when both let go.
+Id 0 is scratch and never handed out. Free ids are reused first in, first out, so that a freed id
+stays unused for as long as possible. A reference count above one means several owners: a block
+under a prefill-to-decode transfer belongs to its request *and* to its writer, and is free when
+both let go.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ Role = Literal["prefill", "decode", "both"]
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Prompt tokens `[start, end)` of one sequence; `snapshots` are (position, spare state slot)."""
+    """Prompt tokens `[start, end)` of a sequence; `snapshots`: (position, spare state slot)."""
 
     seq: LiveSequence
     start: int
@@ -126,7 +126,7 @@ class Scheduler:
     # -- requests come and go -------------------------------------------------------------------
 
     def add(self, seq: LiveSequence) -> None:
-        """Queue a prompt. Raises what `check_fits` raises, and EngineUnavailable on a full queue."""
+        """Queue a prompt. Raises like `check_fits`, and EngineUnavailable on a full queue."""
         self.check_fits(seq.prompt_len)
         if len(self._waiting) >= self.config.max_queue:
             raise EngineUnavailable(
@@ -136,7 +136,7 @@ class Scheduler:
         self._waiting.append(seq)
 
     def check_fits(self, prompt_len: int) -> None:
-        """RequestError for an empty prompt, PromptTooLong, CapacityError: it could never run here."""
+        """RequestError (empty), PromptTooLong or CapacityError: it could never run here."""
         if prompt_len < 1:
             raise RequestError("the prompt is empty; send at least one token")
         if prompt_len >= self.caps.max_model_len:
@@ -170,7 +170,8 @@ class Scheduler:
     def start(self, seq: LiveSequence, reservation: Reservation) -> None:
         """Run a sequence whose prompt KV has arrived in the reserved memory.
 
-        `seq.tokens` is the prompt and the first output token, which prefill has sampled and checked.
+        `seq.tokens` is the prompt and the first output token, which prefill has sampled and
+        checked.
         """
         if len(seq.tokens) != reservation.prompt_len + 1:
             raise RuntimeError(
@@ -401,7 +402,7 @@ class Scheduler:
         return DecodePlan(tuple(rows))
 
     def _grow(self, seq: LiveSequence) -> int | None:
-        """Blocks for the anchor and its drafts; fewer drafts before no step. None: no block left."""
+        """Blocks for anchor and drafts; rather fewer drafts than no step. None: no block left."""
         drafts = draft_room(
             nextn=self.caps.nextn,
             output_len=seq.output_len,

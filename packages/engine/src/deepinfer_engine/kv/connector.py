@@ -1,8 +1,8 @@
 """Between the loop and a prefix store: loads before a prompt runs, publications after a step.
 
-Loads and publications have a thread each, so that neither a slow disk nor a full queue holds a step. A
-load that fails becomes a shorter hit; a publication that finds too many bytes in flight is dropped and
-counted. Nothing here raises into the loop.
+Loads and publications have a thread each, so that neither a slow disk nor a full queue holds a
+step. A load that fails becomes a shorter hit; a publication that finds too many bytes in flight
+is dropped and counted. Nothing here raises into the loop.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_BYTES_IN_FLIGHT = 256 << 20
 
 
 class KVConnector:
-    """`core.loop.PrefixLink` on a `PrefixStore`. Owns two threads and the store; `close` ends both."""
+    """`core.loop.PrefixLink` on a `PrefixStore`; owns it and two threads until `close`."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class KVConnector:
                     self._count(**{f"prefix_hit_tokens_{tier}": tokens})
             else:
                 self._count(prefix_short_loads=1)
-                # Whole blocks may be good while the state is not: then the hit is one block shorter.
+                # Blocks may be good while the state is not: then the hit is one block shorter.
                 limit = min(good, hit.n_tokens - self._runner.layout.block_tokens)
                 hit = self._match(seq, limit) if limit > 0 else None
         self._count(prefix_miss_tokens=seq.prompt_len - n_tokens)

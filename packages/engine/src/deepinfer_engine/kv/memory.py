@@ -1,7 +1,7 @@
 """A `PrefixStore` in this process's memory: for tests, and for a cache that need not outlive it.
 
-Least recently used chains go first when `limit_bytes` is passed. Identity is the exact token prefix and
-salt, hashed block by block.
+Least recently used chains go first when `limit_bytes` is passed. Identity is the exact token
+prefix and salt, hashed block by block.
 """
 
 from __future__ import annotations

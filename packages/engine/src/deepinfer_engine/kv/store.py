@@ -31,13 +31,14 @@ class PrefixStore(Protocol):
     """Blocks and state slots by (salt, tokens). Every call may run on any thread."""
 
     def match(self, tokens: Tokens, salt: str, *, limit_tokens: int | None = None) -> Hit | None:
-        """The longest prefix with blocks and state, at most `limit_tokens`; leased until released."""
+        """The longest prefix with blocks and state, within the limit; leased until released."""
         ...
 
     def load(self, hit: Hit, blocks: Sequence[memoryview], state: memoryview) -> int:
         """Fill the views; returns how many leading tokens are verified (`hit.n_tokens`: all of it).
 
-        The state view is filled only when everything was. Never raises for what was lost or damaged.
+        The state view is filled only when everything was. Never raises for what was lost or
+        damaged.
         """
         ...
 

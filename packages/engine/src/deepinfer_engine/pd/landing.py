@@ -3,11 +3,13 @@
     RESERVED ──unit──► WRITING ──commit──► COMMITTED ──all bytes──► READY ──► RUNNING ──► DONE
         └──────── abort, writer gone, broken protocol ────────► ABORTING ──writer gone──► GONE
 
-READY needs both: every byte range of the prompt written exactly once by a unit of this attempt whose
-digest is right, and a COMMIT that agrees in count and combined digest. Success flags alone are nothing.
+READY needs both: every byte range of the prompt written exactly once by a unit of this attempt
+whose digest is right, and a COMMIT that agrees in count and combined digest. Success flags alone
+are nothing.
 
-Reserved memory has two owners, the request and the writer. It becomes free when both are gone; the writer
-is gone when everything landed, or when its grant is revoked, after which not a byte is written for it.
+Reserved memory has two owners, the request and the writer. It becomes free when both are gone;
+the writer is gone when everything landed, or when its grant is revoked, after which not a byte is
+written for it.
 """
 
 from __future__ import annotations

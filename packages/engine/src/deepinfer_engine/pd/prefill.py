@@ -195,7 +195,7 @@ class PrefillService(WorkerService):
             job.steps.put_nowait(done)
 
     async def _push(self, job: Job) -> None:
-        """Send blocks as chunks complete them, the rest and the state after the last, then COMMIT."""
+        """Send blocks as chunks complete them, then the rest, the state, and COMMIT."""
         try:
             decode = job.decode = await self._decode_link(job.decode_address, job.decode_epoch)
             where = ChunkDone(0, (), 0)

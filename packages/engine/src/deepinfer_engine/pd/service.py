@@ -1,4 +1,4 @@
-"""What a prefill and a decode worker have in common: sockets, heartbeats, the step thread, draining."""
+"""What prefill and decode workers have in common: sockets, heartbeats, step thread, draining."""
 
 from __future__ import annotations
 

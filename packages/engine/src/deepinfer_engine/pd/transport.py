@@ -1,8 +1,9 @@
 """TCP connections that carry frames between authenticated peers.
 
-Handshake. The accepting side speaks first: HELLO with a nonce. The connecting side answers HELLO with its
-own nonce and, when there is a cluster key, a proof that it knows it; WELCOME carries the proof of the
-accepting side. A proof is HMAC-SHA256 over role and both nonces: the key itself never travels.
+Handshake. The accepting side speaks first: HELLO with a nonce. The connecting side answers HELLO
+with its own nonce and, when there is a cluster key, a proof that it knows it; WELCOME carries the
+proof of the accepting side. A proof is HMAC-SHA256 over role and both nonces: the key itself
+never travels.
 """
 
 from __future__ import annotations

@@ -3,8 +3,9 @@
     frame = u32 body length | u8 type | u8 version | u16 flags | u64 seq | body        little endian
     seq counts frames of one connection and direction from 0.
 
-Control bodies are msgpack maps: unknown keys are ignored. A UNIT body is a 64-byte header and raw bytes.
-Nothing here does IO; everything that can be wrong about bytes from a peer raises TransferError.
+Control bodies are msgpack maps: unknown keys are ignored. A UNIT body is a 64-byte header and raw
+bytes. Nothing here does IO; everything that can be wrong about bytes from a peer raises
+TransferError.
 """
 
 from __future__ import annotations
@@ -180,6 +181,6 @@ def unit_digest(views: Iterable[memoryview]) -> int:
 
 
 def add_to_combined(combined: int, unit: int, digest: int) -> int:
-    """Order-independent digest of a set of units: sum mod 2^64 of digests mixed with their index."""
+    """Order-independent digest of units: sum mod 2^64 of digests mixed with their index."""
     mixed = xxhash.xxh64_intdigest(struct.pack("<QQ", digest, unit))
     return (combined + mixed) & 0xFFFFFFFFFFFFFFFF

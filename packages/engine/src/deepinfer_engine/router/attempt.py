@@ -1,4 +1,4 @@
-"""One attempt at a request: reserve on decode, prefill, then the stream, in order and without gaps."""
+"""One attempt at a request: reserve on decode, prefill, then the stream without gaps."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ class _Attempt:
         index, tokens = int(body["index"]), unpack_tokens(body["tokens"])
         if index != self.emitted:
             raise EngineLost(
-                f"decode worker {self.decode.address} sent token {index} where {self.emitted} was due"
+                f"decode worker {self.decode.address} sent token {index}, {self.emitted} was due"
             )
         self.emitted += len(tokens)
         events: list[GenerateEvent] = []

@@ -1,4 +1,4 @@
-"""The router's connection to one worker: made again with backoff, its streams told when it is lost."""
+"""The router's connection to one worker: kept up with backoff, its loss told to its streams."""
 
 from __future__ import annotations
 
@@ -126,10 +126,7 @@ class WorkerLink:
         while True:
             try:
                 connection = await transport.connect(self.address, hello, self.cluster_key)
-                if connection.hello.get("role") != self.role:
-                    connection.close()
-                    role = connection.hello.get("role")
-                    raise TransferError(f"it is a {role} worker, not a {self.role} worker")
+                self._check_role(connection)
             except (OSError, TransferError, TimeoutError, EngineError) as error:
                 self.trouble = f"cannot connect: {str(error) or type(error).__name__}"
                 await asyncio.sleep(backoff)
@@ -143,6 +140,12 @@ class WorkerLink:
                 log.warning("%s worker %s: %s", self.role, self.address, error)
             finally:
                 self._down(connection)
+
+    def _check_role(self, connection: Connection) -> None:
+        role = connection.hello.get("role")
+        if role != self.role:
+            connection.close()
+            raise TransferError(f"it is a {role} worker, not a {self.role} worker")
 
     async def _receive(self, connection: Connection) -> None:
         heard = time.monotonic()

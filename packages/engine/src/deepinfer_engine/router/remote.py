@@ -89,7 +89,6 @@ class RemoteEngine:
                 async with aclosing(run_attempt(request, xid, placement, deadline)) as events:
                     async for event in events:
                         yield event
-                return
             except Retry as retry:
                 if number > RETRIES:
                     raise retry.final from None
@@ -97,6 +96,8 @@ class RemoteEngine:
                     refused.add(retry.refused_by)
                     if not self._candidates("decode", refused):
                         raise retry.final from None
+            else:
+                return
 
     async def model_info(self) -> ModelInfo:
         """What every connected worker agrees on; EngineUnavailable while none is connected."""
