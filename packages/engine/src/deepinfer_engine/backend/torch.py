@@ -28,7 +28,7 @@ from deepinfer_engine.model.engram import Engram
 from deepinfer_engine.model.layout import CacheQuant, build_layout, model_fingerprint
 from deepinfer_engine.model.pools import Pools
 from deepinfer_engine.model.v41 import Backbone
-from deepinfer_engine.model.weights import ModelWeights, load_weights
+from deepinfer_engine.model.weights import ModelWeights, load_weights, tensors_of
 from deepinfer_engine.sampling.arrays import sampling_batch
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
@@ -128,6 +128,12 @@ class TorchRunner:
     @property
     def layout(self) -> CacheLayout:
         return self._pools.layout
+
+    def dense_weights(self) -> list[Tensor]:
+        """Every parameter a step reads: all but the embedding rows and n-gram tables it skips."""
+        tables = {id(w.engram.table) for w in self._backbone.weights.layers if w.engram}
+        skipped = {id(self._backbone.weights.embed), *tables}
+        return [t for t in tensors_of(self._backbone.weights) if id(t) not in skipped]
 
     def prefill(self, chunks: Sequence[PrefillChunk]) -> list[StepOutput | None]:
         """Run prompt chunks as one batch; sample the first token of those that are complete."""

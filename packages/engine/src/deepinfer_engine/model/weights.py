@@ -8,8 +8,9 @@ the accumulation dtype (float32, or float64 in a float64 model). Routed experts 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -141,6 +142,17 @@ class ModelWeights:
     norm: Tensor
     layers: tuple[LayerWeights, ...]
     draft: DraftWeights | None
+
+
+def tensors_of(part: object) -> list[Tensor]:
+    """All tensors of a weights record, nested records and tuples of records included."""
+    if isinstance(part, Tensor):
+        return [part]
+    if isinstance(part, tuple):
+        return [t for item in cast("tuple[object, ...]", part) for t in tensors_of(item)]
+    if is_dataclass(part):
+        return [t for field in fields(part) for t in tensors_of(getattr(part, field.name))]
+    return []
 
 
 def expected_tensors(config: ModelConfig) -> dict[str, TensorSpec]:
