@@ -15,7 +15,8 @@ from deepinfer_engine.cli.turn import show_turn
 from deepinfer_engine.settings import Settings
 
 TOY_NOTICE = (
-    "The embedded model is a toy that shows the machinery: it knows nothing outside its small grammar."
+    "The embedded model is a toy that shows the machinery: "
+    "it knows nothing outside its small grammar."
 )
 
 

@@ -1,4 +1,4 @@
-"""Chat Completions chunks from where they come: a server over HTTP, or an engine in this process."""
+"""Chat Completions chunks, from a server over HTTP or from an engine in this process."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """`deepinfer generate`: a file of requests in, a file of answers out, in the same order.
 
-Results are appended line by line, so a run that was cut goes on behind its last whole line. Each result
-holds a digest of the request it answers: going on with another input is refused.
+Results are appended line by line, so a run that was cut goes on behind its last whole line. Each
+result holds a digest of the request it answers: going on with another input is refused.
 """
 
 from __future__ import annotations
@@ -42,7 +42,13 @@ class Line:
 
 
 def run_generate(
-    settings: Settings, source: Path, target: Path, *, strict: bool, concurrency: int, console: Console
+    settings: Settings,
+    source: Path,
+    target: Path,
+    *,
+    strict: bool,
+    concurrency: int,
+    console: Console,
 ) -> int:
     """Answer what `target` does not hold yet. 1 when `strict` and a line failed, else 0."""
     setup_logging("warning")
@@ -65,7 +71,12 @@ async def _generate(
 
     codec = build_codec(settings)
     alone = settings.model_copy(update={"single_process": True})
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
     failed = 0
     with target.open("a", encoding="utf-8") as out:
         async with launched_engine(alone) as engine:
@@ -77,7 +88,9 @@ async def _generate(
                         if "error" in result:
                             failed += 1
                             message = result["error"]["message"]
-                            console.print(f"{source}:{line.number}: {message}", style="red", highlight=False)
+                            console.print(
+                                f"{source}:{line.number}: {message}", style="red", highlight=False
+                            )
                             if strict:
                                 return 1
                         _write(out, line, result)
@@ -88,7 +101,9 @@ async def _generate(
 async def answers(
     engine: EngineClient, codec: Codec, lines: list[Line], concurrency: int
 ) -> AsyncGenerator[tuple[Line, dict[str, Any]], None]:
-    """Results in input order, with at most `concurrency` requests running ahead of the one waited for."""
+    """Results in input order, with at most `concurrency` requests running ahead of the one waited
+    for.
+    """
     limit = (await engine.model_info()).max_model_len
     metrics, clock = Metrics(), SystemClock()
 
@@ -123,7 +138,7 @@ async def answers(
 
 
 def _body(text: str, codec: Codec) -> bytes:
-    """The request of a line: a Chat Completions body, or a batch entry that has one under `body`."""
+    """The request of a line: a Chat Completions body, or a batch entry with one as `body`."""
     try:
         entry = json.loads(text)
     except ValueError as exc:
@@ -180,10 +195,12 @@ def resume_point(target: Path, lines: dict[int, Line]) -> int:
             result = json.loads(text)
             number, digest = result["line"], result["input"]
         except (ValueError, TypeError, KeyError) as exc:
-            raise ConfigError(f"{target} is not a result file of this command; choose another name") from exc
+            raise ConfigError(
+                f"{target} is not a result file of this command; choose another name"
+            ) from exc
         if number not in lines or lines[number].digest != digest:
-            raise ConfigError(f"{target} answers another input (line {number}); choose another name")
+            raise ConfigError(
+                f"{target} answers another input (line {number}); choose another name"
+            )
         last = number
     return last
-
-

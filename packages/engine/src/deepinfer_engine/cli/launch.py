@@ -15,7 +15,12 @@ from typing import TYPE_CHECKING, Any, Literal
 from deepinfer_engine.core.config import EngineConfig
 from deepinfer_engine.errors import CheckpointError, ConfigError
 from deepinfer_engine.settings import Settings
-from deepinfer_engine.supervise import CLUSTER_KEY_ENV, ChildSpec, Supervisor, cluster_key_from_environ
+from deepinfer_engine.supervise import (
+    CLUSTER_KEY_ENV,
+    ChildSpec,
+    Supervisor,
+    cluster_key_from_environ,
+)
 
 if TYPE_CHECKING:
     from deepinfer_engine.adapters.recipe import RecipeCodec
@@ -29,8 +34,8 @@ BLOCK_TOKENS = 128
 WORKER_ROLES: tuple[Literal["prefill", "decode"], ...] = ("prefill", "decode")
 # What a worker needs to know; the rest of the settings is the HTTP process's business.
 _WORKER_SETTINGS = (
-    "model", "dtype", "cache_quant", "nextn", "max_num_seqs", "max_num_batched_tokens", "num_blocks",
-    "threads", "cache", "cache_dir", "drain_timeout_s", "log_level",
+    "model", "dtype", "cache_quant", "nextn", "max_num_seqs", "max_num_batched_tokens",
+    "num_blocks", "threads", "cache", "cache_dir", "drain_timeout_s", "log_level",
 )  # fmt: skip
 
 
@@ -47,15 +52,17 @@ def model_dir(settings: Settings) -> Path:
 
 def build_codec(settings: Settings) -> RecipeCodec:
     """The prompt codec with the checkpoint's tokenizer. No torch."""
+    directory = model_dir(settings)
     from deepinfer_engine.adapters.recipe import RecipeCodec
 
     return RecipeCodec.from_directory(
-        model_dir(settings), settings.model_names, default_thinking=settings.default_thinking
+        directory, settings.model_names, default_thinking=settings.default_thinking
     )
 
 
 def build_runner(settings: Settings) -> StepRunner:
     """Load the checkpoint and allocate its pools; imports torch."""
+    directory = model_dir(settings)
     import torch
 
     from deepinfer_engine.backend import torch as backend
@@ -63,7 +70,7 @@ def build_runner(settings: Settings) -> StepRunner:
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     return backend.build_runner(
-        model_dir(settings),
+        directory,
         dtype=settings.dtype,
         nextn=settings.nextn,
         num_blocks=settings.num_blocks,
@@ -114,7 +121,9 @@ async def launched_engine(
     settings: Settings,
     on_notice: Callable[[str, dict[str, Any]], None] = lambda name, notice: None,
 ) -> AsyncGenerator[EngineClient, None]:
-    """The engine these settings describe: in process, over given workers, or over workers of its own."""
+    """The engine these settings describe: in process, over given workers, or over workers of its
+    own.
+    """
     if settings.single_process:
         async with _local(settings) as engine:
             yield engine
@@ -131,7 +140,9 @@ async def _local(settings: Settings) -> AsyncGenerator[EngineClient, None]:
     from deepinfer_engine.router.local import LocalEngine
 
     runner = await asyncio.to_thread(build_runner, settings)
-    engine = LocalEngine(runner, store=build_store(settings, runner), config=engine_config(settings))
+    engine = LocalEngine(
+        runner, store=build_store(settings, runner), config=engine_config(settings)
+    )
     try:
         yield engine
     finally:

@@ -10,20 +10,27 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from deepinfer_engine.errors import CheckpointError, ConfigError, EngineError, EngineLost, EngineUnavailable
+from deepinfer_engine.errors import (
+    CheckpointError,
+    ConfigError,
+    EngineError,
+    EngineLost,
+    EngineUnavailable,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from deepinfer_engine.settings import Settings
 
-# Typer carries its own copy of click in newer versions; this base class is the same idea in all of them.
+# Typer carries its own copy of click in newer versions; this base class is the same idea in all of
+# them.
 _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 
 app = typer.Typer(
     name="deepinfer",
-    help="Serve DeepSeek-V4.1 class models: one laptop core or many workers. Commands without a model use "
-    "the small embedded one.",
+    help="Serve DeepSeek-V4.1 class models: one laptop core or many workers. Commands without "
+    "a model use the small embedded one.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -32,25 +39,41 @@ app = typer.Typer(
 config_app = typer.Typer(help="Show the configuration in force.", no_args_is_help=True)
 app.add_typer(config_app, name="config")
 
-Model = Annotated[Path | None, typer.Option(help="Checkpoint directory; default: the embedded model.")]
-Names = Annotated[list[str] | None, typer.Option("--served-model-name", help="Name clients use; repeatable.")]
-Config = Annotated[Path | None, typer.Option(help="TOML file of settings; default: ./deepinfer.toml.")]
+Model = Annotated[
+    Path | None, typer.Option(help="Checkpoint directory; default: the embedded model.")
+]
+Names = Annotated[
+    list[str] | None, typer.Option("--served-model-name", help="Name clients use; repeatable.")
+]
+Config = Annotated[
+    Path | None, typer.Option(help="TOML file of settings; default: ./deepinfer.toml.")
+]
 Dtype = Annotated[str | None, typer.Option(help="bfloat16, float32 or float64.")]
 CacheQuant = Annotated[str | None, typer.Option(help="KV record formats: reference or none.")]
 Nextn = Annotated[int | None, typer.Option(help="Draft tokens a step; 0 = no speculation.")]
 MaxNumSeqs = Annotated[int | None, typer.Option(help="Sequences running at once.")]
-MaxBatched = Annotated[int | None, typer.Option("--max-num-batched-tokens", help="Tokens of one prefill step.")]
+MaxBatched = Annotated[
+    int | None, typer.Option("--max-num-batched-tokens", help="Tokens of one prefill step.")
+]
 NumBlocks = Annotated[int | None, typer.Option(help="KV blocks of 128 tokens in each worker.")]
 Threads = Annotated[int | None, typer.Option(help="Torch threads of each worker.")]
 CacheDir = Annotated[Path | None, typer.Option(help="Directory of the prompt cache.")]
 NoCache = Annotated[bool, typer.Option("--no-cache", help="Keep no prompt cache on disk.")]
-Drain = Annotated[float | None, typer.Option("--drain-timeout-s", help="Seconds to finish on SIGTERM.")]
+Drain = Annotated[
+    float | None, typer.Option("--drain-timeout-s", help="Seconds to finish on SIGTERM.")
+]
 LogLevel = Annotated[str | None, typer.Option(help="debug, info, warning or error.")]
 Host = Annotated[str | None, typer.Option(help="Address to listen on.")]
 Port = Annotated[int | None, typer.Option(help="Port to listen on; 0 = any free one.")]
-KeyFile = Annotated[Path | None, typer.Option("--api-key-file", help="Accepted API keys, `key` or `id:key` a line.")]
-Prefill = Annotated[list[str] | None, typer.Option(help="host:port of a running prefill worker; repeatable.")]
-Decode = Annotated[list[str] | None, typer.Option(help="host:port of a running decode worker; repeatable.")]
+KeyFile = Annotated[
+    Path | None, typer.Option("--api-key-file", help="Accepted API keys, `key` or `id:key` a line.")
+]
+Prefill = Annotated[
+    list[str] | None, typer.Option(help="host:port of a running prefill worker; repeatable.")
+]
+Decode = Annotated[
+    list[str] | None, typer.Option(help="host:port of a running decode worker; repeatable.")
+]
 Listen = Annotated[str, typer.Option(help="host:port for the router to reach; port 0 = any.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
 
@@ -80,7 +103,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def exit_code(exc: Exception) -> int:
-    """0 ok, 1 other, 2 usage, 3 configuration, 4 not ready in time, 5 engine lost, 6 check failed."""
+    """0 ok, 1 other, 2 usage, 3 configuration, 4 not ready, 5 engine lost, 6 check failed."""
     codes: tuple[tuple[type[Exception], int], ...] = (
         (_UsageError, 2),
         (ConfigError, 3),
@@ -129,7 +152,8 @@ def serve(
     host: Host = None,
     port: Port = None,
     single_process: Annotated[
-        bool | None, typer.Option("--single-process", help="Prefill, decode and HTTP in one process.")
+        bool | None,
+        typer.Option("--single-process", help="Prefill, decode and HTTP in one process."),
     ] = None,
     prefill: Prefill = None,
     decode: Decode = None,
@@ -234,14 +258,24 @@ def _without(values: dict[str, Any], *names: str) -> dict[str, Any]:
 
 @app.command()
 def chat(
-    prompt: Annotated[str | None, typer.Argument(help="Ask this and end; without it, a conversation.")] = None,
-    url: Annotated[str | None, typer.Option(help="A running server; default: the model in this process.")] = None,
-    api_key: Annotated[str | None, typer.Option(envvar="DEEPINFER_API_KEY", help="Key of that server.")] = None,
+    prompt: Annotated[
+        str | None, typer.Argument(help="Ask this and end; without it, a conversation.")
+    ] = None,
+    url: Annotated[
+        str | None, typer.Option(help="A running server; default: the model in this process.")
+    ] = None,
+    api_key: Annotated[
+        str | None, typer.Option(envvar="DEEPINFER_API_KEY", help="Key of that server.")
+    ] = None,
     model: Model = None,
     system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
-    temperature: Annotated[float | None, typer.Option(help="0 = always the likeliest token.")] = None,
+    temperature: Annotated[
+        float | None, typer.Option(help="0 = always the likeliest token.")
+    ] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Longest answer.")] = None,
-    no_thinking: Annotated[bool, typer.Option("--no-thinking", help="Answer without thinking first.")] = False,
+    no_thinking: Annotated[
+        bool, typer.Option("--no-thinking", help="Answer without thinking first.")
+    ] = False,
     cache_dir: CacheDir = None,
     no_cache: NoCache = False,
     config: Config = None,
@@ -264,10 +298,18 @@ def chat(
 
 @app.command()
 def generate(
-    source: Annotated[Path, typer.Argument(metavar="IN.jsonl", help="One Chat Completions body a line.")],
-    target: Annotated[Path, typer.Argument(metavar="OUT.jsonl", help="One result a line, same order.")],
-    strict: Annotated[bool, typer.Option("--strict", help="Stop at the first line that fails.")] = False,
-    concurrency: Annotated[int, typer.Option(min=1, max=4096, help="Requests running at once.")] = 8,
+    source: Annotated[
+        Path, typer.Argument(metavar="IN.jsonl", help="One Chat Completions body a line.")
+    ],
+    target: Annotated[
+        Path, typer.Argument(metavar="OUT.jsonl", help="One result a line, same order.")
+    ],
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Stop at the first line that fails.")
+    ] = False,
+    concurrency: Annotated[
+        int, typer.Option(min=1, max=4096, help="Requests running at once.")
+    ] = 8,
     model: Model = None,
     served_model_name: Names = None,
     dtype: Dtype = None,
@@ -281,18 +323,26 @@ def generate(
     settings = _settings(config, **flags)
     from deepinfer_engine.cli.generate import run_generate
 
-    return run_generate(settings, source, target, strict=strict, concurrency=concurrency, console=_console())
+    return run_generate(
+        settings, source, target, strict=strict, concurrency=concurrency, console=_console()
+    )
 
 
 @app.command()
 def demo(
-    keep: Annotated[bool, typer.Option("--keep", help="Leave the server running afterwards.")] = False,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Leave the server running afterwards.")
+    ] = False,
     cache_dir: CacheDir = None,
     no_cache: NoCache = False,
-    single_process: Annotated[bool | None, typer.Option("--single-process", help="One process.")] = None,
+    single_process: Annotated[
+        bool | None, typer.Option("--single-process", help="One process.")
+    ] = None,
     config: Config = None,
 ) -> int:
-    """Start a server on a free port, hold a two-turn conversation with it, show what the cache saved."""
+    """Start a server on a free port, hold a two-turn conversation with it, show what the cache
+    saved.
+    """
     settings = _settings(
         config, cache_dir=cache_dir, no_cache=no_cache, single_process=single_process, port=0,
         log_level="warning",
@@ -311,7 +361,7 @@ def doctor(
     no_cache: NoCache = False,
     config: Config = None,
 ) -> int:
-    """Check this machine, the cache directory and the model; exit code 6 when something is broken."""
+    """Check this machine, the cache directory and the model; exit code 6 when one is broken."""
     settings = _settings(config, model=model, port=port, cache_dir=cache_dir, no_cache=no_cache)
     from deepinfer_engine.doctor import run_doctor
 

@@ -58,7 +58,9 @@ async def _serve_until_signal(settings: Settings, sock: socket.socket, console: 
 
 
 @asynccontextmanager
-async def served(settings: Settings, sock: socket.socket, console: Console) -> AsyncGenerator[str, None]:
+async def served(
+    settings: Settings, sock: socket.socket, console: Console
+) -> AsyncGenerator[str, None]:
     """The whole server while the body runs: engine, then HTTP on `sock`; taken down in reverse."""
     from deepinfer_engine.server.app import create_app
 

@@ -46,7 +46,9 @@ async def show_turn(
 ) -> Turn:
     """Stream one answer to `out`, thinking dimmed, and return it."""
     turn, began = Turn(), clock()
-    async for chunk in source.stream({**body, "stream": True, "stream_options": {"include_usage": True}}):
+    async for chunk in source.stream(
+        {**body, "stream": True, "stream_options": {"include_usage": True}}
+    ):
         turn.usage = chunk.get("usage") or turn.usage
         for choice in chunk["choices"]:
             delta = choice["delta"]
@@ -62,7 +64,10 @@ async def show_turn(
                 out.print(Text(said), end="")
             for call in delta.get("tool_calls") or ():
                 function = call["function"]
-                out.print(Text(function.get("name") or function.get("arguments", ""), style="cyan"), end="")
+                out.print(
+                    Text(function.get("name") or function.get("arguments", ""), style="cyan"),
+                    end="",
+                )
             turn.reasoning += thought
             turn.content += said
     turn.total_s = clock() - began

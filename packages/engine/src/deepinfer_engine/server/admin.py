@@ -20,7 +20,7 @@ async def metrics(request: Request) -> Response:
 
 @router.post("/admin/flush")
 async def flush(request: Request) -> dict[str, bool]:
-    """Returns when everything the prompt cache was given would survive `kill -9` of every process."""
+    """Returns when all that the prompt cache was given would survive `kill -9` of everything."""
     services = services_of(request)
     services.admin.check(request.headers, request.client.host if request.client else None)
     await services.engine.flush()

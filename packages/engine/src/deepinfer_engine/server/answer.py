@@ -1,4 +1,6 @@
-"""The life of a generating request, in order: declared size, key, limits, body, prompt, engine, answer."""
+"""The life of a generating request, in order: declared size, key, limits, body, prompt, engine,
+answer.
+"""
 
 from __future__ import annotations
 
@@ -130,6 +132,7 @@ def _timeout(headers: Headers) -> float | None:
         return None
     if not text.isascii() or not text.isdigit() or not 0 < int(text) <= 86_400_000:
         raise InvalidRequest(
-            f"x-request-timeout-ms must be 1 to 86400000, got {text[:40]!r}", param="x-request-timeout-ms"
+            f"x-request-timeout-ms must be 1 to 86400000, got {text[:40]!r}",
+            param="x-request-timeout-ms",
         )
     return int(text) / 1000

@@ -34,8 +34,8 @@ def create_app(
 ) -> FastAPI:
     """An ASGI application over `engine`; it does not own the engine and never closes it.
 
-    `app.state.services.gate` is how a supervisor drains it: set `draining`, wait for `in_flight == 0`.
-    Raises ConfigError when a key file cannot be used.
+    `app.state.services.gate` is how a supervisor drains it: set `draining`, wait for `in_flight ==
+    0`. Raises ConfigError when a key file cannot be used.
     """
     app = FastAPI(title="deepinfer", version=__version__, docs_url=None, redoc_url=None)
     app.state.started = wall()
@@ -60,10 +60,13 @@ def create_app(
 
 
 async def _told(request: Request, exc: Exception) -> Response:
-    """Any exception of a route that answers at once, in the error shape of the caller's protocol."""
+    """An exception of a route that answers at once, in the shape of the caller's protocol."""
     if isinstance(exc, HTTPException):
         path = f"{request.method} {request.url.path}"
-        known = {404: NotFound(f"there is no {path}"), 405: MethodNotAllowed(f"{path} is not allowed")}
+        known = {
+            404: NotFound(f"there is no {path}"),
+            405: MethodNotAllowed(f"{path} is not allowed"),
+        }
         exc = known.get(exc.status_code) or InvalidRequest(str(exc.detail))
     protocol = protocol_of(request.url.path, request.headers)
     error = wire_error(exc, protocol, request.state.request_id)

@@ -63,7 +63,9 @@ class AdminGate:
         """Raises PermissionDenied unless the caller may use admin routes."""
         if self._digest is None:
             if peer not in ("127.0.0.1", "::1"):
-                raise PermissionDenied("admin routes answer only to this machine; set admin_key_file")
+                raise PermissionDenied(
+                    "admin routes answer only to this machine; set admin_key_file"
+                )
             return
         secret = presented_key(headers)
         if secret is None or not hmac.compare_digest(self._digest, _digest(secret)):
@@ -79,7 +81,7 @@ def presented_key(headers: Mapping[str, str]) -> str | None:
 
 
 def read_keys(path: Path | None) -> dict[str, str]:
-    """`id:key` or `key` a line, `#` starts a comment line. A key without id is named by its digest."""
+    """`id:key` or `key` a line, `#` starts a comment. A key without id is named by its digest."""
     if path is None:
         return {}
     keys: dict[str, str] = {}
@@ -88,7 +90,9 @@ def read_keys(path: Path | None) -> dict[str, str]:
         if not text or text.startswith("#"):
             continue
         name, colon, secret = text.partition(":")
-        name, secret = (name.strip(), secret.strip()) if colon else (f"key-{_digest(text)[:4].hex()}", text)
+        name, secret = (
+            (name.strip(), secret.strip()) if colon else (f"key-{_digest(text)[:4].hex()}", text)
+        )
         if not name or not secret or "/" in name:
             raise ConfigError(f"{path}, line {number}: wanted `key` or `id:key` (no / in the id)")
         if name in keys:

@@ -12,7 +12,9 @@ class Clock(Protocol):
         """Seconds since an arbitrary start; only differences mean anything."""
         ...
 
-    async def wait(self, tasks: set[asyncio.Future[Any]], timeout_s: float) -> set[asyncio.Future[Any]]:
+    async def wait(
+        self, tasks: set[asyncio.Future[Any]], timeout_s: float
+    ) -> set[asyncio.Future[Any]]:
         """The tasks that are done: returns when one is, or empty when `timeout_s` passed first."""
         ...
 
@@ -23,6 +25,8 @@ class SystemClock:
     def monotonic(self) -> float:
         return time.monotonic()
 
-    async def wait(self, tasks: set[asyncio.Future[Any]], timeout_s: float) -> set[asyncio.Future[Any]]:
+    async def wait(
+        self, tasks: set[asyncio.Future[Any]], timeout_s: float
+    ) -> set[asyncio.Future[Any]]:
         done, _ = await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         return done

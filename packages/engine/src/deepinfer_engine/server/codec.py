@@ -1,4 +1,4 @@
-"""What the server needs from a prompt codec. `adapters/recipe.py` fulfils it with deepinfer_recipe."""
+"""What the server needs from a prompt codec; `adapters/recipe.py` has it from deepinfer_recipe."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ class AnswerEncoder(Protocol):
 
     @property
     def finished(self) -> bool:
-        """True once a stop sequence ended the answer: whatever the engine still sends is not part of it."""
+        """True once a stop sequence ended the answer: whatever the engine still sends is not part
+        of it.
+        """
         ...
 
     def start(self, prompt_tokens: int, cached_tokens: int) -> list[WireEvent]: ...
@@ -32,7 +34,9 @@ class AnswerEncoder(Protocol):
     def tokens(self, event: TokensEvent) -> list[WireEvent]: ...
 
     def finish(self, reason: FinishReason) -> list[WireEvent]:
-        """The closing events, end marker included; raises EngineError for a reason without a wire name."""
+        """The closing events, end marker included; raises EngineError for a reason without a wire
+        name.
+        """
         ...
 
     def body(self) -> str:
@@ -73,7 +77,7 @@ class Codec(Protocol):
         ...
 
     def prepare(self, protocol: WireProtocol, body: bytes, max_model_len: int) -> PreparedRequest:
-        """Parse, validate, render and tokenise. Raises InvalidRequest, UnknownModel, PromptTooLong."""
+        """Parse, validate, render, tokenise. Raises InvalidRequest, UnknownModel, PromptTooLong."""
         ...
 
     def count_tokens(self, protocol: WireProtocol, body: bytes) -> int:

@@ -46,7 +46,9 @@ class Row:
 
 
 _INVALID = Row(400, "invalid_request_error", "invalid_value", 400, "invalid_request_error")
-_TOO_LONG = Row(400, "invalid_request_error", "context_length_exceeded", 400, "invalid_request_error")
+_TOO_LONG = Row(
+    400, "invalid_request_error", "context_length_exceeded", 400, "invalid_request_error"
+)
 _NO_MODEL = Row(404, "invalid_request_error", "model_not_found", 404, "not_found_error")
 _OVERLOADED = Row(503, "server_error", "overloaded", 529, "overloaded_error")
 _TIMEOUT = Row(504, "server_error", "timeout", 504, "timeout_error")
@@ -68,7 +70,7 @@ class InvalidRequest(HttpError):  # noqa: N818 - reads as the condition it repor
 
 
 class ContextLengthExceeded(HttpError):  # noqa: N818
-    """Prompt and wanted output together pass the model's length; the message has all the numbers."""
+    """Prompt and wanted output together pass the model's length; the message has the numbers."""
 
     row = _TOO_LONG
 

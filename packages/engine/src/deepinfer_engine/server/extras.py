@@ -17,7 +17,7 @@ def _null_is_default(default: Any) -> BeforeValidator:
 
 
 class Extras(BaseModel):
-    """Ranges as in `SamplingParams`; null counts as absent; whatever else is in a body is ignored."""
+    """Ranges as in `SamplingParams`; null counts as absent; all else in a body is ignored."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
@@ -28,7 +28,9 @@ class Extras(BaseModel):
     ignore_eos: Annotated[bool, _null_is_default(False)] = False
     stop_token_ids: Annotated[list[int], Field(max_length=64), _null_is_default([])] = []
     logit_bias: Annotated[
-        dict[str, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=1024), _null_is_default({})
+        dict[str, Annotated[float, Field(ge=-100, le=100)]],
+        Field(max_length=1024),
+        _null_is_default({}),
     ] = {}
 
 
@@ -38,7 +40,8 @@ _MARKS = tuple(f'"{name}"'.encode() for name in Extras.model_fields)
 def apply_extras(sampling: SamplingParams, body: bytes, vocab_size: int) -> SamplingParams:
     """`sampling` with the extras of a body that is known to be a JSON object.
 
-    Raises InvalidRequest naming the field. Most bodies hold none of the names and are not parsed again.
+    Raises InvalidRequest naming the field. Most bodies hold none of the names and are not parsed
+    again.
     """
     if not any(mark in body for mark in _MARKS):
         return sampling
@@ -47,7 +50,9 @@ def apply_extras(sampling: SamplingParams, body: bytes, vocab_size: int) -> Samp
     except ValidationError as exc:
         first = exc.errors(include_url=False)[0]
         param = ".".join(str(part) for part in first["loc"])
-        raise InvalidRequest(f"{param}: {first['msg']}, got {first.get('input')!r}", param=param) from exc
+        raise InvalidRequest(
+            f"{param}: {first['msg']}, got {first.get('input')!r}", param=param
+        ) from exc
     return replace(
         sampling,
         # Messages has a top_k of its own; 0 is how some clients spell "off".
@@ -56,7 +61,9 @@ def apply_extras(sampling: SamplingParams, body: bytes, vocab_size: int) -> Samp
         repetition_penalty=extras.repetition_penalty,
         min_tokens=min(extras.min_tokens, sampling.max_tokens),
         ignore_eos=extras.ignore_eos,
-        stop_token_ids=tuple(_token(i, "stop_token_ids", vocab_size) for i in extras.stop_token_ids),
+        stop_token_ids=tuple(
+            _token(i, "stop_token_ids", vocab_size) for i in extras.stop_token_ids
+        ),
         logit_bias=tuple(
             (_token(key, "logit_bias", vocab_size), bias) for key, bias in extras.logit_bias.items()
         ),
@@ -66,5 +73,7 @@ def apply_extras(sampling: SamplingParams, body: bytes, vocab_size: int) -> Samp
 def _token(value: int | str, param: str, vocab_size: int) -> int:
     text = str(value)
     if not text.isascii() or not text.isdigit() or int(text) >= vocab_size:
-        raise InvalidRequest(f"{param}: wanted token ids below {vocab_size}, got {value!r}", param=param)
+        raise InvalidRequest(
+            f"{param}: wanted token ids below {vocab_size}, got {value!r}", param=param
+        )
     return int(text)

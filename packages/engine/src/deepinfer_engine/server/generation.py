@@ -1,5 +1,5 @@
-"""One generation, from a prepared request to protocol events. No HTTP in here: the offline batch and the
-in-process chat use it as it is."""
+"""One generation, from a prepared request to protocol events. No HTTP in here: the offline batch
+and the in-process chat use it as it is."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Generation:
-    """Run once with `events`; afterwards `usage`, `ttft_s` and `encoder.body()` tell how it went."""
+    """Run it once with `events`; then `usage`, `ttft_s` and `encoder.body()` tell how it went."""
 
     engine: EngineClient
     prepared: PreparedRequest
@@ -44,9 +44,11 @@ class Generation:
         self.encoder = self.prepared.encoder(self.response_id)
 
     async def events(self) -> AsyncGenerator[list[WireEvent], None]:
-        """Lists of events, one list per step of the engine, so that a step is one write to the socket.
+        """Lists of events, one list per step of the engine, so that a step is one write to the
+        socket.
 
-        Closing this generator early closes the engine's iterator, which aborts the request everywhere.
+        Closing this generator early closes the engine's iterator, which aborts the request
+        everywhere.
         """
         prepared = self.prepared
         request = GenerateRequest(

@@ -25,7 +25,9 @@ def check_declared_length(content_length: str | None, limit: int) -> None:
 
 
 async def read_body(receive: Receive, limit: int) -> bytes:
-    """The whole body, counted while it arrives; raises BodyTooLarge before holding more than `limit`."""
+    """The whole body, counted while it arrives; raises BodyTooLarge before holding more than
+    `limit`.
+    """
     parts: list[bytes] = []
     size = 0
     while True:
@@ -44,8 +46,8 @@ async def read_body(receive: Receive, limit: int) -> bytes:
 async def discard_body(receive: Receive, limit: int, seconds: float = 5.0) -> None:
     """Read on without keeping anything, so that a refusal is not lost.
 
-    Closing a socket with unread bytes resets the connection, and the client sees that reset instead of
-    the error that was sent to it.
+    Closing a socket with unread bytes resets the connection, and the client sees that reset instead
+    of the error that was sent to it.
     """
     try:
         async with asyncio.timeout(seconds):
@@ -77,7 +79,9 @@ class Gate:
         return self._inside.total()
 
     async def drain(self, seconds: float) -> bool:
-        """Take nothing new and wait for those inside; after `seconds` tell them to end. True: none was cut."""
+        """Take nothing new and wait for those inside; after `seconds` tell them to end. True: none
+        was cut.
+        """
         self.draining = True
         try:
             async with asyncio.timeout(seconds):

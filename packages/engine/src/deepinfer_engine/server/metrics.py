@@ -1,7 +1,8 @@
 """Prometheus metrics of the HTTP process, and the workers' counters as they report them.
 
-One registry per application, so that two servers in one process (tests) never share a counter. No label
-holds anything a client chooses: cardinality is bounded by protocols, finish reasons and error codes.
+One registry per application, so that two servers in one process (tests) never share a counter. No
+label holds anything a client chooses: cardinality is bounded by protocols, finish reasons and error
+codes.
 """
 
 from __future__ import annotations
@@ -17,7 +18,28 @@ from prometheus_client.registry import Collector
 from deepinfer_engine.core.types import Usage
 from deepinfer_engine.router.client import WorkerStatus
 
-_TTFT = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
+_TTFT = (
+    0.001,
+    0.005,
+    0.01,
+    0.02,
+    0.04,
+    0.06,
+    0.08,
+    0.1,
+    0.25,
+    0.5,
+    0.75,
+    1,
+    2.5,
+    5,
+    7.5,
+    10,
+    20,
+    40,
+    80,
+    160,
+)
 _ITL = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 1, 2.5, 5)
 _E2E = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 60, 120, 240, 480, 960)
 
@@ -29,44 +51,60 @@ class Metrics:
         self.registry = CollectorRegistry()
         self._workers = _WorkerCollector()
         self.registry.register(self._workers)
-        made = {"registry": self.registry}
+        registry = self.registry
         self.requests = Counter(
-            "deepinfer_requests", "Generations that ended by themselves", ["protocol", "finish"], **made
+            "deepinfer_requests",
+            "Generations that ended by themselves",
+            ["protocol", "finish"],
+            registry=registry,
         )
         self.errors = Counter(
-            "deepinfer_request_errors", "Requests refused or failed", ["protocol", "code"], **made
+            "deepinfer_request_errors",
+            "Requests refused or failed",
+            ["protocol", "code"],
+            registry=registry,
         )
         self.aborts = Counter(
-            "deepinfer_aborts", "Generations given up", ["protocol", "cause"], **made
+            "deepinfer_aborts", "Generations given up", ["protocol", "cause"], registry=registry
         )
-        self.in_flight = Gauge("deepinfer_http_requests_in_flight", "Requests being answered", **made)
-        self.prompt_tokens = Counter("deepinfer_prompt_tokens", "Prompt tokens", **made)
+        self.in_flight = Gauge(
+            "deepinfer_http_requests_in_flight", "Requests being answered", registry=registry
+        )
+        self.prompt_tokens = Counter("deepinfer_prompt_tokens", "Prompt tokens", registry=registry)
         self.cached_tokens = Counter(
-            "deepinfer_cached_tokens", "Prompt tokens that came from the prompt cache", **made
+            "deepinfer_cached_tokens",
+            "Prompt tokens that came from the prompt cache",
+            registry=registry,
         )
-        self.generated_tokens = Counter("deepinfer_generated_tokens", "Output tokens", **made)
-        self.drafted_tokens = Counter("deepinfer_drafted_tokens", "Drafts put to verification", **made)
-        self.accepted_tokens = Counter("deepinfer_accepted_tokens", "Drafts that were accepted", **made)
+        self.generated_tokens = Counter(
+            "deepinfer_generated_tokens", "Output tokens", registry=registry
+        )
+        self.drafted_tokens = Counter(
+            "deepinfer_drafted_tokens", "Drafts put to verification", registry=registry
+        )
+        self.accepted_tokens = Counter(
+            "deepinfer_accepted_tokens", "Drafts that were accepted", registry=registry
+        )
         self.ttft = Histogram(
             "deepinfer_time_to_first_token_seconds",
             "From the request's arrival to its first token",
             ["protocol"],
             buckets=_TTFT,
-            **made,
+            registry=registry,
         )
         self.itl = Histogram(
             "deepinfer_inter_token_latency_seconds",
             "Time per output token after the first; a step that emits k tokens counts k times",
             ["protocol"],
             buckets=_ITL,
-            **made,
+            registry=registry,
         )
         self.e2e = Histogram(
             "deepinfer_e2e_request_latency_seconds",
             "From the request's arrival to the end of its answer",
             ["protocol"],
             buckets=_E2E,
-            **made,
+            registry=registry,
         )
 
     def count_usage(self, usage: Usage) -> None:
@@ -78,7 +116,9 @@ class Metrics:
         self.accepted_tokens.inc(usage.accepted_tokens)
 
     def render(self, workers: Sequence[WorkerStatus], accept: str) -> tuple[bytes, str]:
-        """The exposition text and its content type: OpenMetrics when asked for, else the plain format."""
+        """The exposition text and its content type: OpenMetrics when asked for, else the plain
+        format.
+        """
         self._workers.snapshot = tuple(workers)
         encoder, content_type = choose_encoder(accept)
         return encoder(self.registry), content_type
@@ -91,7 +131,9 @@ class _WorkerCollector(Collector):
         self.snapshot: tuple[WorkerStatus, ...] = ()
 
     def collect(self) -> Iterable[Metric]:
-        ready = GaugeMetricFamily("deepinfer_worker_ready", "1 = takes requests", labels=["role", "worker"])
+        ready = GaugeMetricFamily(
+            "deepinfer_worker_ready", "1 = takes requests", labels=["role", "worker"]
+        )
         for worker in self.snapshot:
             ready.add_metric([worker.role, worker.name], float(worker.ready))
         yield ready

@@ -1,4 +1,6 @@
-"""The models this server answers for: OpenAI's list, or the Messages list for `anthropic-version` clients."""
+"""The models this server answers for: OpenAI's list, or the Messages list for `anthropic-version`
+clients.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,10 @@ async def list_models(request: Request) -> dict[str, Any]:
     if protocol_of("", request.headers) == "messages":
         data = [_messages_entry(request, name) for name in names]
         return {"data": data, "has_more": False, "first_id": names[0], "last_id": names[-1]}
-    return {"object": "list", "data": [await _openai_entry(request, services, name) for name in names]}
+    return {
+        "object": "list",
+        "data": [await _openai_entry(request, services, name) for name in names],
+    }
 
 
 @router.get("/v1/models/{name:path}")

@@ -1,4 +1,6 @@
-"""Running the application on a socket: bind first, so that a busy port is told before anything loads."""
+"""Running the application on a socket: bind first, so that a busy port is told before anything
+loads.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def bind(host: str, port: int) -> socket.socket:
     except OSError as exc:
         sock.close()
         if exc.errno == errno.EADDRINUSE:
-            raise ConfigError(f"port {port} of {host} is in use; choose another with --port") from exc
+            raise ConfigError(
+                f"port {port} of {host} is in use; choose another with --port"
+            ) from exc
         raise ConfigError(f"cannot listen on {host}:{port}: {exc.strerror or exc}") from exc
     except OverflowError as exc:
         sock.close()
@@ -38,7 +42,8 @@ def bind(host: str, port: int) -> socket.socket:
 
 def url_of(sock: socket.socket) -> str:
     """The base URL a client on this machine uses."""
-    host, port = sock.getsockname()[:2]
+    bound: tuple[str, int] = sock.getsockname()[:2]
+    host, port = bound
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
@@ -52,7 +57,9 @@ class _Server(uvicorn.Server):
 
 
 @asynccontextmanager
-async def listening(app: FastAPI, sock: socket.socket, drain_timeout_s: float) -> AsyncGenerator[None, None]:
+async def listening(
+    app: FastAPI, sock: socket.socket, drain_timeout_s: float
+) -> AsyncGenerator[None, None]:
     """Serve `app` on `sock` while the body runs; drain afterwards, however the body ends.
 
     Cancelling during the drain cuts the requests that are still running.

@@ -19,7 +19,9 @@ from deepinfer_engine.settings import Settings
 
 @dataclass(slots=True)
 class Services:
-    """The engine behind the routes, and the policies in front of it. Wall time is for `created` alone."""
+    """The engine behind the routes, and the policies in front of it. Wall time is for `created`
+    alone.
+    """
 
     engine: EngineClient
     codec: Codec

@@ -1,4 +1,6 @@
-"""Writing an answer to the socket: server-sent events, keep-alives, deadlines, and clients that leave."""
+"""Writing an answer to the socket: server-sent events, keep-alives, deadlines, and clients that
+leave.
+"""
 
 from __future__ import annotations
 
@@ -56,8 +58,8 @@ async def watch(
     """The batches of `events`; None whenever it is time for a keep-alive.
 
     Raises ClientGone when `gone` is done, Draining when `ending` is (the server's time to finish is
-    over), Deadline when a limit passed. However it ends, `events` is closed, which aborts a generation
-    that is not over. A keep-alive is not progress.
+    over), Deadline when a limit passed. However it ends, `events` is closed, which aborts a
+    generation that is not over. A keep-alive is not progress.
     """
     spoke = progress = clock.monotonic()
     end = progress + timing.total if timing.total is not None else None
@@ -117,8 +119,8 @@ async def wait_disconnect(receive: Receive) -> None:
 
 @dataclass(slots=True)
 class AnswerWriter:
-    """The HTTP response of one generation. The status line waits for the first thing to say, so that an
-    error before it is a plain HTTP error and one after it is an event of the protocol."""
+    """The HTTP response of one generation. The status line waits for the first thing to say, so
+    that an error before it is a plain HTTP error and one after it is an event of the protocol."""
 
     send: Send
     protocol: Protocol

@@ -1,0 +1,140 @@
+"""What is killed, broken or in the way: nobody hangs, nobody is left behind, and the server comes
+back.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+
+import httpx
+import pytest
+from deepinfer_engine.demo import demo_path
+
+BLOCK = 128
+
+
+def ask(server, text, **more):
+    model = server.get("/v1/models").json()["data"][0]["id"]
+    body = {
+        "model": model,
+        "temperature": 0,
+        "max_tokens": 16,
+        "messages": [{"role": "user", "content": text}],
+    }
+    return {**body, **more}
+
+
+def cached(reply) -> int:
+    assert reply.status_code == 200, reply.text
+    return reply.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+
+def test_a_flushed_cache_survives_the_death_of_every_process(start, tmp_path, system_prompt):
+    server = start(cache_dir=tmp_path / "kv").wait_ready()
+    body = ask(server, system_prompt + " Hello!")
+    first = server.post("/v1/chat/completions", body)
+    assert cached(first) == 0
+    assert server.post("/admin/flush", None).json() == {"flushed": True}
+    server.kill_everything()
+    again = start(cache_dir=tmp_path / "kv").wait_ready()
+    second = again.post("/v1/chat/completions", body)
+    assert cached(second) == (second.json()["usage"]["prompt_tokens"] - 1) // BLOCK * BLOCK
+    assert second.json()["choices"] == first.json()["choices"]
+
+
+def test_a_dead_decode_worker_ends_its_streams_with_an_error_and_is_replaced(start, until):
+    server = start().wait_ready()
+    body = ask(server, "Tell me a story.", stream=True, max_tokens=4000, ignore_eos=True)
+    before = server.worker_pids()
+    with httpx.stream("POST", server.url + "/v1/chat/completions", json=body, timeout=60) as reply:
+        lines = reply.iter_lines()
+        next(line for line in lines if '"content"' in line or '"reasoning_content"' in line)
+        os.kill(before["decode"], signal.SIGKILL)
+        rest = [line for line in lines if line]
+    assert "error" in json.loads(rest[-1].removeprefix("data: "))
+    assert "data: [DONE]" not in rest
+    until(lambda: server.get("/health/ready").status_code == 200)
+    after = until(
+        lambda: (
+            (pids := server.worker_pids()).get("decode") not in (None, before["decode"]) and pids
+        )
+    )
+    assert after["prefill"] == before["prefill"]
+    assert server.post("/v1/chat/completions", ask(server, "Hello!")).status_code == 200
+
+
+def test_a_dead_prefill_worker_is_replaced_too(start, until):
+    server = start().wait_ready()
+    before = server.worker_pids()
+    os.kill(before["prefill"], signal.SIGKILL)
+    until(lambda: server.worker_pids().get("prefill") not in (None, before["prefill"]))
+    until(lambda: server.post("/v1/chat/completions", ask(server, "Hello!")).status_code == 200)
+
+
+def test_sigterm_lets_a_running_answer_end_and_takes_the_workers_along(start, processes):
+    alive, children_of = processes
+    server = start().wait_ready()
+    children = children_of(server.process.pid)
+    assert len(children) == 2
+    body = ask(server, "Tell me a story.", stream=True, max_tokens=150, ignore_eos=True)
+    with httpx.stream("POST", server.url + "/v1/chat/completions", json=body, timeout=60) as reply:
+        lines = reply.iter_lines()
+        next(lines)
+        server.process.send_signal(signal.SIGTERM)
+        rest = [line for line in lines if line]
+    assert rest[-1] == "data: [DONE]"
+    assert server.process.wait(60) == 0
+    assert not any(map(alive, children))
+
+
+def test_a_second_signal_ends_at_once_and_leaves_nobody(start, processes, until):
+    alive, children_of = processes
+    server = start().wait_ready()
+    children = children_of(server.process.pid)
+    body = ask(server, "Tell me a story.", stream=True, max_tokens=8000, ignore_eos=True)
+    with httpx.stream("POST", server.url + "/v1/chat/completions", json=body, timeout=60) as reply:
+        next(reply.iter_lines())
+        server.process.send_signal(signal.SIGTERM)
+        until(lambda: any("draining" in line for line in server.lines))
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(30) == 130
+    until(lambda: not any(map(alive, children)))
+
+
+def test_workers_end_when_the_server_is_killed(start, processes, until):
+    alive, children_of = processes
+    server = start().wait_ready()
+    children = children_of(server.process.pid)
+    server.process.kill()
+    server.process.wait(10)
+    until(lambda: not any(map(alive, children)))
+
+
+def test_a_busy_port_is_one_line_and_no_worker_is_started(shared, start):
+    port = shared.url.rpartition(":")[2]
+    second = start("--port", port)
+    assert second.process.wait(60) == 3
+    second.terminate()
+    assert [line for line in second.lines if line] == [second.lines[0]]
+    assert "in use" in second.lines[0]
+
+
+@pytest.mark.parametrize("damage", ["truncated", "missing", "not json"])
+def test_a_corrupt_checkpoint_is_one_line_and_exit_3(start, tmp_path, damage):
+    model = tmp_path / "model"
+    shutil.copytree(os.environ.get("DEEPINFER_MODEL") or demo_path(), model)
+    weights = model / "model.safetensors"
+    if damage == "truncated":
+        os.truncate(weights, weights.stat().st_size // 2)
+    elif damage == "missing":
+        weights.unlink()
+    else:
+        (model / "config.json").write_text("{")
+    server = start("--model", str(model))
+    assert server.process.wait(90) == 3
+    server.terminate()
+    assert [line for line in server.lines if line.startswith("deepinfer: error: ")] == server.lines
+    assert len(server.lines) == 1
