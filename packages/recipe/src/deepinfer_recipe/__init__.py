@@ -1,44 +1,135 @@
 """Codec for DeepSeek V4 and V4.1: requests of three public protocols in, their events out."""
 
 from deepinfer_recipe.conversation import Conversation
+from deepinfer_recipe.conversation_request import ConversationRequest
 from deepinfer_recipe.encoding import DeepseekV4Encoding, DeepseekV41Encoding
+from deepinfer_recipe.errors import (
+    CalcResizeError,
+    ConversionError,
+    EncodeError,
+    ImageError,
+    RecipeError,
+    RequestConsumedError,
+    RequestParseError,
+    StreamError,
+)
+from deepinfer_recipe.exchange import Answer, Exchange
+from deepinfer_recipe.inference import (
+    InferenceChunk,
+    InferenceFinishReason,
+    InferenceOptions,
+    OutputConstraint,
+    PromptUsage,
+)
 from deepinfer_recipe.messages import (
     AssistantMessage,
+    BytesImageSource,
+    DataUrlImageSource,
+    ImageSource,
     LatestReminderMessage,
     Message,
     SystemMessage,
     ToolCall,
     ToolDefinition,
     ToolMessage,
+    UrlImageSource,
     UserMessage,
 )
 from deepinfer_recipe.model_version import ModelVersion
+from deepinfer_recipe.options import (
+    ConversionOptions,
+    Profile,
+    ReasoningContentBehavior,
+    WebSearchBehavior,
+)
+from deepinfer_recipe.parsing_options import ParsingOptions, ThinkingInitialStage
+from deepinfer_recipe.protocols.chat_events import (
+    ChatCompletionChunk,
+    ChatCompletionChunkGenerator,
+    ChatCompletionResponse,
+)
+from deepinfer_recipe.protocols.messages_events import (
+    MessagesChunkGenerator,
+    MessagesResponse,
+    MessagesStreamEvent,
+)
+from deepinfer_recipe.protocols.responses_echo import ResponsesEcho
+from deepinfer_recipe.protocols.responses_events import (
+    ResponsesChunkGenerator,
+    ResponsesResponse,
+    ResponsesStreamEvent,
+)
 from deepinfer_recipe.render import RenderedPrompt
+from deepinfer_recipe.requests import ChatCompletionRequest, MessagesRequest, ResponsesRequest
 from deepinfer_recipe.special_tokens import IMAGE_SPECIAL_TOKEN_ID, SpecialToken, SpecialTokens
+from deepinfer_recipe.stream import StreamProcessor
 from deepinfer_recipe.tokenizer import Tokenizer
 from deepinfer_recipe.training import TrainingText, render_training
+from deepinfer_recipe.wire_errors import error_body, error_response
 
 __version__ = "0.1.0"
 
 __all__ = [
     "IMAGE_SPECIAL_TOKEN_ID",
+    "Answer",
     "AssistantMessage",
+    "BytesImageSource",
+    "CalcResizeError",
+    "ChatCompletionChunk",
+    "ChatCompletionChunkGenerator",
+    "ChatCompletionRequest",
+    "ChatCompletionResponse",
     "Conversation",
+    "ConversationRequest",
+    "ConversionError",
+    "ConversionOptions",
+    "DataUrlImageSource",
     "DeepseekV4Encoding",
     "DeepseekV41Encoding",
+    "EncodeError",
+    "Exchange",
+    "ImageError",
+    "ImageSource",
+    "InferenceChunk",
+    "InferenceFinishReason",
+    "InferenceOptions",
     "LatestReminderMessage",
     "Message",
+    "MessagesChunkGenerator",
+    "MessagesRequest",
+    "MessagesResponse",
+    "MessagesStreamEvent",
     "ModelVersion",
+    "OutputConstraint",
+    "ParsingOptions",
+    "Profile",
+    "PromptUsage",
+    "ReasoningContentBehavior",
+    "RecipeError",
     "RenderedPrompt",
+    "RequestConsumedError",
+    "RequestParseError",
+    "ResponsesChunkGenerator",
+    "ResponsesEcho",
+    "ResponsesRequest",
+    "ResponsesResponse",
+    "ResponsesStreamEvent",
     "SpecialToken",
     "SpecialTokens",
+    "StreamError",
+    "StreamProcessor",
     "SystemMessage",
+    "ThinkingInitialStage",
     "Tokenizer",
     "ToolCall",
     "ToolDefinition",
     "ToolMessage",
     "TrainingText",
+    "UrlImageSource",
     "UserMessage",
+    "WebSearchBehavior",
     "__version__",
+    "error_body",
+    "error_response",
     "render_training",
 ]

@@ -139,6 +139,7 @@ class CallParser:
         if flag is None:
             self.repairs.append(f"parameter {key!r} did not say whether it is a string")
         sink = self._sink
+        sink.call_parameter(key)
         sink.call_arguments(", " if self._parameters else "{")
         sink.call_arguments(quote(key))
         sink.call_arguments(": ")
@@ -188,7 +189,7 @@ class CallParser:
         if not text:
             return
         if self._is_string:
-            self._sink.call_arguments(quote(text)[1:-1])
+            self._sink.call_arguments(quote(text)[1:-1], text)
             return
         self._value.append(text)
         # When recovering, a value is handed on only once it is known to be JSON.

@@ -18,6 +18,7 @@ class ConversationRequest:
     """A conversation request with inference and parsing options."""
 
     __slots__ = (
+        "_answer_settings",
         "_conversation",
         "_include_usage",
         "_inference_options",
@@ -49,6 +50,17 @@ class ConversationRequest:
         self._include_usage = include_usage
         self._user = user
         self._profile: Profile = profile
+        self._answer_settings: object = None
+
+    @property
+    def answer_settings(self) -> object:
+        """What the protocol's generator needs beyond this request; private to the protocol."""
+        return self._answer_settings
+
+    def with_answer_settings(self, settings: object) -> ConversationRequest:
+        """Attach what the protocol's generator needs; returns self."""
+        self._answer_settings = settings
+        return self
 
     @property
     def conversation(self) -> Conversation:

@@ -90,6 +90,11 @@ class OutputParser:
         return self.stopped_by is not None
 
     @property
+    def in_reasoning(self) -> bool:
+        """Whether the text so far ends inside the thinking part."""
+        return self._state in (self._reasoning, self._leading_reasoning)
+
+    @property
     def repairs(self) -> list[str]:
         """What had to be mended in tool calls, in order."""
         return self._calls.repairs

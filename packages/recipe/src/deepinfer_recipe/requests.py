@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from deepinfer_recipe.conversation_request import ConversationRequest
 from deepinfer_recipe.errors import RequestConsumedError
 from deepinfer_recipe.json_text import load_body
 from deepinfer_recipe.options import ConversionOptions, Profile
-from deepinfer_recipe.protocols import chat_convert, messages_convert
+from deepinfer_recipe.protocols import chat_convert, messages_convert, responses_convert
 from deepinfer_recipe.protocols.body import parse_body
 from deepinfer_recipe.protocols.chat_body import ChatBody
+from deepinfer_recipe.protocols.chat_events import ChatCompletionChunkGenerator, UsageLedger
+from deepinfer_recipe.protocols.draft import resolve_model
+from deepinfer_recipe.protocols.generator import CallIds
 from deepinfer_recipe.protocols.messages_body import MessagesBody
+from deepinfer_recipe.protocols.messages_events import MessagesChunkGenerator
+from deepinfer_recipe.protocols.responses_body import (
+    CustomTool,
+    ResponsesBody,
+    parse_items,
+    parse_tools,
+)
+from deepinfer_recipe.protocols.responses_convert import ParsedResponses
+from deepinfer_recipe.protocols.responses_echo import ResponsesEcho
+from deepinfer_recipe.protocols.responses_events import ResponsesChunkGenerator
+from deepinfer_recipe.protocols.responses_tools import namespace_map
 
 RequestBody: TypeAlias = bytes | str | dict[str, Any]
 
@@ -49,6 +64,11 @@ class _Request(Generic[B]):
         return self._peek().model
 
 
+def _starts_in_reasoning(request: ConversationRequest) -> bool:
+    stage = request.parsing_options.thinking_initial_stage
+    return stage is not None and stage.starts_in_reasoning()
+
+
 class ChatCompletionRequest(_Request[ChatBody]):
     """A Chat Completions request; even failed conversion consumes it.
 
@@ -67,6 +87,34 @@ class ChatCompletionRequest(_Request[ChatBody]):
         """Convert, once. Raises `ConversionError` with the HTTP status and body."""
         return chat_convert.convert(self._take(), options, self._profile)
 
+    @staticmethod
+    def chunk_generator(
+        request: ConversationRequest,
+        id: str,
+        model: str,
+        *,
+        index: int = 0,
+        ledger: UsageLedger | None = None,
+        created: int | None = None,
+        call_ids: CallIds | None = None,
+    ) -> ChatCompletionChunkGenerator:
+        """The generator of the answer to a converted request.
+
+        Of several answers to one request, `index` tells which this is; they share a `ledger`.
+        """
+        return ChatCompletionChunkGenerator(
+            id,
+            model,
+            thinking_mode=request.conversation.thinking_mode,
+            starts_in_reasoning=_starts_in_reasoning(request),
+            include_usage=request.include_usage,
+            profile=request.profile,
+            index=index,
+            ledger=ledger,
+            created=created,
+            call_ids=call_ids,
+        )
+
 
 class MessagesRequest(_Request[MessagesBody]):
     """A Messages request; even failed conversion consumes it. Errors as in Chat Completions."""
@@ -79,3 +127,80 @@ class MessagesRequest(_Request[MessagesBody]):
     def convert(self, options: ConversionOptions) -> ConversationRequest:
         """Convert, once. Raises `ConversionError` with the HTTP status and body."""
         return messages_convert.convert(self._take(), options, self._profile)
+
+    @staticmethod
+    def chunk_generator(
+        request: ConversationRequest, id: str, model: str, *, call_ids: CallIds | None = None
+    ) -> MessagesChunkGenerator:
+        """The generator of the answer to a converted request."""
+        return MessagesChunkGenerator(
+            id, model, _starts_in_reasoning(request), call_ids=call_ids
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _ResponsesSettings:
+    echo: ResponsesEcho
+    namespaces: dict[str, tuple[str, str]]
+    custom_tools: tuple[str, ...]
+
+
+class ResponsesRequest(_Request[ParsedResponses]):
+    """A Responses request; even failed conversion consumes it. Errors as in Chat Completions."""
+
+    __slots__ = ()
+
+    def __init__(self, body: RequestBody, *, profile: Profile = "parity") -> None:
+        parsed = parse_body(ResponsesBody, load_body(body))
+        items = parse_items(parsed.input) if isinstance(parsed.input, list) else None
+        tools = parse_tools(parsed.tools or [])
+        super().__init__(ParsedResponses(parsed, items, tools), profile)
+
+    def namespace_tool_map(self, options: ConversionOptions) -> dict[str, tuple[str, str]]:
+        """Return the function names of the declared namespace tools.
+
+        Each function name maps to `(namespace, local name)`; read them before `convert`
+        consumes this request. Raises `ConversionError` for an invalid tool declaration.
+        """
+        parsed = self._peek()
+        version = resolve_model(parsed.model, options, self._profile)
+        return namespace_map(parsed.tools, version.prompt_format)
+
+    def echo(self) -> ResponsesEcho:
+        """Return the request settings that responses report; read them before `convert`."""
+        parsed = self._peek()
+        return ResponsesEcho.of(parsed.body, parsed.tools)
+
+    def convert(self, options: ConversionOptions) -> ConversationRequest:
+        """Convert, once. Raises `ConversionError` with the HTTP status and body."""
+        parsed = self._take()
+        request = responses_convert.convert(parsed, options, self._profile)
+        custom = tuple(tool.name for _, tool in parsed.tools if isinstance(tool, CustomTool))
+        namespaces = namespace_map(parsed.tools, request.model_version.prompt_format)
+        settings = _ResponsesSettings(
+            ResponsesEcho.of(parsed.body, parsed.tools), namespaces, custom
+        )
+        return request.with_answer_settings(settings)
+
+    @staticmethod
+    def chunk_generator(
+        request: ConversationRequest,
+        id: str,
+        model: str,
+        *,
+        created: int | None = None,
+        call_ids: CallIds | None = None,
+    ) -> ResponsesChunkGenerator:
+        """The generator of the answer to a converted request."""
+        settings = request.answer_settings
+        if not isinstance(settings, _ResponsesSettings):
+            settings = _ResponsesSettings(ResponsesEcho(), {}, ())
+        return ResponsesChunkGenerator(
+            id,
+            model,
+            echo=settings.echo,
+            namespace_tool_map=settings.namespaces,
+            custom_tools=settings.custom_tools,
+            created=created,
+            call_ids=call_ids,
+        )

@@ -51,3 +51,7 @@ class PromptFormat:
     has_pictures: bool
     fills_missing_reasoning: bool
     """A kept but missing thinking part renders as an empty one, not as none."""
+    namespace_separator: str
+    """What stands between a namespace and a function's own name."""
+    describes_namespaces: bool
+    """A namespace's description stands before that of each of its functions."""

@@ -52,4 +52,6 @@ V4 = PromptFormat(
     drops_empty_parts=True,
     has_pictures=False,
     fills_missing_reasoning=False,
+    namespace_separator="__",
+    describes_namespaces=False,
 )

@@ -33,4 +33,6 @@ V4_1 = PromptFormat(
     drops_empty_parts=False,
     has_pictures=True,
     fills_missing_reasoning=True,
+    namespace_separator="::",
+    describes_namespaces=True,
 )

@@ -1,0 +1,95 @@
+"""What a stream processor needs from the generator of a protocol's events."""
+
+from __future__ import annotations
+
+import secrets
+import string
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from deepinfer_recipe.errors import StreamError
+from deepinfer_recipe.inference import InferenceFinishReason, PromptUsage
+from deepinfer_recipe.protocols.stream_event import StreamEvent
+
+CallIds = Callable[[int], str]
+"""Makes the id of the n-th call of an answer."""
+
+_ID_ALPHABET = string.ascii_letters + string.digits
+_ID_CHARS = 24
+
+E = TypeVar("E", bound=StreamEvent)
+
+
+def random_call_id(index: int) -> str:
+    """`call_` + two-digit index + `_` + 24 random alphanumerics."""
+    return f"call_{index:02d}_" + "".join(secrets.choice(_ID_ALPHABET) for _ in range(_ID_CHARS))
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How an answer ended.
+
+    reason: what the backend said; a stop sequence overrides it.
+    stop_sequence: the stop sequence that was matched.
+    reasoning_tokens: completion tokens spent on thinking, None where nobody counted.
+    """
+
+    reason: InferenceFinishReason
+    stop_sequence: str | None
+    completion_tokens: int
+    reasoning_tokens: int | None
+
+
+class ChunkGenerator(ABC, Generic[E]):
+    """Base of the generators: turns the parser's report into events of one protocol.
+
+    `out` is the list that events go to; the stream processor replaces it for every chunk.
+    """
+
+    __slots__ = ("_call_ids", "_consumed", "out", "prompt_usage")
+
+    def __init__(self, call_ids: CallIds | None) -> None:
+        self.out: list[E] = []
+        self.prompt_usage = PromptUsage()
+        self._call_ids = call_ids or random_call_id
+        self._consumed = False
+
+    def consume(self) -> None:
+        """Mark the generator as used. Raises `StreamError` the second time."""
+        if self._consumed:
+            raise StreamError("this generator already belongs to another processor; make a new one")
+        self._consumed = True
+
+    @abstractmethod
+    def start(self, usage: PromptUsage, fingerprint: str | None) -> None:
+        """The backend is ready."""
+
+    @abstractmethod
+    def reasoning(self, text: str) -> None:
+        """More of the thinking."""
+
+    @abstractmethod
+    def content(self, text: str) -> None:
+        """More of the answer."""
+
+    @abstractmethod
+    def call_started(self, name: str) -> None:
+        """A tool call begins."""
+
+    def call_parameter(self, key: str) -> None:
+        """The next pieces of arguments belong to this parameter."""
+        return
+
+    @abstractmethod
+    def call_arguments(self, piece: str, raw: str | None = None) -> None:
+        """More of the arguments' JSON; `raw` is the piece unescaped, inside a string value."""
+
+    def call_ended(self) -> None:
+        """The current call is complete."""
+        return
+
+    @abstractmethod
+    def end(self, ending: Ending) -> None:
+        """The answer is over."""

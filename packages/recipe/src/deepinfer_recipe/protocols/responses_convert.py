@@ -1,0 +1,348 @@
+"""Conversion of Responses requests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from deepinfer_recipe.conversation_request import ConversationRequest
+from deepinfer_recipe.errors import ConversionError
+from deepinfer_recipe.json_text import compact_json
+from deepinfer_recipe.messages import (
+    AssistantMessage,
+    ImageSource,
+    Message,
+    SystemMessage,
+    ToolCall,
+    ToolDefinition,
+    ToolMessage,
+    UserMessage,
+)
+from deepinfer_recipe.options import ConversionOptions, Profile, WebSearchBehavior
+from deepinfer_recipe.protocols import pictures
+from deepinfer_recipe.protocols import responses_body as wire
+from deepinfer_recipe.protocols.content import SEPARATOR, JoinedContent
+from deepinfer_recipe.protocols.draft import (
+    AnswerFormat,
+    Draft,
+    JsonSchemaFormat,
+    Sampling,
+    check_answer,
+    check_sampling,
+    filled_reasoning,
+    finish,
+    mentions_json,
+    resolve_model,
+    resolve_thinking,
+)
+from deepinfer_recipe.protocols.responses_tools import (
+    TOOL_SEARCH,
+    definitions,
+    echoed,
+    full_name,
+)
+from deepinfer_recipe.protocols.tools import (
+    Choice,
+    Forced,
+    check_same_strictness,
+    check_unique,
+)
+from deepinfer_recipe.special_tokens import SpecialToken
+
+UNSUPPORTED_DOCUMENT = "[Unsupported Document]"
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedResponses:
+    """A parsed body: its envelope, and the items and tools this codec knows."""
+
+    body: wire.ResponsesBody
+    items: list[tuple[int, wire.Item]] | None
+    tools: list[tuple[int, wire.Tool]]
+
+    @property
+    def model(self) -> str:
+        """The requested model name."""
+        return self.body.model
+
+
+def convert(
+    parsed: ParsedResponses, options: ConversionOptions, profile: Profile
+) -> ConversationRequest:
+    """Convert a parsed body. Raises `ConversionError`."""
+    body = parsed.body
+    version = resolve_model(body.model, options, profile)
+    thinking, effort = resolve_thinking(
+        None,
+        body.reasoning.effort if body.reasoning else None,
+        default=options.default_thinking_mode,
+    )
+    draft = Draft(
+        profile=profile,
+        options=options,
+        version=version,
+        thinking=thinking,
+        effort=effort,
+        sampling=Sampling(
+            temperature=body.temperature,
+            top_p=body.top_p,
+            max_tokens=body.max_output_tokens,
+            logprobs=body.top_logprobs is not None,
+            top_logprobs=body.top_logprobs,
+        ),
+        stream=bool(body.stream),
+        user=body.user,
+    )
+    max_tokens, stop = check_sampling(draft)
+    draft.messages, found = _History(draft).convert(parsed)
+    draft.answer = _answer(body)
+    if draft.answer == "json_object" and not mentions_json(draft.messages):
+        raise ConversionError(
+            "Response input messages must contain the word 'json' in some form to use "
+            "'text.format' of type 'json_object'.",
+            param="text.format",
+        )
+    check_answer(draft.answer)
+    draft.choice = _choice(body, options)
+    if draft.choice != "none":
+        draft.tools = definitions(
+            parsed.tools, version.prompt_format, options, profile
+        )
+        draft.tools += found
+        check_unique(draft.tools)
+        check_same_strictness(draft.tools)
+    return finish(draft, max_tokens, stop)
+
+
+def _answer(body: wire.ResponsesBody) -> AnswerFormat:
+    requested = body.text.format if body.text else None
+    if isinstance(requested, wire.JsonSchemaFormat):
+        return JsonSchemaFormat(requested.schema_, bool(requested.strict))
+    return "json_object" if isinstance(requested, wire.JsonObjectFormat) else "text"
+
+
+def _choice(body: wire.ResponsesBody, options: ConversionOptions) -> Choice:
+    requested = body.tool_choice
+    if isinstance(requested, wire.NamedChoice):
+        return Forced(requested.name)
+    if isinstance(requested, wire.WebSearchChoice):
+        if options.responses_web_search is WebSearchBehavior.Reject:
+            raise ConversionError("Server tools are not supported", param="tool_choice")
+        return "auto"
+    return requested or "auto"
+
+
+@dataclass(slots=True)
+class _Turn:
+    """An assistant turn under construction."""
+
+    reasoning: list[str] | None = None
+    texts: list[str] = field(default_factory=list[str])
+    calls: list[ToolCall] = field(default_factory=list[ToolCall])
+
+    @property
+    def has_spoken(self) -> bool:
+        return bool(self.texts or self.calls)
+
+
+class _History:
+    """Items of a request into messages."""
+
+    def __init__(self, draft: Draft) -> None:
+        self._draft = draft
+        self._messages: list[Message] = []
+        self._turn: _Turn | None = None
+        self._waiting: list[str] = []
+        """Ids of the last turn's calls, in order, until another item follows their outputs."""
+        self._outputs: dict[str, ToolMessage] = {}
+        self._found: list[ToolDefinition] = []
+        self._announced: list[ToolDefinition] = []
+
+    def convert(self, parsed: ParsedResponses) -> tuple[list[Message], list[ToolDefinition]]:
+        """The messages, and the tools that searches found."""
+        body = parsed.body
+        if body.instructions:
+            self._messages.append(SystemMessage(body.instructions))
+        if body.input is None:
+            if body.instructions is None:
+                raise ConversionError(
+                    "Either input or instructions must be provided", param="input"
+                )
+        elif isinstance(body.input, str):
+            self._messages.append(UserMessage(body.input))
+        elif not body.input:
+            raise ConversionError("Input items array must not be empty", param="input")
+        for index, item in parsed.items or ():
+            self._item(item, index)
+        self._close_turn()
+        self._close_outputs()
+        return self._messages, self._found
+
+    def _item(self, item: wire.Item, index: int) -> None:
+        place = f"input[{index}]"
+        if isinstance(item, wire.CallOutputItem):
+            self._output(item.call_id, self._joined(item.output, place), place)
+        elif isinstance(item, wire.ToolSearchOutputItem):
+            self._search_output(item, place)
+        elif isinstance(item, wire.MessageItem):
+            self._message(item, place)
+        elif isinstance(item, wire.ReasoningItem):
+            self._close_outputs()
+            if self._turn is None or self._turn.has_spoken:
+                self._close_turn()
+                self._close_outputs()
+                self._turn = _Turn()
+            texts = [part.text for part in item.content or ()]
+            if texts:
+                self._turn.reasoning = (self._turn.reasoning or []) + texts
+        else:
+            self._call(item, place)
+
+    def _message(self, item: wire.MessageItem, place: str) -> None:
+        if item.role != "assistant":
+            self._close_turn()
+            self._close_outputs()
+            content = self._joined(item.content, place)
+            # V4 knows no system text after the first; a developer's word is a user's there.
+            in_place = self._draft.version.prompt_format.system_in_place
+            is_system = item.role == "system" or (item.role == "developer" and in_place)
+            self._messages.append(content.system() if is_system else content.user())
+            return
+        self._close_outputs()
+        content = self._joined(item.content, place)
+        if content.sources:
+            raise ConversionError(
+                f"{place}: Image in assistant message is unsupported", param=place
+            )
+        if self._turn is None or self._turn.calls:
+            self._close_turn()
+            self._close_outputs()
+            self._turn = _Turn()
+        self._turn.texts.append(content.text)
+
+    def _call(
+        self, item: wire.FunctionCallItem | wire.CustomCallItem | wire.ToolSearchCallItem, place: str
+    ) -> None:
+        self._require_id(item.call_id, place)
+        self._close_outputs()
+        if isinstance(item, wire.FunctionCallItem):
+            name = item.name
+            if item.namespace:
+                name = full_name(item.namespace, name, self._draft.version.prompt_format)
+            call = ToolCall(item.call_id, name, item.arguments)
+        elif isinstance(item, wire.CustomCallItem):
+            call = ToolCall(item.call_id, item.name, compact_json({"input": item.input}))
+        else:
+            call = ToolCall(item.call_id, TOOL_SEARCH, compact_json(item.arguments))
+        if self._turn is None:
+            self._turn = _Turn()
+        if any(earlier.id == call.id for earlier in self._turn.calls):
+            raise ConversionError(f"Duplicate 'call_id': {call.id}.", param=f"{place}.call_id")
+        self._turn.calls.append(call)
+
+    def _require_id(self, call_id: str, place: str) -> None:
+        if not call_id:
+            raise ConversionError(
+                f"Invalid '{place}.call_id': empty string. Expected a string with minimum length "
+                "1, but got an empty string instead.",
+                param=f"{place}.call_id",
+            )
+
+    def _close_turn(self) -> None:
+        turn, self._turn = self._turn, None
+        if turn is None:
+            return
+        reasoning = filled_reasoning(
+            self._draft,
+            None if turn.reasoning is None else "\n".join(turn.reasoning),
+            calls_tools=bool(turn.calls),
+            field_name="reasoning_text",
+        )
+        self._messages.append(
+            AssistantMessage(SEPARATOR.join(turn.texts), reasoning, turn.calls or None)
+        )
+        self._waiting = [call.id for call in turn.calls]
+
+    def _close_outputs(self) -> None:
+        """Something else follows: all calls must be answered."""
+        for call_id in self._waiting:
+            if call_id not in self._outputs:
+                raise ConversionError(
+                    f"No tool output found for tool call {call_id}.", param="input"
+                )
+        self._messages += [self._outputs[call_id] for call_id in self._waiting]
+        self._waiting = []
+        self._outputs = {}
+        if self._announced:
+            self._messages.append(SystemMessage("", tools=self._announced))
+            self._announced = []
+
+    def _output(self, call_id: str, content: JoinedContent, place: str) -> None:
+        self._require_id(call_id, place)
+        self._close_turn()
+        if call_id in self._outputs:
+            raise ConversionError(
+                f"Duplicate tool output for call_id: {call_id}.", param=f"{place}.call_id"
+            )
+        if call_id not in self._waiting:
+            raise ConversionError(
+                f"No tool call found for tool output with call_id {call_id}.",
+                param=f"{place}.call_id",
+            )
+        self._outputs[call_id] = content.tool(call_id)
+
+    def _search_output(self, item: wire.ToolSearchOutputItem, place: str) -> None:
+        tools = wire.parse_tools(item.tools, f"{place}.tools")
+        listed = compact_json([echoed(tool) for _, tool in tools])
+        self._output(item.call_id, self._empty().extend([listed]), place)
+        form = self._draft.version.prompt_format
+        # Where tools cannot be announced late, they stand at the top with the others.
+        deferred = [
+            ToolDefinition(t.name, t.description, t.parameters, t.strict, form.system_in_place)
+            for t in definitions(tools, form, self._draft.options, self._draft.profile)
+        ]
+        self._found += deferred
+        if form.system_in_place:
+            self._announced += deferred
+
+    def _empty(self) -> JoinedContent:
+        return JoinedContent(
+            self._draft.version.prompt_format.has_pictures,
+            self._draft.options.special_tokens.token(SpecialToken.Image),
+        )
+
+    def _joined(self, content: str | Sequence[Any], place: str) -> JoinedContent:
+        return self._empty().extend(_parts(content, place, self._draft.profile))
+
+
+def _parts(
+    content: str | Sequence[Any], place: str, profile: Profile
+) -> Iterator[str | ImageSource]:
+    if isinstance(content, str):
+        yield content
+        return
+    for index, part in enumerate(content):
+        if isinstance(part, wire.TextPart | wire.InputTextPart):
+            yield part.text
+        elif isinstance(part, wire.ImagePart):
+            yield _picture(part, place, f"{place}.content[{index}]")
+        else:
+            yield UNSUPPORTED_DOCUMENT
+
+
+def _picture(part: wire.ImagePart, place: str, here: str) -> ImageSource:
+    if part.image_url is not None and part.file_id is not None:
+        raise ConversionError(
+            f"{here}: input_image cannot have both image_url and file_id", param=here
+        )
+    if part.file_id is not None:
+        raise ConversionError(
+            f"{here}: file_id is not supported. Pass the image as a base64 data url instead.",
+            param=here,
+        )
+    if part.image_url is None:
+        raise ConversionError(
+            f"{here}: input_image must have image_url or file_id", param=here
+        )
+    return pictures.from_reference(part.image_url, part.detail, place)

@@ -1,0 +1,137 @@
+"""The stream processor: backend chunks in, protocol events out."""
+
+from __future__ import annotations
+
+from typing import Generic, TypeVar
+
+from deepinfer_recipe.errors import StreamError
+from deepinfer_recipe.inference import InferenceChunk, InferenceFinishReason, PromptUsage
+from deepinfer_recipe.output_parser import OutputParser
+from deepinfer_recipe.parsing_options import ParsingOptions
+from deepinfer_recipe.protocols.generator import ChunkGenerator, Ending
+from deepinfer_recipe.protocols.stream_event import StreamEvent
+from deepinfer_recipe.tokenizer import Tokenizer
+
+E = TypeVar("E", bound=StreamEvent)
+
+
+class StreamProcessor(Generic[E]):
+    """Turns the chunks of one backend answer into the events of one protocol.
+
+    Push `ready` (optional), then `text` or `tokens` chunks, then `finish`; call `finish()`
+    when the backend has nothing more. A stop sequence finishes the processor early: push
+    nothing once `finished` is true, and tell the backend to stop.
+    """
+
+    __slots__ = (
+        "_closed",
+        "_completion_tokens",
+        "_counts_reasoning",
+        "_finished",
+        "_generator",
+        "_parser",
+        "_reasoning_tokens",
+        "_recovers",
+        "_started",
+        "_tokenizer",
+    )
+
+    def __init__(
+        self,
+        generator: ChunkGenerator[E],
+        options: ParsingOptions,
+        tokenizer: Tokenizer | None = None,
+    ) -> None:
+        """Consume the generator. The optional tokenizer decodes `tokens` chunks."""
+        generator.consume()
+        self._generator = generator
+        self._parser = OutputParser(options, generator)
+        self._tokenizer = tokenizer
+        self._recovers = options.recover_tool_calls
+        # The reference counts thinking only in token ids; a text chunk belongs to where it begins.
+        self._counts_reasoning = self._recovers and options.thinking_initial_stage is not None
+        self._started = False
+        self._finished = False
+        self._closed = False
+        self._completion_tokens = 0
+        self._reasoning_tokens: int | None = None
+
+    @property
+    def finished(self) -> bool:
+        """Whether processing completed normally and the processor remains unclosed."""
+        return self._finished and not self._closed
+
+    @property
+    def tool_call_repairs(self) -> list[str]:
+        """What had to be mended in malformed tool calls, in order."""
+        return list(self._parser.repairs)
+
+    def push(self, chunk: InferenceChunk) -> list[E]:
+        """Process one chunk; returns the events it causes.
+
+        Raises `StreamError` (a `RuntimeError`) after completion or close.
+        """
+        if self._finished or self._closed:
+            raise StreamError("the processor is finished; make a new one for another answer")
+        generator = self._generator
+        out: list[E] = []
+        generator.out = out
+        if chunk.kind == "text":
+            if not self._started:
+                self._start(PromptUsage(), None)
+            self._text(chunk._content or "", chunk._token_count or 0)
+        elif chunk.kind == "finish":
+            reason = chunk.finish_reason or InferenceFinishReason.Stop
+            self._finish(reason)
+        elif chunk.kind == "ready":
+            if not self._started:
+                self._start(chunk.prompt_usage or PromptUsage(), chunk.system_fingerprint)
+        else:
+            raise StreamError("tokens chunks need a tokenizer: pass one to the processor")
+        return out
+
+    def _start(self, usage: PromptUsage, fingerprint: str | None) -> None:
+        self._started = True
+        self._generator.start(usage, fingerprint)
+
+    def _text(self, text: str, token_count: int) -> None:
+        parser = self._parser
+        self._completion_tokens += token_count
+        if self._counts_reasoning and parser.in_reasoning:
+            self._reasoning_tokens = (self._reasoning_tokens or 0) + token_count
+        parser.feed(text)
+        if parser.stopped_by is not None:
+            self._finish(InferenceFinishReason.Stop)
+
+    def _finish(self, reason: InferenceFinishReason) -> None:
+        if not self._started:
+            self._start(PromptUsage(), None)
+        mends = self._recovers or reason is InferenceFinishReason.Stop
+        self._parser.finish(mends=mends)
+        self._finished = True
+        self._generator.end(
+            Ending(
+                reason,
+                self._parser.stopped_by,
+                self._completion_tokens,
+                self._reasoning_tokens,
+            )
+        )
+
+    def finish(self) -> list[E]:
+        """Close the input and process buffered output; nothing more after completion.
+
+        Raises `StreamError` after close.
+        """
+        if self._closed:
+            raise StreamError("the processor is closed")
+        if self._finished:
+            return []
+        out: list[E] = []
+        self._generator.out = out
+        self._finish(InferenceFinishReason.Stop)
+        return out
+
+    def close(self) -> None:
+        """Release processing state without producing successful completion."""
+        self._closed = True
