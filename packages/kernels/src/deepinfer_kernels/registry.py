@@ -314,8 +314,6 @@ class Registry:
             )
 
 
-
-
 def _populate_default(registry: Registry) -> None:
     from deepinfer_kernels import catalog  # the catalog imports this module
 

@@ -31,7 +31,7 @@ class Mismatch:
 
 
 def calc_diff(got: Tensor, wanted: Tensor) -> float:
-    """``1 - 2 <x, y> / (<x, x> + <y, y>)`` in float64: 0 for equal, 0 for two empty or zero tensors."""
+    """``1 - 2 <x, y> / (<x, x> + <y, y>)`` in float64: 0 for equal tensors."""
     x, y = got.double().flatten(), wanted.double().flatten()
     norms = float(x @ x + y @ y)
     return 0.0 if norms == 0 else 1 - 2 * float(x @ y) / norms
@@ -40,7 +40,7 @@ def calc_diff(got: Tensor, wanted: Tensor) -> float:
 def compare(
     got: Tensor, wanted: Tensor, tolerance: Tolerance, dtype: torch.dtype, place: str = "output"
 ) -> Mismatch:
-    """Compare one output. Shapes and dtypes must be equal, infinities and NaN in the same places."""
+    """Compare one output; shape, dtype and the places of infinities and NaN must be equal."""
     if got.shape != wanted.shape or got.dtype != wanted.dtype:
         raise NumericsError(
             f"{place}: wanted {wanted.dtype} {list(wanted.shape)}, "
@@ -105,8 +105,7 @@ def check_twin(spec: OpSpec, seed: int, dtype: torch.dtype) -> Mismatch:
     """Compare the reference in ``dtype`` with itself in float64 on the same (rounded) arguments."""
     args = spec.cases(seeded(seed), dtype)
     wide = [
-        arg.double() if isinstance(arg, Tensor) and arg.is_floating_point() else arg
-        for arg in args
+        arg.double() if isinstance(arg, Tensor) and arg.is_floating_point() else arg for arg in args
     ]
     got = _tensors(spec.reference(*args))
     wanted = _tensors(spec.reference(*wide))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from deepinfer_kernels import cpu, native
 from deepinfer_kernels.catalog import attention, cache, engram, indexer, mhc, moe, norm
 from deepinfer_kernels.registry import Registry
 
@@ -13,3 +14,5 @@ def register(registry: Registry) -> None:
     for area in (norm, mhc, attention, indexer, cache, engram, moe):
         for spec in area.SPECS:
             registry.add_op(spec)
+    cpu.register(registry)
+    native.register(registry)

@@ -21,8 +21,8 @@ def _case(g: torch.Generator, dtype: torch.dtype) -> tuple[Any, ...]:
     if n and coin(g, 0.4):
         idx[0] = -1
     sink = normal(g, (heads,), acc_dtype(dtype))
-    if coin(g, 0.2):
-        sink[0] = -torch.inf
+    if coin(g, 0.4):
+        sink[0] = one_of(g, (-1000, 1000)) if coin(g) else -torch.inf
     return normal(g, (n, heads, dim), dtype), normal(g, (rows, dim), dtype), idx, sink, dim**-0.5
 
 
@@ -45,7 +45,7 @@ def _shapes(dtype: torch.dtype) -> Mapping[str, tuple[Any, ...]]:
 
 
 def _cost(q: Tensor, kv: Tensor, idx: Tensor, sink: Tensor, scale: float) -> tuple[int, int]:
-    n, heads, dim = q.shape
+    _, heads, dim = q.shape
     keys = int((idx >= 0).sum())
     return 2 * q.numel() * q.itemsize + keys * dim * kv.itemsize, 4 * heads * dim * keys
 
@@ -53,9 +53,7 @@ def _cost(q: Tensor, kv: Tensor, idx: Tensor, sink: Tensor, scale: float) -> tup
 SPECS = (
     OpSpec(
         name="mla_sparse",
-        schema=(
-            "(Tensor q, Tensor kv, Tensor idx, Tensor sink, float scale) -> (Tensor, Tensor)"
-        ),
+        schema=("(Tensor q, Tensor kv, Tensor idx, Tensor sink, float scale) -> (Tensor, Tensor)"),
         reference=reference.mla_sparse,
         fake=lambda q, kv, idx, sink, scale: (
             torch.empty_like(q, memory_format=torch.contiguous_format),

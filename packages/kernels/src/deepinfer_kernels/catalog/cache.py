@@ -10,15 +10,14 @@ from torch import Tensor
 
 from deepinfer_kernels.accumulate import acc_dtype
 from deepinfer_kernels.draw import indices, normal, one_of, seeded, size
-from deepinfer_kernels.formats import RECORDS, record_bytes
+from deepinfer_kernels.formats import quant
+from deepinfer_kernels.formats.records import RECORDS, record_bytes
 from deepinfer_kernels.reference import cache as reference
 from deepinfer_kernels.reference import compress
 from deepinfer_kernels.registry import OpSpec, Tolerance
 
 
-def _pages(
-    g: torch.Generator, pages: int, entries: int, width: int, gap: int
-) -> Tensor:
+def _pages(g: torch.Generator, pages: int, entries: int, width: int, gap: int) -> Tensor:
     """uint8 [pages, section] whose pages lie apart in a larger buffer, filled with finite bytes."""
     section = entries * width + gap
     buffer = torch.randint(0, 100, (pages, section + 2 * gap), generator=g, dtype=torch.uint8)
@@ -81,6 +80,24 @@ def _load_cost(
     return read + slot.numel() * dim * dtype.itemsize, slot.numel() * dim
 
 
+def _quant_case(g: torch.Generator, dtype: torch.dtype) -> tuple[Any, ...]:
+    record = ("fp8", "fp4", "index_fp4")[size(g, 0, 2)]
+    x = normal(g, (size(g, 0, 9), 64), torch.float64)
+    return (x * torch.exp(normal(g, (x.shape[0], 1), torch.float64, 5))).to(dtype), record
+
+
+def _quant_shapes(dtype: torch.dtype) -> Mapping[str, tuple[Any, ...]]:
+    return {
+        f"{record} {n}x{dim}": (normal(seeded(0), (n, dim), dtype), record)
+        for n, dim in ((6, 64), (48, 64), (4096, 512))
+        for record in ("fp8", "fp4", "index_fp4")
+    }
+
+
+def _quant_cost(x: Tensor, record: str) -> tuple[int, int]:
+    return 2 * x.numel() * x.itemsize, 4 * x.numel()
+
+
 def _store_fake(
     x: Tensor, cache: Tensor, slot: Tensor, record: str, entries: int | None = None
 ) -> None:
@@ -119,6 +136,18 @@ def _pool_cost(value: Tensor, gate: Tensor) -> tuple[int, int]:
 
 SPECS = (
     OpSpec(
+        name="fake_quant",
+        schema="(Tensor x, str record) -> Tensor",
+        reference=quant.fake_quant,
+        fake=lambda x, record: torch.empty_like(x, memory_format=torch.contiguous_format),
+        tags=frozenset({"memory", "latency"}),
+        tolerance=Tolerance(),
+        cost=_quant_cost,
+        cases=_quant_case,
+        shapes=_quant_shapes,
+        twin=False,
+    ),
+    OpSpec(
         name="compress_pool",
         schema="(Tensor value, Tensor gate) -> Tensor",
         reference=compress.compress_pool,
@@ -133,9 +162,7 @@ SPECS = (
     ),
     OpSpec(
         name="kv_store",
-        schema=(
-            "(Tensor x, Tensor(a!) cache, Tensor slot, str record, int? entries=None) -> ()"
-        ),
+        schema=("(Tensor x, Tensor(a!) cache, Tensor slot, str record, int? entries=None) -> ()"),
         reference=reference.kv_store,
         fake=_store_fake,
         tags=frozenset({"memory", "latency"}),

@@ -109,9 +109,7 @@ SPECS = (
         reference=reference.mhc_pre,
         fake=_pre_fake,
         tags=frozenset({"memory", "latency"}),
-        tolerance=Tolerance(
-            float32=(2e-6, 2e-5), bfloat16=(2e-6, 2e-5), float64=(1e-14, 1e-13)
-        ),
+        tolerance=Tolerance(float32=(2e-6, 2e-5), bfloat16=(2e-6, 2e-5), float64=(1e-14, 1e-13)),
         cost=_pre_cost,
         cases=_pre_case,
         shapes=_pre_shapes,

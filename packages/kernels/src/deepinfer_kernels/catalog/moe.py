@@ -100,8 +100,7 @@ SPECS = (
     OpSpec(
         name="moe_gate",
         schema=(
-            "(Tensor x, Tensor weight, Tensor bias, int topk, float scaling) "
-            "-> (Tensor, Tensor)"
+            "(Tensor x, Tensor weight, Tensor bias, int topk, float scaling) -> (Tensor, Tensor)"
         ),
         reference=reference.moe_gate,
         fake=_gate_fake,

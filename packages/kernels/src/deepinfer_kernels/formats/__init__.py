@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from deepinfer_kernels.formats.quant import fake_quant, pack, unpack
+from torch import Tensor
+
+from deepinfer_kernels.formats.quant import pack, unpack
 from deepinfer_kernels.formats.records import (
     RECORDS,
     RecordFormat,
@@ -21,3 +23,15 @@ __all__ = [
     "section_bytes",
     "unpack",
 ]
+
+
+def fake_quant(x: Tensor, record: str) -> Tensor:
+    """``unpack(pack(x))`` bit for bit: [..., D] floating to [..., D] like x.
+
+    ``raw`` is the identity and returns x itself. See `deepinfer_kernels.ops.fake_quant`.
+    """
+    if record == "raw":
+        return x
+    from deepinfer_kernels import ops  # the operators import this package's record sizes
+
+    return ops.fake_quant(x, record)

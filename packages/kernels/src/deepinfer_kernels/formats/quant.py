@@ -67,7 +67,7 @@ def _floating(x: Tensor) -> None:
 
 
 def pack(x: Tensor, record: str) -> Tensor:
-    """[..., D] floating to uint8 [..., record_bytes]: the payload, then the scales, of each vector."""
+    """[..., D] to uint8 [..., record_bytes]: of each vector the payload, then the scales."""
     fmt = record_format(record)
     _floating(x)
     if fmt.name == "raw":
@@ -102,11 +102,11 @@ def unpack(packed: Tensor, record: str, dim: int, dtype: torch.dtype) -> Tensor:
 
 
 def fake_quant(x: Tensor, record: str) -> Tensor:
-    """``unpack(pack(x))`` bit for bit, without building the bytes. ``raw`` is the identity."""
+    """``unpack(pack(x))`` bit for bit, without building the bytes. ``raw`` copies."""
     fmt = record_format(record)
     _floating(x)
     if fmt.name == "raw":
-        return x
+        return x.clone(memory_format=torch.contiguous_format)
     normalised, codes = _normalised(x, fmt)
     if fmt.value_bits == 8:
         values = normalised.clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn).to(torch.float32)

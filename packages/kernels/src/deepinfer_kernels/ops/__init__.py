@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from deepinfer_kernels.ops.attention import mla_sparse
-from deepinfer_kernels.ops.cache import compress_pool, kv_load, kv_store
+from deepinfer_kernels.ops.cache import compress_pool, fake_quant, kv_load, kv_store
 from deepinfer_kernels.ops.engram import engram_gate, engram_hash
 from deepinfer_kernels.ops.indexer import (
     candidate_blocks,
@@ -21,6 +21,7 @@ __all__ = [
     "compress_pool",
     "engram_gate",
     "engram_hash",
+    "fake_quant",
     "index_logits",
     "kv_load",
     "kv_store",

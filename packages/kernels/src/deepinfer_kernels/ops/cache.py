@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from deepinfer_kernels.checks import floating, integer, require, shape
-from deepinfer_kernels.formats import record_bytes
+from deepinfer_kernels.formats.records import record_bytes, record_format
 from deepinfer_kernels.ops._dispatch import kernel
 
 
@@ -23,15 +23,23 @@ def compress_pool(value: Tensor, gate: Tensor) -> Tensor:
     return kernel(op, value.device)(value, gate)
 
 
+def fake_quant(x: Tensor, record: str) -> Tensor:
+    """What a cache record makes of x: quantised and dequantised, ``unpack(pack(x))`` bit for bit.
+
+    x: [..., D], D a multiple of the record's block. Returns a new [..., D] like x.
+    """
+    floating("fake_quant", x=x)
+    record_format(record).check_dim(x.shape[-1] if x.dim() else 0)
+    return kernel("fake_quant", x.device)(x, record)
+
+
 def _check_pages(
     op: str, cache: Tensor, record: str, dim: int, dtype: torch.dtype, entries: int | None
 ) -> None:
     width = record_bytes(record, dim, dtype)
     require(cache.dtype is torch.uint8, op, f"cache is uint8, got {cache.dtype}")
     shape(op, "cache", cache, (None, None))
-    require(
-        cache.stride(1) == 1 or cache.shape[1] <= 1, op, "bytes of a cache page are contiguous"
-    )
+    require(cache.stride(1) == 1 or cache.shape[1] <= 1, op, "bytes of a cache page are contiguous")
     if entries is not None:
         require(
             0 <= entries * width <= cache.shape[1],

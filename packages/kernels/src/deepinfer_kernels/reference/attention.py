@@ -34,7 +34,7 @@ def _attend(
     q: Tensor, kv: Tensor, idx: Tensor, sink: Tensor, scale: float
 ) -> tuple[Tensor, Tensor]:
     """One chunk of rows; sink already in the accumulation dtype."""
-    n, heads, dim = q.shape
+    n, heads, _ = q.shape
     if kv.shape[0] == 0 or idx.shape[1] == 0:
         return torch.zeros_like(q), torch.full((n, heads), torch.inf, dtype=sink.dtype)
     present = (idx >= 0).unsqueeze(1)  # [n, 1, K]

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from deepinfer_kernels.errors import ShapeError
-from deepinfer_kernels.formats import RecordFormat, pack, record_bytes, record_format, unpack
+from deepinfer_kernels.formats.quant import pack, unpack
+from deepinfer_kernels.formats.records import RecordFormat, record_bytes, record_format
 
 
 def page_entries(cache: Tensor, record: str, dim: int, dtype: torch.dtype) -> int:
@@ -21,7 +22,7 @@ def page_entries(cache: Tensor, record: str, dim: int, dtype: torch.dtype) -> in
 def _views(
     cache: Tensor, fmt: RecordFormat, dim: int, dtype: torch.dtype, entries: int
 ) -> list[Tensor]:
-    """The page as writable [pages, entries, bytes] views: one for interleaved, two for sectioned."""
+    """Writable [pages, entries, bytes] views of the pages: one if interleaved, two if sectioned."""
     data, scale = fmt.data_bytes(dim, dtype), fmt.scale_bytes(dim)
     pages, stride, start = cache.shape[0], cache.stride(0), cache.storage_offset()
     if fmt.layout == "interleaved":

@@ -1,4 +1,4 @@
-"""Manifold-constrained hyper-connections: h residual streams mixed by a doubly stochastic matrix."""
+"""Manifold-constrained hyper-connections: residual streams mixed by doubly stochastic matrices."""
 
 from __future__ import annotations
 

@@ -1,0 +1,191 @@
+// Cache records: quantise and write, read and dequantise; and the pooling of a group.
+#pragma once
+
+#include "common.h"
+
+namespace di {
+
+enum Record { kFp8 = 0, kFp4 = 1, kIndexFp4 = 2 };
+
+// E4M3 code of v, nearest with ties to even, saturating at 448. NaN keeps its sign.
+inline uint8_t encode_e4m3(float v) {
+  const uint32_t bits = to_bits(v);
+  const uint8_t sign = (bits >> 24) & 0x80;
+  if (v != v) return sign | 0x7F;
+  const float magnitude = std::fabs(v);
+  if (magnitude >= 448.0f) return sign | 0x7E;
+  if (magnitude < 0.015625f)  // below 2^-6: steps of 2^-9, which adding 2^14 * 2^-9 * 1.5 rounds to
+    return sign | static_cast<uint8_t>(std::nearbyintf(magnitude * 512.0f));
+  const uint32_t raw = bits & 0x7FFFFFFF;
+  const uint32_t rounded = raw + 0x7FFFF + ((raw >> 20) & 1);
+  return sign | static_cast<uint8_t>((rounded >> 20) - (120 << 3));
+}
+
+inline uint8_t encode_e2m1(float v) {  // NaN takes code 7
+  const float m = std::fabs(v);
+  const uint8_t code = (m > 0.25f) + (m >= 0.75f) + (m > 1.25f) + (m >= 1.75f) + (m > 2.5f) +
+                       (m >= 3.5f) + (m > 5.0f);
+  return static_cast<uint8_t>((v != v ? 7 : code) | ((to_bits(v) >> 28) & 8));
+}
+
+inline uint8_t encode_pow2_ceil(float v) {
+  const uint32_t bits = to_bits(v);
+  const uint32_t exponent = ((bits >> 23) & 255) + ((bits & 0x7FFFFF) != 0);
+  return static_cast<uint8_t>(std::min<uint32_t>(exponent, 255));
+}
+
+struct Tables {
+  float e4m3[256], ue8m0[256], e2m1[16];
+  Tables() {
+    for (int c = 0; c < 256; ++c) {
+      const int exponent = (c >> 3) & 15, mantissa = c & 7;
+      float m = exponent ? std::ldexp(8.0f + mantissa, exponent - 10) : std::ldexp(1.0f * mantissa, -9);
+      if ((c & 0x7F) == 0x7F) m = std::numeric_limits<float>::quiet_NaN();
+      e4m3[c] = c & 0x80 ? -m : m;
+      ue8m0[c] = c == 255 ? std::numeric_limits<float>::quiet_NaN() : std::ldexp(1.0f, c - 127);
+    }
+    const float magnitudes[8] = {0, .5f, 1, 1.5f, 2, 3, 4, 6};
+    for (int c = 0; c < 16; ++c) e2m1[c] = c & 8 ? -magnitudes[c & 7] : magnitudes[c & 7];
+  }
+};
+inline const Tables& tables() {
+  static const Tables instance;
+  return instance;
+}
+
+inline uint8_t scale_code(float amax, int record) {
+  if (record == kFp8) return encode_pow2_ceil((amax < 1e-4f ? 1e-4f : amax) / 448.0f);
+  if (record == kIndexFp4) {
+    const float floor = 6 * 1.17549435e-38f;
+    return encode_pow2_ceil((amax < floor ? floor : amax) / 6.0f);
+  }
+  return encode_e4m3((amax < 0.01171875f ? 0.01171875f : amax) / 6.0f);
+}
+inline float scale_value(uint8_t code, int record) {
+  return record == kFp4 ? tables().e4m3[code] : tables().ue8m0[code];
+}
+inline int block_of(int record) { return record == kFp4 ? 16 : 32; }
+
+// One vector to payload and scales.
+template <class T>
+inline void pack_row(const T* x, int64_t dim, int record, uint8_t* data, uint8_t* scales) {
+  const int block = block_of(record);
+  float values[32];
+  for (int64_t start = 0; start < dim; start += block) {
+    float amax = 0;
+    for (int i = 0; i < block; ++i) {
+      values[i] = static_cast<float>(load(x[start + i]));
+      const float m = std::fabs(values[i]);
+      amax = m > amax || m != m ? m : amax;  // a NaN, once in, stays
+    }
+    const uint8_t code = scale_code(amax, record);
+    *scales++ = code;
+    const float scale = scale_value(code, record);
+    if (record == kFp8)
+      for (int i = 0; i < block; ++i) *data++ = encode_e4m3(values[i] / scale);
+    else
+      for (int i = 0; i < block; i += 2)
+        *data++ = encode_e2m1(values[i] / scale) | (encode_e2m1(values[i + 1] / scale) << 4);
+  }
+}
+
+template <class T>
+inline void unpack_row(const uint8_t* data, const uint8_t* scales, int64_t dim, int record, T* to) {
+  const int block = block_of(record);
+  const Tables& table = tables();
+  for (int64_t start = 0; start < dim; start += block) {
+    const float scale = scale_value(*scales++, record);
+    if (record == kFp8)
+      for (int i = 0; i < block; ++i) store(*to++, table.e4m3[*data++] * scale);
+    else
+      for (int i = 0; i < block; i += 2, ++data) {
+        store(*to++, table.e2m1[*data & 15] * scale);
+        store(*to++, table.e2m1[*data >> 4] * scale);
+      }
+  }
+}
+
+// Where entry `place` of a page keeps its payload and its scales.
+struct Layout {
+  int64_t stride, entries, data_bytes, scale_bytes;
+  bool sectioned;
+  uint8_t* data(uint8_t* page, int64_t place) const {
+    return page + place * (sectioned ? data_bytes : data_bytes + scale_bytes);
+  }
+  uint8_t* scales(uint8_t* page, int64_t place) const {
+    return sectioned ? page + entries * data_bytes + place * scale_bytes
+                     : data(page, place) + data_bytes;
+  }
+};
+inline Layout layout_of(int64_t stride, int64_t entries, int64_t dim, int record) {
+  return {stride, entries, record == kFp8 ? dim : dim / 2, dim / block_of(record),
+          record == kIndexFp4};
+}
+
+template <class T>
+int kv_store(const T* x, uint8_t* cache, const int64_t* slot, int64_t n, int64_t dim,
+             int64_t pages, int64_t stride, int64_t entries, int record) {
+  const Layout at = layout_of(stride, entries, dim, record);
+  for (int64_t i = 0; i < n; ++i)  // all or nothing: look before the first byte is written
+    if (slot[i] >= pages * entries) return kIndexOutOfRange;
+  for (int64_t i = 0; i < n; ++i, x += dim) {
+    if (slot[i] < 0) continue;
+    uint8_t* page = cache + slot[i] / entries * stride;
+    const int64_t place = slot[i] % entries;
+    pack_row(x, dim, record, at.data(page, place), at.scales(page, place));
+  }
+  return kOk;
+}
+
+template <class T>
+int kv_load(const uint8_t* cache, const int64_t* slot, int64_t n, int64_t dim, int64_t pages,
+            int64_t stride, int64_t entries, int record, T* out) {
+  const Layout at = layout_of(stride, entries, dim, record);
+  for (int64_t i = 0; i < n; ++i, out += dim) {
+    if (slot[i] >= pages * entries) return kIndexOutOfRange;
+    if (slot[i] < 0) {
+      for (int64_t d = 0; d < dim; ++d) store(out[d], acc_t<T>(0));
+      continue;
+    }
+    uint8_t* page = const_cast<uint8_t*>(cache) + slot[i] / entries * stride;
+    const int64_t place = slot[i] % entries;
+    unpack_row(at.data(page, place), at.scales(page, place), dim, record, out);
+  }
+  return kOk;
+}
+
+template <class T>
+void fake_quant(const T* x, int64_t rows, int64_t dim, int record, T* out) {
+  std::vector<uint8_t> packed(dim + dim / 16 + 1);
+  uint8_t* scales = packed.data() + dim;
+  for (int64_t row = 0; row < rows; ++row, x += dim, out += dim) {
+    pack_row(x, dim, record, packed.data(), scales);
+    unpack_row(packed.data(), scales, dim, record, out);
+  }
+}
+
+template <class T>
+void compress_pool(const T* value, const T* gate, int64_t m, int64_t r, int64_t dim,
+                   acc_t<T>* out) {
+  using A = acc_t<T>;
+  A* total = scratch<A>(dim);
+  A* peak = scratch<A>(dim, 1);
+  for (int64_t row = 0; row < m; ++row, value += r * dim, gate += r * dim, out += dim) {
+    for (int64_t d = 0; d < dim; ++d) peak[d] = load(gate[d]);
+    for (int64_t i = 1; i < r; ++i)
+      for (int64_t d = 0; d < dim; ++d) {
+        const A g = load(gate[i * dim + d]);
+        peak[d] = g > peak[d] ? g : peak[d];
+      }
+    for (int64_t d = 0; d < dim; ++d) total[d] = out[d] = 0;
+    for (int64_t i = 0; i < r; ++i)
+      for (int64_t d = 0; d < dim; ++d) {
+        const A w = exp_fast(load(gate[i * dim + d]) - peak[d]);
+        total[d] += w;
+        out[d] += w * load(value[i * dim + d]);
+      }
+    for (int64_t d = 0; d < dim; ++d) out[d] /= total[d];
+  }
+}
+
+}  // namespace di

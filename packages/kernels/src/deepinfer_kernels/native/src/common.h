@@ -1,0 +1,200 @@
+// Element types, vectors and small numeric helpers shared by every kernel.
+//
+// T is the activation type (float, bf16, double), A the accumulation type (double for double,
+// float otherwise). Each row is computed by itself and in one fixed order, so a row's result never
+// depends on the other rows of the batch.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#if defined(__AVX512F__)
+#define DI_VECTOR_BYTES 64
+#else
+#define DI_VECTOR_BYTES 32
+#endif
+
+namespace di {
+
+enum Status { kOk = 0, kIndexOutOfRange = 1, kUnknownType = 2 };
+
+struct bf16 {
+  uint16_t bits;
+};
+
+template <class T>
+struct accumulate {
+  using type = float;
+};
+template <>
+struct accumulate<double> {
+  using type = double;
+};
+template <class T>
+using acc_t = typename accumulate<T>::type;
+
+inline float from_bits(uint32_t bits) {
+  float value;
+  std::memcpy(&value, &bits, 4);
+  return value;
+}
+inline uint32_t to_bits(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, 4);
+  return bits;
+}
+
+inline float load(float v) { return v; }
+inline double load(double v) { return v; }
+inline float load(bf16 v) { return from_bits(static_cast<uint32_t>(v.bits) << 16); }
+
+inline void store(float& to, float v) { to = v; }
+inline void store(double& to, double v) { to = v; }
+inline void store(bf16& to, float v) {  // nearest, ties to even; NaN stays NaN
+  const uint32_t bits = to_bits(v);
+  const uint32_t rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;
+  to.bits = static_cast<uint16_t>(v != v ? 0x7FC0 : rounded);
+}
+
+// Fixed-width vectors through the compiler's extension: they lower to whatever the target has.
+template <class A, int BYTES>
+struct vector_of {
+  typedef A type __attribute__((vector_size(BYTES)));
+};
+template <class A>
+using wide_t = typename vector_of<A, DI_VECTOR_BYTES>::type;
+template <class A>
+constexpr int lanes() {
+  return DI_VECTOR_BYTES / static_cast<int>(sizeof(A));
+}
+
+template <class A>
+inline wide_t<A> load_wide(const A* from) {
+  wide_t<A> v;
+  std::memcpy(&v, from, sizeof v);
+  return v;
+}
+inline wide_t<float> load_wide(const bf16* from) {
+  typedef uint16_t half_t __attribute__((vector_size(DI_VECTOR_BYTES / 2)));
+  typedef uint32_t word_t __attribute__((vector_size(DI_VECTOR_BYTES)));
+  half_t half;
+  std::memcpy(&half, from, sizeof half);
+  word_t word = __builtin_convertvector(half, word_t) << 16;
+  wide_t<float> v;
+  std::memcpy(&v, &word, sizeof v);
+  return v;
+}
+template <class A>
+inline A sum_lanes(wide_t<A> v) {
+  A total = 0;
+  for (int i = 0; i < lanes<A>(); ++i) total += v[i];
+  return total;
+}
+
+template <class T, class A>
+inline void widen(const T* from, A* to, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) to[i] = load(from[i]);
+}
+
+template <class T>
+inline acc_t<T> sum_of_squares(const T* x, int64_t n) {
+  using A = acc_t<T>;
+  constexpr int L = lanes<A>();
+  wide_t<A> even = {}, odd = {};
+  int64_t i = 0;
+  for (; i + 2 * L <= n; i += 2 * L) {
+    const wide_t<A> a = load_wide(x + i), b = load_wide(x + i + L);
+    even += a * a;
+    odd += b * b;
+  }
+  A total = sum_lanes<A>(even + odd);
+  for (; i < n; ++i) total += load(x[i]) * load(x[i]);
+  return total;
+}
+
+template <class A>
+inline A sum_array(const A* x, int64_t n) {
+  constexpr int L = lanes<A>();
+  wide_t<A> sums = {};
+  int64_t i = 0;
+  for (; i + L <= n; i += L) sums += load_wide(x + i);
+  A total = sum_lanes<A>(sums);
+  for (; i < n; ++i) total += x[i];
+  return total;
+}
+
+// exp for float loops: within 2 ulp on [-87, 88], 0 below; vectorises where libm's does not.
+inline float exp_fast(float x) {
+  const float bounded = std::min(std::max(x, -87.0f), 88.0f);
+  const float n = std::nearbyintf(bounded * 1.44269504088896341f);
+  const float r = (bounded - n * 0.693359375f) - n * -2.12194440e-4f;
+  float p = 1.9875691500e-4f;
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  const float y = p * r * r + r + 1.0f;
+  const uint32_t scale = static_cast<uint32_t>(static_cast<int32_t>(n) + 127) << 23;
+  const float value = y * from_bits(scale);
+  return x < -87.0f ? 0.0f : value;
+}
+inline double exp_fast(double x) { return std::exp(x); }
+
+template <class A>
+inline A sigmoid(A x) {
+  return A(1) / (A(1) + std::exp(-x));
+}
+
+template <class A>
+inline A* scratch(int64_t count, int which = 0) {
+  static thread_local std::vector<A> buffers[4];
+  std::vector<A>& buffer = buffers[which];
+  if (static_cast<int64_t>(buffer.size()) < count) buffer.resize(count);
+  return buffer.data();
+}
+
+// M rows of w against N rows of x: c[n][m] = sum_k w[m][k] * x[n][k]. M*N independent sums.
+template <int M, int N, class T, class A>
+inline void product_tile(const T* w, int64_t ldw, const A* x, int64_t ldx, int64_t k, A* c,
+                         int64_t ldc) {
+  constexpr int L = lanes<A>();
+  wide_t<A> sums[M][N] = {};
+  int64_t i = 0;
+  for (; i + L <= k; i += L) {
+    wide_t<A> rows[M];
+    for (int m = 0; m < M; ++m) rows[m] = load_wide(w + m * ldw + i);
+    for (int n = 0; n < N; ++n) {
+      const wide_t<A> column = load_wide(x + n * ldx + i);
+      for (int m = 0; m < M; ++m) sums[m][n] += rows[m] * column;
+    }
+  }
+  for (int m = 0; m < M; ++m)
+    for (int n = 0; n < N; ++n) {
+      A total = sum_lanes<A>(sums[m][n]);
+      for (int64_t j = i; j < k; ++j) total += load(w[m * ldw + j]) * x[n * ldx + j];
+      c[n * ldc + m] = total;
+    }
+}
+
+// c [n, m] = x [n, k] . w [m, k]^T; every element is summed in the same order whatever n is.
+template <class T, class A>
+void product(const T* w, int64_t m, const A* x, int64_t n, int64_t k, A* c) {
+  int64_t row = 0;
+  for (; row + 4 <= m; row += 4) {
+    const T* wr = w + row * k;
+    int64_t col = 0;
+    for (; col + 2 <= n; col += 2)
+      product_tile<4, 2>(wr, k, x + col * k, k, k, c + col * m + row, m);
+    for (; col < n; ++col) product_tile<4, 1>(wr, k, x + col * k, k, k, c + col * m + row, m);
+  }
+  for (; row < m; ++row)
+    for (int64_t col = 0; col < n; ++col)
+      product_tile<1, 1>(w + row * k, k, x + col * k, k, k, c + col * m + row, m);
+}
+
+}  // namespace di
