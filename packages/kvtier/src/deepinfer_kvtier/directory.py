@@ -278,7 +278,17 @@ class DirectoryTier:
         for want, status in zip(members, outcome.statuses, strict=True):
             if status is Status.CORRUPT:
                 self.bury(kind, shard, [want.digest])
+            elif status is Status.MISS:
+                self._forget(kind, shard, want.digest, run.segment)
         return outcome.statuses
+
+    def _forget(self, kind: int, shard: int, digest: bytes, segment: int) -> None:
+        """The place the index names does not hold the record: do not look there again."""
+        lo, hi = fmt.key_columns([digest])
+        with self._lock:
+            number = self._table.find(lo, hi, kind, shard)
+            if number[0] >= 0 and int(self._table.take(number)["segment"][0]) == segment:
+                self._note_removed(self._table.remove(number))
 
     # -- writing
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -204,7 +203,9 @@ class Namespace:
 
     async def aload(self, match: Match, **keywords: Any) -> LoadResult:
         """`load` for asyncio: same keywords (except `wait`), the result instead of a job."""
-        return await asyncio.wrap_future(self.load(match, **keywords).future)
+        from asyncio import wrap_future
+
+        return await wrap_future(self.load(match, **keywords).future)
 
     def put(
         self,
@@ -298,11 +299,15 @@ class Namespace:
 
     async def aput(self, digests: Sequence[bytes], src: Buffers, **keywords: Any) -> PutTicket:
         """`put` for asyncio: returns the ticket once it is done."""
-        return await asyncio.wrap_future(self.put(digests, src, **keywords).future)
+        from asyncio import wrap_future
+
+        return await wrap_future(self.put(digests, src, **keywords).future)
 
     async def aput_state(self, digest: bytes, src: Any, **keywords: Any) -> PutTicket:
         """`put_state` for asyncio: returns the ticket once it is done."""
-        return await asyncio.wrap_future(self.put_state(digest, src, **keywords).future)
+        from asyncio import wrap_future
+
+        return await wrap_future(self.put_state(digest, src, **keywords).future)
 
     def drop(self, digests: Sequence[bytes], *, kinds: Sequence[Kind] = ("block", "state")) -> int:
         """Forget records in every tier and every process on the directory; returns how many were

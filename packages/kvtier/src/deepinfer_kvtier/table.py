@@ -80,7 +80,7 @@ class EntryTable:
         fresh = np.flatnonzero(
             self._find(rows["key_lo"], rows["key_hi"], rows["kind"], rows["shard"]) < 0
         )
-        if len(fresh) > 1:
+        if len(np.unique(rows["key_lo"][fresh])) < len(fresh):
             identity = rows[fresh][["key_lo", "key_hi", "kind", "shard"]]
             _, first = np.unique(identity, return_index=True)
             fresh = fresh[np.sort(first)]

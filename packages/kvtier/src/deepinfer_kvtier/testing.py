@@ -76,6 +76,11 @@ class FaultIo(PosixIo):
         with self._lock:
             self._rates = dict(rates)
 
+    @property
+    def dead(self) -> bool:
+        """Whether the planned crash has happened."""
+        return self._crashed
+
     def crash(self) -> None:
         """What a killed process leaves: no descriptor and no lock, and it never acts again."""
         with self._lock:

@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from deepinfer_kvtier.host import HostRecord, HostTier, checksum_of
+from deepinfer_kvtier.testing import ManualClock
+
+SIZE = 100
+
+
+def tier(records: int = 4, state_share: float = 0.5, clock: ManualClock | None = None) -> HostTier:
+    return HostTier(
+        records * SIZE, state_share=state_share, state_ttl_s=180, clock=clock or ManualClock()
+    )
+
+
+def digest(number: int) -> bytes:
+    return hashlib.sha256(bytes([number])).digest()
+
+
+def store(host: HostTier, number: int, kind: int = 0, size: int = SIZE) -> HostRecord | None:
+    data = host.take(kind, size)
+    if data is None:
+        return None
+    data[:] = number
+    record = host.publish(HostRecord(kind, digest(number), bytes(32), 1, data, False, 0))
+    host.unpin([record])
+    return record
+
+
+def there(host: HostTier, *numbers: int, kind: int = 0) -> list[bool]:
+    return [host.contains(kind, digest(number)) for number in numbers]
+
+
+def test_the_least_recently_used_record_goes_first():
+    host = tier()
+    for number in range(4):
+        store(host, number)
+    host.touch(0, [digest(0)])
+    store(host, 4)
+    assert there(host, 0, 1, 2, 3, 4) == [True, False, True, True, True]
+
+
+def test_a_touched_chain_loses_its_tail_before_its_head():
+    host = tier()
+    for number in range(4):
+        store(host, number)
+    host.touch(0, [digest(number) for number in range(4)])
+    store(host, 4)
+    assert there(host, 0, 1, 2, 3) == [True, True, True, False]
+
+
+def test_a_pinned_record_is_never_a_victim():
+    host = tier()
+    for number in range(4):
+        store(host, number)
+    pinned = [host.pin(0, digest(number)) for number in range(4)]
+    assert store(host, 4) is None
+    host.unpin(pinned[2:3])
+    assert store(host, 4) is not None
+    assert there(host, 0, 1, 2, 3, 4) == [True, True, False, True, True]
+    assert all((record.data == number).all() for number, record in enumerate(pinned) if number != 2)
+
+
+def test_state_slots_stay_in_their_share():
+    host = tier(records=8, state_share=0.25)
+    for number in range(5):
+        store(host, number, kind=1)
+    assert there(host, 0, 1, 2, 3, 4, kind=1) == [False, False, False, True, True]
+
+
+def test_a_single_state_slot_larger_than_its_share_is_kept():
+    host = tier(records=8, state_share=0.1)
+    assert store(host, 1, kind=1, size=3 * SIZE) is not None
+    assert store(host, 2, kind=1, size=3 * SIZE) is not None
+    assert there(host, 1, 2, kind=1) == [False, True]
+
+
+def test_what_is_larger_than_everything_is_refused():
+    assert tier().take(0, 5 * SIZE) is None
+
+
+def test_removing_a_pinned_record_leaves_its_bytes_to_the_holder():
+    host = tier()
+    store(host, 1)
+    held = host.pin(0, digest(1))
+    host.remove(0, digest(1))
+    for number in range(2, 6):
+        store(host, number)
+    assert (held.data == 1).all()
+
+
+def test_publishing_twice_keeps_the_first():
+    host = tier()
+    first = store(host, 1)
+    data = host.take(0, SIZE)
+    again = host.publish(HostRecord(0, digest(1), bytes(32), 1, data, False, 0))
+    assert again is first
+    host.audit()
+
+
+def test_sampled_verification_finds_a_record_that_changed_in_memory():
+    host = tier()
+    record = store(host, 1)
+    record.checksum = checksum_of([record.data.data])
+    assert all(host.verified(record) for _ in range(200))
+    record.data[5] ^= 1
+    assert not all(host.verified(record) for _ in range(64))
+    assert host.usage()["corrupt"] == 1
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["store", "pin", "unpin", "remove", "touch", "expire", "later"]),
+            st.integers(0, 7),
+            st.integers(0, 1),
+            st.sampled_from([50, 100, 130]),
+        ),
+        max_size=60,
+    )
+)
+@settings(deadline=None)
+def test_books_balance_and_bytes_stay_right_whatever_happens(operations):
+    clock = ManualClock()
+    host = tier(records=5, clock=clock)
+    held: list[tuple[HostRecord, int]] = []
+    for name, number, kind, size in operations:
+        if name == "store":
+            store(host, number, kind, size)
+        elif name == "pin":
+            record = host.pin(kind, digest(number))
+            if record is not None:
+                held.append((record, number))
+        elif name == "unpin" and held:
+            host.unpin([held.pop()[0]])
+        elif name == "remove":
+            host.remove(kind, digest(number))
+        elif name == "touch":
+            host.touch(kind, [digest(number)])
+        elif name == "expire":
+            host.expire()
+        else:
+            clock.advance(100)
+        host.audit()
+        for record, content in held:
+            assert (record.data == content).all(), "a pinned record was overwritten"
+    host.unpin([record for record, _ in held])
+    assert host.pins() == 0
+
+
+@pytest.mark.parametrize("capacity", [0, 50])
+def test_a_tier_without_room_refuses_everything(capacity):
+    host = HostTier(capacity, state_share=0.1, state_ttl_s=1, clock=ManualClock())
+    assert host.take(0, SIZE) is None
+    assert host.take(1, SIZE) is None
+    assert isinstance(host.take(0, 0), np.ndarray)
