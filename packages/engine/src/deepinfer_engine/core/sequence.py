@@ -1,7 +1,7 @@
 """One request while the scheduler knows it, and the phases it may go through.
 
-    WAITING ──► ADMITTED ──► PREFILLING ──► RUNNING ◄──► PARKED      (one runner does both)
-                                      └──► PREFILLED                 (prefill worker: until hand-off)
+    WAITING ──► ADMITTED ──► PREFILLING ──► RUNNING ◄──► PARKED    (one runner does both)
+                                      └──► PREFILLED                 (prefill: until hand-off)
     a decode worker's sequences start RUNNING; from every phase ──► FINISHED
 
 Counts: `L = len(tokens)` committed tokens, `N = num_tokens` of them resident as KV. While RUNNING

@@ -1,0 +1,135 @@
+"""What every prefix store promises; both of ours against one list of claims."""
+
+from __future__ import annotations
+
+import pytest
+from toy_engine import BLOCK, prompt, toy
+
+from deepinfer_engine.adapters.kvtier import open_store
+from deepinfer_engine.errors import ConfigError
+from deepinfer_engine.kv.memory import MemoryStore
+
+LAYOUT = toy().layout
+TOKENS = prompt(1, 4 * BLOCK)
+
+
+def block(i: int) -> bytes:
+    return bytes([i + 1]) * LAYOUT.block_bytes
+
+
+def state(position: int) -> bytes:
+    return bytes([position]) * LAYOUT.state_bytes
+
+
+def put(store, first, n, borders, *, tokens=TOKENS, salt="s"):
+    store.put(
+        tokens,
+        salt,
+        first,
+        [memoryview(block(i)) for i in range(first, first + n)],
+        [(p, memoryview(state(p))) for p in borders],
+        "chat",
+    )
+
+
+def load(store, hit):
+    blocks = [memoryview(bytearray(LAYOUT.block_bytes)) for _ in range(hit.n_tokens // BLOCK)]
+    slot = memoryview(bytearray(LAYOUT.state_bytes))
+    good = store.load(hit, blocks, slot)
+    store.release(hit)
+    return good, [bytes(b) for b in blocks], bytes(slot)
+
+
+@pytest.fixture(params=["memory", "kvtier"])
+def store(request, tmp_path):
+    made = MemoryStore(LAYOUT) if request.param == "memory" else open_store(tmp_path, LAYOUT)
+    yield made
+    made.close()
+
+
+def test_an_empty_store_has_nothing(store):
+    assert store.match(TOKENS, "s") is None
+
+
+def test_a_hit_brings_back_exactly_what_was_put(store):
+    put(store, 0, 4, [2 * BLOCK, 4 * BLOCK])
+    hit = store.match([*TOKENS, 5], "s")
+    assert (hit.n_tokens, sum(hit.blocks_by_tier.values())) == (4 * BLOCK, 4)
+    assert load(store, hit) == (4 * BLOCK, [block(i) for i in range(4)], state(4 * BLOCK))
+
+
+def test_a_hit_ends_where_both_blocks_and_state_are(store):
+    put(store, 0, 4, [2 * BLOCK])
+    hit = store.match([*TOKENS, 5], "s")
+    assert hit.n_tokens == 2 * BLOCK
+    assert load(store, hit)[2] == state(2 * BLOCK)
+
+
+def test_a_state_behind_a_missing_block_is_no_hit(store):
+    put(store, 0, 1, [])
+    put(store, 2, 2, [4 * BLOCK])
+    assert store.match([*TOKENS, 5], "s") is None
+
+
+def test_the_last_token_is_always_left_to_compute(store):
+    put(store, 0, 4, [3 * BLOCK, 4 * BLOCK])
+    assert store.match(TOKENS, "s").n_tokens == 3 * BLOCK
+
+
+def test_a_limit_shortens_the_hit_to_a_border_with_state(store):
+    put(store, 0, 4, [BLOCK, 3 * BLOCK])
+    assert store.match([*TOKENS, 5], "s", limit_tokens=3 * BLOCK - 1).n_tokens == BLOCK
+
+
+def test_another_salt_never_matches(store):
+    put(store, 0, 4, [4 * BLOCK])
+    assert store.match([*TOKENS, 5], "t") is None
+
+
+def test_another_token_ends_the_prefix(store):
+    put(store, 0, 4, [2 * BLOCK, 4 * BLOCK])
+    changed = [*TOKENS[: 3 * BLOCK], TOKENS[3 * BLOCK] ^ 1, *TOKENS[3 * BLOCK + 1 :], 5]
+    assert store.match(changed, "s").n_tokens == 2 * BLOCK
+
+
+def test_later_blocks_continue_a_chain_that_was_put_before(store):
+    put(store, 0, 2, [2 * BLOCK], tokens=TOKENS[: 2 * BLOCK])
+    put(store, 2, 2, [4 * BLOCK])
+    assert store.match([*TOKENS, 5], "s").n_tokens == 4 * BLOCK
+
+
+def test_stats_are_plain_numbers(store):
+    put(store, 0, 1, [BLOCK])
+    assert all(isinstance(value, int | float) for value in store.stats().values())
+
+
+def test_memory_over_its_limit_forgets_the_oldest():
+    store = MemoryStore(LAYOUT, limit_bytes=3 * (LAYOUT.block_bytes + LAYOUT.state_bytes))
+    for seed in range(5):
+        put(store, 0, 1, [BLOCK], tokens=prompt(seed, BLOCK))
+    found = [store.match([*prompt(seed, BLOCK), 1], "s") is not None for seed in range(5)]
+    assert found == [False, False, True, True, True]
+
+
+def test_two_openers_of_one_directory_see_each_others_blocks(tmp_path):
+    writer, reader = open_store(tmp_path, LAYOUT), open_store(tmp_path, LAYOUT)
+    put(writer, 0, 4, [4 * BLOCK])
+    hit = reader.match([*TOKENS, 5], "s")
+    assert load(reader, hit) == (4 * BLOCK, [block(i) for i in range(4)], state(4 * BLOCK))
+    writer.close()
+    reader.close()
+
+
+def test_another_layout_in_the_same_directory_never_matches(tmp_path):
+    first = open_store(tmp_path, LAYOUT)
+    put(first, 0, 4, [4 * BLOCK])
+    other = open_store(tmp_path, toy(fingerprint="other weights").layout)
+    assert other.match([*TOKENS, 5], "s") is None
+    first.close()
+    other.close()
+
+
+def test_a_directory_that_cannot_be_used_is_a_configuration_error(tmp_path):
+    (tmp_path / "file").write_text("not a directory")
+    with pytest.raises(ConfigError, match="file"):
+        open_store(tmp_path / "file", LAYOUT)
