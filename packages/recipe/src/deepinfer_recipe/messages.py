@@ -427,7 +427,7 @@ class ToolMessage(_PictureMessage):
         super().__init__(segments, sources, image_token)
         self._tool_call_id = tool_call_id
 
-    def answering(self, tool_call_id: str) -> ToolMessage:
+    def answering(self, tool_call_id: str | None) -> ToolMessage:
         """Return the same result as the answer to another call id."""
         message = ToolMessage("", tool_call_id)
         Message.__init__(message, self._segments, self._image_sources, self._image_token)

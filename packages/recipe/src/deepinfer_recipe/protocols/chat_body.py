@@ -50,16 +50,19 @@ class Call(Body):
 class SystemTurn(Body):
     role: Literal["system"]
     content: Content
+    name: str | None = None
 
 
 class DeveloperTurn(Body):
     role: Literal["developer"]
     content: Content
+    name: str | None = None
 
 
 class UserTurn(Body):
     role: Literal["user"]
     content: Content
+    name: str | None = None
 
 
 class AssistantTurn(Body):
@@ -68,6 +71,7 @@ class AssistantTurn(Body):
     reasoning_content: str | None = None
     tool_calls: list[Call] | None = None
     prefix: bool | None = None
+    name: str | None = None
 
 
 class ToolTurn(Body):

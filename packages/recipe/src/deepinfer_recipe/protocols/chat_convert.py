@@ -25,9 +25,7 @@ from deepinfer_recipe.protocols.draft import (
     JsonSchemaFormat,
     RegexFormat,
     Sampling,
-    check_answer,
-    check_sampling,
-    filled_reasoning,
+    fill_reasoning,
     finish,
     mentions_json,
     resolve_model,
@@ -41,8 +39,8 @@ from deepinfer_recipe.protocols.tools import (
     check_same_strictness,
     check_unique,
     checked_parameters,
-    strict_parameters,
 )
+from deepinfer_recipe.render import UNSUPPORTED_IMAGE
 from deepinfer_recipe.special_tokens import SpecialToken
 
 MAX_CHOICES = 16
@@ -76,6 +74,8 @@ def convert(
         body.reasoning_effort,
         default=options.default_thinking_mode,
     )
+    if not body.messages:
+        raise ConversionError("Empty input messages", param="messages")
     draft = Draft(
         profile=profile,
         options=options,
@@ -91,29 +91,30 @@ def convert(
         raise ConversionError(
             "stream_options should be set along with stream = true", param="stream_options"
         )
-    max_tokens, stop = check_sampling(draft)
-    if not body.messages:
-        raise ConversionError("Empty input messages", param="messages")
-    _check_prefix(body)
+    declared = body.tools or []
+    for index, tool in enumerate(declared):
+        check_name(tool.function.name, f"tools[{index}].function.name")
+    draft.declares_tools = bool(declared)
     draft.messages = _messages(body.messages, draft)
+    _check_prefix(body)
+    fill_reasoning(draft, "reasoning_content")
     draft.answer = _answer(body.response_format)
     if draft.answer == "json_object":
-        if body.messages[-1].role == "assistant" and body.messages[-1].prefix:
-            raise ConversionError(
-                "response_format json_object should not be used with prefix",
-                param="response_format",
-            )
         if not mentions_json(draft.messages):
             raise ConversionError(
                 "Prompt must contain the word 'json' in some form to use 'response_format' of "
                 "type 'json_object'.",
                 param="response_format",
             )
-    check_answer(draft.answer)
+        if draft.messages[-1].prefix:
+            raise ConversionError(
+                "response_format json_object should not be used with prefix",
+                param="response_format",
+            )
     draft.choice = _choice(body.tool_choice)
     if draft.choice != "none":
-        draft.tools = _tools(body.tools or [], profile)
-    return finish(draft, max_tokens, stop)
+        draft.tools = _tools(declared, profile)
+    return finish(draft)
 
 
 def _user(body: wire.ChatBody) -> str | None:
@@ -165,13 +166,15 @@ def _check_prefix(body: wire.ChatBody) -> None:
             )
 
 
-def _parts(content: wire.Content, place: str) -> Iterator[str | ImageSource]:
+def _parts(content: wire.Content, place: str, draft: Draft) -> Iterator[str | ImageSource]:
     if isinstance(content, str):
         yield content
         return
     for part in content:
         if isinstance(part, wire.TextPart):
             yield part.text
+        elif not draft.version.prompt_format.has_pictures:
+            yield UNSUPPORTED_IMAGE
         elif isinstance(part, wire.ImagePart):
             yield pictures.from_reference(part.image_url.url, part.image_url.detail, place)
         else:
@@ -183,7 +186,7 @@ def _joined(content: wire.Content, index: int, draft: Draft) -> JoinedContent:
         draft.version.prompt_format.has_pictures,
         draft.options.special_tokens.token(SpecialToken.Image),
     )
-    return joined.extend(_parts(content, f".messages[{index}]"))
+    return joined.extend(_parts(content, f".messages[{index}]", draft))
 
 
 def _messages(turns: Sequence[wire.Turn], draft: Draft) -> list[Message]:
@@ -208,7 +211,9 @@ def _messages(turns: Sequence[wire.Turn], draft: Draft) -> list[Message]:
         elif isinstance(turn, wire.UserTurn):
             messages.append(_joined(turn.content, index, draft).user())
         else:
-            messages.append(_joined(turn.content, index, draft).system())
+            content = _joined(turn.content, index, draft)
+            if content.text:
+                messages.append(content.system())
         index += 1
     return messages
 
@@ -226,7 +231,7 @@ def _assistant(turn: wire.AssistantTurn, index: int, draft: Draft) -> AssistantM
             "1, but got an empty array instead.",
             param=f"{place}.tool_calls",
         )
-    content = JoinedContent(True, "").extend(_parts(turn.content or "", f".{place}"))
+    content = JoinedContent(True, "").extend(_parts(turn.content or "", f".{place}", draft))
     if content.sources:
         raise ConversionError("Image in assistant message is not supported", param=place)
     seen: set[str] = set()
@@ -237,15 +242,9 @@ def _assistant(turn: wire.AssistantTurn, index: int, draft: Draft) -> AssistantM
                 param=f"{place}.tool_calls",
             )
         seen.add(call.id)
-    reasoning = filled_reasoning(
-        draft,
-        turn.reasoning_content,
-        calls_tools=bool(calls),
-        field_name="reasoning_content",
-    )
     history = [ToolCall(c.id, c.function.name, c.function.arguments) for c in calls or ()]
     return AssistantMessage(
-        content.text, reasoning, None if calls is None else history, bool(turn.prefix)
+        content.text, turn.reasoning_content, None if calls is None else history, bool(turn.prefix)
     )
 
 
@@ -303,19 +302,20 @@ def _choice(requested: object) -> Choice:
 
 
 def _tools(declared: Sequence[wire.Tool], profile: Profile) -> list[ToolDefinition]:
+    check_unique([tool.function.name for tool in declared])
     tools: list[ToolDefinition] = []
     for index, tool in enumerate(declared):
         function = tool.function
         place = f"tools[{index}].function"
-        check_name(function.name, f"{place}.name")
         parameters = checked_parameters(
-            function.name, function.parameters, f"{place}.parameters"
+            function.name,
+            function.parameters,
+            f"{place}.parameters",
+            strict=bool(function.strict),
+            profile=profile,
         )
-        if function.strict:
-            parameters = strict_parameters(parameters, profile)
         tools.append(
             ToolDefinition(function.name, function.description, parameters, function.strict)
         )
-    check_unique(tools)
     check_same_strictness(tools)
     return tools

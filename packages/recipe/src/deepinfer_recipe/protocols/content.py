@@ -60,7 +60,7 @@ class JoinedContent:
         message = SystemMessage.from_segments(tuple(self.segments), self.sources, self.image_token)
         return message
 
-    def tool(self, tool_call_id: str) -> ToolMessage:
+    def tool(self, tool_call_id: str | None) -> ToolMessage:
         """As the result of a call."""
         message = ToolMessage.from_segments(tuple(self.segments), self.sources, self.image_token)
         return message.answering(tool_call_id)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -12,12 +12,12 @@ from deepinfer_recipe.conversation_request import ConversationRequest
 from deepinfer_recipe.errors import ConversionError
 from deepinfer_recipe.inference import InferenceOptions, OutputConstraint
 from deepinfer_recipe.json_text import compact_json
-from deepinfer_recipe.messages import Message, ReasoningEffort, ToolDefinition
+from deepinfer_recipe.messages import AssistantMessage, Message, ReasoningEffort, ToolDefinition
 from deepinfer_recipe.model_version import ModelVersion
 from deepinfer_recipe.options import ConversionOptions, Profile, ReasoningContentBehavior
 from deepinfer_recipe.parsing_options import ParsingOptions, ThinkingInitialStage
 from deepinfer_recipe.protocols.schema_check import require_schema
-from deepinfer_recipe.protocols.strict_schema import normalise_strict
+from deepinfer_recipe.protocols.strict_schema import StrictRules
 from deepinfer_recipe.protocols.tools import Choice, resolve_choice, tool_constraint
 
 ThinkingType: TypeAlias = Literal["enabled", "disabled", "adaptive"]
@@ -84,6 +84,7 @@ class Draft:
     sampling: Sampling
     messages: list[Message] = field(default_factory=list[Message])
     tools: list[ToolDefinition] = field(default_factory=list[ToolDefinition])
+    declares_tools: bool = False
     choice: Choice = "auto"
     answer: AnswerFormat = "text"
     stream: bool = False
@@ -235,21 +236,27 @@ def _reference_sampling(
     return temperature, top_p
 
 
-def filled_reasoning(
-    draft: Draft, reasoning: str | None, *, calls_tools: bool, field_name: str
-) -> str | None:
-    """Reasoning of a past turn as the renderer wants it: None exactly when not thinking."""
-    if not draft.thinking:
-        return None
-    if reasoning is not None:
-        return reasoning
+def fill_reasoning(draft: Draft, field_name: str) -> None:
+    """Make the reasoning of past turns what the renderer wants: None exactly when not thinking.
+
+    `field_name` is what the protocol calls it, for the error when it must be passed back.
+    """
     rejects = draft.options.reasoning_content_behavior is ReasoningContentBehavior.Reject
-    if rejects and calls_tools:
-        raise ConversionError(
-            f"The `{field_name}` in the thinking mode must be passed back to the API.",
-            param="messages",
-        )
-    return ""
+    for index, message in enumerate(draft.messages):
+        if not isinstance(message, AssistantMessage):
+            continue
+        reasoning = message.reasoning_content if draft.thinking else None
+        if draft.thinking and reasoning is None:
+            if rejects and message.tool_calls:
+                raise ConversionError(
+                    f"The `{field_name}` in the thinking mode must be passed back to the API.",
+                    param="messages",
+                )
+            reasoning = ""
+        if reasoning != message.reasoning_content:
+            draft.messages[index] = AssistantMessage(
+                message.content, reasoning, message.tool_calls, message.prefix
+            )
 
 
 def answer_constraint(answer: AnswerFormat, profile: Profile) -> OutputConstraint | None:
@@ -261,14 +268,24 @@ def answer_constraint(answer: AnswerFormat, profile: Profile) -> OutputConstrain
     if isinstance(answer, JsonSchemaFormat):
         schema = answer.schema
         if answer.strict:
-            schema = normalise_strict(schema, keeps_definitions=profile == "extended")
+            schema = _strict_answer(schema, profile)
         return OutputConstraint("json", compact_json(schema))
     return None
 
 
+def _strict_answer(schema: Any, profile: Profile) -> dict[str, Any]:
+    rules = StrictRules(
+        shape_error="Invalid json schema: ",
+        root_name="json schema",
+        keeps_definitions=profile == "extended",
+        param="response_format",
+    )
+    return rules.normalise(schema)
+
+
 def check_answer(answer: AnswerFormat) -> None:
-    """Raise `ConversionError` if the answer's schema is not one."""
-    if isinstance(answer, JsonSchemaFormat):
+    """Raise `ConversionError` if the answer's schema is not one (strict ones: see above)."""
+    if isinstance(answer, JsonSchemaFormat) and not answer.strict:
         require_schema(answer.schema, "Invalid json schema", "response_format")
 
 
@@ -290,16 +307,20 @@ def _initial_stage(draft: Draft) -> ThinkingInitialStage | None:
     return ThinkingInitialStage.ReasoningStart
 
 
-def finish(
-    draft: Draft,
-    max_tokens: int | None,
-    stop: tuple[str, ...],
-    all_tools: Callable[[Sequence[ToolDefinition]], None] | None = None,
-) -> ConversationRequest:
-    """Assemble the request from a checked draft."""
-    if all_tools is not None:
-        all_tools(draft.tools)
+def _check_prefix(draft: Draft) -> None:
+    if not draft.messages or not draft.messages[-1].prefix:
+        return
+    calls = any(m.role == "tool" or m.tool_calls for m in draft.messages)
+    if draft.declares_tools or calls:
+        raise ConversionError("Function call should not be used with prefix", param="messages")
+
+
+def finish(draft: Draft) -> ConversationRequest:
+    """Check what is left to check (in the reference's order) and assemble the request."""
     tools, mode = resolve_choice(draft.tools, draft.choice, thinking=draft.thinking)
+    _check_prefix(draft)
+    check_answer(draft.answer)
+    max_tokens, stop = check_sampling(draft)
     constraint = answer_constraint(draft.answer, draft.profile)
     if tools:
         constraint = tool_constraint(tools, mode)

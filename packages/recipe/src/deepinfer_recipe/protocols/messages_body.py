@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
 from deepinfer_recipe.protocols.body import Body, UInt32, UInt64
 from deepinfer_recipe.protocols.draft import RequestedEffort, ThinkingType
@@ -37,7 +37,7 @@ class ImageBlock(Body):
 
 
 class DocumentSource(Body):
-    type: str
+    type: str | None = None
     media_type: str | None = None
     data: Any = None
 
@@ -51,6 +51,7 @@ class DocumentBlock(Body):
 class ThinkingBlock(Body):
     type: Literal["thinking"]
     thinking: str
+    signature: str | None = None
 
 
 class ToolUseBlock(Body):
@@ -113,13 +114,33 @@ class Turn(Body):
     content: str | list[Block]
 
 
+class ServerTool(Body):
+    """A tool with a type: the server's own, or one that says it is custom."""
+
+    type: str
+    name: str | None = None
+    description: Any = None
+    input_schema: Any = None
+    strict: Any = None
+    defer_loading: Any = None
+
+
 class Tool(Body):
-    type: str = ""
     name: str
     description: str | None = None
     input_schema: Any = None
     strict: Any = None
     defer_loading: bool | None = None
+
+
+def _tool_kind(value: Any) -> str:
+    return "server" if isinstance(value, dict) and "type" in value else "client"
+
+
+AnyTool = Annotated[
+    Annotated[Tool, Tag("client")] | Annotated[ServerTool, Tag("server")],
+    Discriminator(_tool_kind),
+]
 
 
 class AutoChoice(Body):
@@ -149,6 +170,10 @@ class OutputConfig(Body):
     format: Any = None
 
 
+class Metadata(Body):
+    user_id: str | None = None
+
+
 class MessagesBody(Body):
     """A Messages request as clients send it; unknown fields are ignored."""
 
@@ -160,11 +185,11 @@ class MessagesBody(Body):
     top_p: float | None = None
     stop_sequences: list[str] | None = None
     stream: bool | None = None
-    tools: list[Tool] | None = None
+    tools: list[AnyTool] | None = None
     tool_choice: (
         Annotated[AutoChoice | AnyChoice | NoChoice | ToolChoice, Field(discriminator="type")]
         | None
     ) = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
-    metadata: Any = None
+    metadata: Metadata | None = None

@@ -26,9 +26,7 @@ from deepinfer_recipe.protocols.draft import (
     Draft,
     JsonSchemaFormat,
     Sampling,
-    check_answer,
-    check_sampling,
-    filled_reasoning,
+    fill_reasoning,
     finish,
     resolve_model,
     resolve_thinking,
@@ -41,8 +39,8 @@ from deepinfer_recipe.protocols.tools import (
     check_same_strictness,
     check_unique,
     checked_parameters,
-    strict_parameters,
 )
+from deepinfer_recipe.render import UNSUPPORTED_IMAGE
 from deepinfer_recipe.special_tokens import SpecialToken
 
 _MISSING_RESULTS = (
@@ -61,8 +59,6 @@ def convert(
         body.output_config.effort if body.output_config else None,
         default=options.default_thinking_mode,
     )
-    metadata = body.metadata if isinstance(body.metadata, dict) else {}
-    user = metadata.get("user_id")
     draft = Draft(
         profile=profile,
         options=options,
@@ -77,15 +73,17 @@ def convert(
             stop=body.stop_sequences,
         ),
         stream=bool(body.stream),
-        user=user if isinstance(user, str) else None,
+        user=body.metadata.user_id if body.metadata else None,
     )
-    max_tokens, stop = check_sampling(draft)
-    draft.tools, dropped = _tools(body.tools or [], draft)
+    if not body.messages:
+        raise ConversionError("messages: at least one message is required", param="messages")
+    is_off = isinstance(body.tool_choice, wire.NoChoice)
+    draft.tools, dropped = _tools(body.tools or [], draft, checks_schemas=not is_off)
     draft.choice = _choice(body, dropped, profile)
     draft.messages = _History(draft).convert(body)
+    fill_reasoning(draft, "content[].thinking")
     draft.answer = _answer(body, profile)
-    check_answer(draft.answer)
-    return finish(draft, max_tokens, stop)
+    return finish(draft)
 
 
 def _answer(body: wire.MessagesBody, profile: Profile) -> AnswerFormat:
@@ -115,7 +113,9 @@ def _choice(body: wire.MessagesBody, dropped: set[str], profile: Profile) -> Cho
     return "auto"
 
 
-def _tools(declared: Sequence[wire.Tool], draft: Draft) -> tuple[list[ToolDefinition], set[str]]:
+def _tools(
+    declared: Sequence[wire.Tool | wire.ServerTool], draft: Draft, *, checks_schemas: bool
+) -> tuple[list[ToolDefinition], set[str]]:
     """The client tools, and the names of dropped server tools."""
     tools: list[ToolDefinition] = []
     dropped: set[str] = set()
@@ -123,20 +123,28 @@ def _tools(declared: Sequence[wire.Tool], draft: Draft) -> tuple[list[ToolDefini
     is_extended = draft.profile == "extended"
     for index, tool in enumerate(declared):
         place = f"tools[{index}]"
-        if tool.type and not (is_extended and tool.type == "custom"):
+        if isinstance(tool, wire.ServerTool):
             if drops_search and tool.type.startswith("web_search"):
-                dropped.add(tool.name)
+                dropped.add(str(tool.name))
                 continue
-            raise ConversionError(f"{place}: server tools are not supported", param=place)
+            if not (is_extended and tool.type == "custom"):
+                raise ConversionError(f"{place}: server tools are not supported", param=place)
+            tool = _custom(tool, place)
         check_name(tool.name, f"{place}.name")
-        if tool.input_schema is None:
-            # Unlike the other protocols, parameters are not optional here.
-            what = f"Invalid schema for function '{tool.name}'"
-            require_schema(None, what, f"{place}.input_schema")
-        parameters = checked_parameters(tool.name, tool.input_schema, f"{place}.input_schema")
+        parameters = tool.input_schema
         strict = True if is_extended and tool.strict is True else None
-        if strict:
-            parameters = strict_parameters(parameters, draft.profile)
+        if checks_schemas:
+            if parameters is None:
+                # Unlike the other protocols, parameters are not optional here.
+                what = f"Invalid schema for function '{tool.name}'"
+                require_schema(None, what, f"{place}.input_schema")
+            parameters = checked_parameters(
+                tool.name,
+                parameters,
+                f"{place}.input_schema",
+                strict=bool(strict),
+                profile=draft.profile,
+            )
         tools.append(
             ToolDefinition(
                 tool.name, tool.description, parameters, strict, bool(tool.defer_loading)
@@ -148,14 +156,27 @@ def _tools(declared: Sequence[wire.Tool], draft: Draft) -> tuple[list[ToolDefini
             "deferred.",
             param="tools",
         )
-    check_unique(tools)
-    check_same_strictness(tools)
+    if checks_schemas:
+        check_unique([tool.name for tool in tools])
+        check_same_strictness(tools)
     if not draft.version.prompt_format.system_in_place:
         tools = [
             ToolDefinition(tool.name, tool.description, tool.parameters, tool.strict)
             for tool in tools
         ]
     return tools, dropped
+
+
+def _custom(tool: wire.ServerTool, place: str) -> wire.Tool:
+    """A tool that says it is custom is a client tool like any other."""
+    try:
+        return wire.Tool.model_validate(tool.model_dump(exclude={"type"}))
+    except ValueError:
+        raise ConversionError(
+            f"{place}: a custom tool needs a name (a string) and may have a description (a "
+            "string) and defer_loading (a boolean)",
+            param=place,
+        ) from None
 
 
 class _History:
@@ -165,6 +186,9 @@ class _History:
         self._draft = draft
         self._tools = {tool.name: tool for tool in draft.tools}
         self._messages: list[Message] = []
+        in_place = draft.version.prompt_format.system_in_place
+        self._announces = in_place and draft.choice != "none"
+        """Whether tools can be announced by a system message."""
         self._pending: list[str] = []
         """Ids of calls that the next user turn must answer."""
 
@@ -174,8 +198,6 @@ class _History:
             if not isinstance(text, str):
                 text = SEPARATOR.join(block.text for block in text)
             self._messages.append(SystemMessage(text))
-        if not body.messages:
-            raise ConversionError("messages: at least one message is required", param="messages")
         last = len(body.messages) - 1
         for index, turn in enumerate(body.messages):
             blocks = turn.content
@@ -226,6 +248,8 @@ class _History:
             return block.text
         if isinstance(block, wire.DocumentBlock):
             return self._document(block)
+        if not self._draft.version.prompt_format.has_pictures:
+            return UNSUPPORTED_IMAGE
         source = block.source
         if isinstance(source, wire.Base64Source):
             return pictures.from_base64(source.media_type, source.data, place)
@@ -278,7 +302,11 @@ class _History:
                 content.add(self._plain(block, f"messages.{index}"))
         if self._draft.version.prompt_format.system_in_place:
             message = content.system()
-            self._messages.append(message.announcing(added) if added else message)
+            if added and self._announces:
+                message = message.announcing(added)
+            elif added and not content.text:
+                return
+            self._messages.append(message)
         elif content.text:
             # Where all system text moves to the front, a late instruction travels as user text.
             reminder = f"<system-reminder>\n{content.text}\n</system-reminder>"
@@ -318,17 +346,14 @@ class _History:
                         param=f"messages[{index}].content[{position}]",
                     )
                 texts.append(part)
-        filled = filled_reasoning(
-            draft,
-            SEPARATOR.join(reasoning) if reasoning else None,
-            calls_tools=bool(calls),
-            field_name="content[].thinking",
-        )
+        thoughts = SEPARATOR.join(reasoning) if reasoning else None
         # A final assistant message is a beginning that the model continues; the reference
         # opens a new turn behind it.
-        is_prefill = draft.profile == "extended" and is_last and not calls and not draft.tools
+        calls_seen = calls or any(message.tool_calls for message in self._messages)
+        may_continue = is_last and not calls_seen and not draft.tools
+        is_prefill = draft.profile == "extended" and may_continue
         self._messages.append(
-            AssistantMessage(SEPARATOR.join(texts), filled, calls or None, is_prefill)
+            AssistantMessage(SEPARATOR.join(texts), thoughts, calls or None, is_prefill)
         )
         self._pending = [call.id for call in calls]
 
@@ -370,7 +395,7 @@ class _History:
         if unanswered:
             raise self._missing(f"messages.{index - 1}:", index, unanswered)
         self._pending = []
-        if referenced and self._draft.version.prompt_format.system_in_place:
+        if referenced and self._announces:
             self._messages.append(SystemMessage("", tools=referenced))
 
     def _result(

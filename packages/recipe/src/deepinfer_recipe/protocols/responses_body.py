@@ -61,8 +61,12 @@ class FunctionCallItem(Body):
 
 
 class CallOutputItem(Body):
-    call_id: str
+    call_id: str | None = None
     output: str | list[OutputPart]
+
+
+class CustomCallOutputItem(CallOutputItem):
+    call_id: str
 
 
 class CustomCallItem(Body):
@@ -73,7 +77,7 @@ class CustomCallItem(Body):
 
 class ToolSearchCallItem(Body):
     call_id: str
-    arguments: Any
+    arguments: dict[str, Any]
 
 
 class FunctionTool(Body):
@@ -99,7 +103,7 @@ class NamespaceTool(Body):
 
 class ToolSearchTool(Body):
     type: Literal["tool_search"]
-    execution: str | None = None
+    execution: Literal["client", "server"] | None = None
     description: str | None = None
     parameters: Any = None
 
@@ -137,7 +141,7 @@ _ITEMS: dict[str, type[Item]] = {
     "function_call": FunctionCallItem,
     "function_call_output": CallOutputItem,
     "custom_tool_call": CustomCallItem,
-    "custom_tool_call_output": CallOutputItem,
+    "custom_tool_call_output": CustomCallOutputItem,
     "tool_search_call": ToolSearchCallItem,
     "tool_search_output": ToolSearchOutputItem,
 }
@@ -236,8 +240,13 @@ def parse_items(items: list[Any]) -> list[tuple[int, Item]]:
                 param=f"{place}.type",
             )
         model = _ITEMS.get(kind)
-        if model is not None:
-            known.append((index, _typed(place, model, item)))
+        if model is None:
+            continue
+        parsed = _typed(place, model, item)
+        if isinstance(parsed, ToolSearchOutputItem):
+            found = parse_tools(parsed.tools, f"{place}.tools")
+            parsed = parsed.model_copy(update={"tools": found})
+        known.append((index, parsed))
     return known
 
 

@@ -28,9 +28,7 @@ from deepinfer_recipe.protocols.draft import (
     Draft,
     JsonSchemaFormat,
     Sampling,
-    check_answer,
-    check_sampling,
-    filled_reasoning,
+    fill_reasoning,
     finish,
     mentions_json,
     resolve_model,
@@ -48,6 +46,7 @@ from deepinfer_recipe.protocols.tools import (
     check_same_strictness,
     check_unique,
 )
+from deepinfer_recipe.render import UNSUPPORTED_IMAGE
 from deepinfer_recipe.special_tokens import SpecialToken
 
 UNSUPPORTED_DOCUMENT = "[Unsupported Document]"
@@ -94,8 +93,15 @@ def convert(
         stream=bool(body.stream),
         user=body.user,
     )
-    max_tokens, stop = check_sampling(draft)
+    form = version.prompt_format
+    definitions(parsed.tools, form, options, profile, checks_schemas=False)
     draft.messages, found = _History(draft).convert(parsed)
+    fill_reasoning(draft, "reasoning_text")
+    draft.choice = _choice(body, options)
+    if draft.choice != "none":
+        draft.tools = definitions(parsed.tools, form, options, profile) + found
+        check_unique([tool.name for tool in draft.tools])
+        check_same_strictness(draft.tools)
     draft.answer = _answer(body)
     if draft.answer == "json_object" and not mentions_json(draft.messages):
         raise ConversionError(
@@ -103,16 +109,7 @@ def convert(
             "'text.format' of type 'json_object'.",
             param="text.format",
         )
-    check_answer(draft.answer)
-    draft.choice = _choice(body, options)
-    if draft.choice != "none":
-        draft.tools = definitions(
-            parsed.tools, version.prompt_format, options, profile
-        )
-        draft.tools += found
-        check_unique(draft.tools)
-        check_same_strictness(draft.tools)
-    return finish(draft, max_tokens, stop)
+    return finish(draft)
 
 
 def _answer(body: wire.ResponsesBody) -> AnswerFormat:
@@ -140,10 +137,6 @@ class _Turn:
     reasoning: list[str] | None = None
     texts: list[str] = field(default_factory=list[str])
     calls: list[ToolCall] = field(default_factory=list[ToolCall])
-
-    @property
-    def has_spoken(self) -> bool:
-        return bool(self.texts or self.calls)
 
 
 class _History:
@@ -182,22 +175,36 @@ class _History:
     def _item(self, item: wire.Item, index: int) -> None:
         place = f"input[{index}]"
         if isinstance(item, wire.CallOutputItem):
-            self._output(item.call_id, self._joined(item.output, place), place)
+            content = self._joined(item.output, place)
+            if item.call_id is None:
+                # It answers nothing in particular, but is still a result.
+                self._close_turn()
+                self._close_outputs()
+                self._messages.append(content.tool(None))
+            else:
+                self._output(item.call_id, content, place)
         elif isinstance(item, wire.ToolSearchOutputItem):
             self._search_output(item, place)
         elif isinstance(item, wire.MessageItem):
             self._message(item, place)
         elif isinstance(item, wire.ReasoningItem):
-            self._close_outputs()
-            if self._turn is None or self._turn.has_spoken:
-                self._close_turn()
-                self._close_outputs()
-                self._turn = _Turn()
-            texts = [part.text for part in item.content or ()]
-            if texts:
-                self._turn.reasoning = (self._turn.reasoning or []) + texts
+            self._reasoning([part.text for part in item.content or ()])
         else:
             self._call(item, place)
+
+    def _reasoning(self, texts: list[str]) -> None:
+        self._close_outputs()
+        turn = self._turn
+        is_empty = not any(texts) and len(texts) < 2
+        if turn is not None and (turn.calls or (turn.texts and not is_empty)):
+            self._close_turn()
+            self._close_outputs()
+            turn = None
+        if is_empty:
+            return
+        if turn is None:
+            turn = self._turn = _Turn()
+        turn.reasoning = (turn.reasoning or []) + texts
 
     def _message(self, item: wire.MessageItem, place: str) -> None:
         if item.role != "assistant":
@@ -253,12 +260,7 @@ class _History:
         turn, self._turn = self._turn, None
         if turn is None:
             return
-        reasoning = filled_reasoning(
-            self._draft,
-            None if turn.reasoning is None else "\n".join(turn.reasoning),
-            calls_tools=bool(turn.calls),
-            field_name="reasoning_text",
-        )
+        reasoning = None if turn.reasoning is None else "\n".join(turn.reasoning)
         self._messages.append(
             AssistantMessage(SEPARATOR.join(turn.texts), reasoning, turn.calls or None)
         )
@@ -293,7 +295,7 @@ class _History:
         self._outputs[call_id] = content.tool(call_id)
 
     def _search_output(self, item: wire.ToolSearchOutputItem, place: str) -> None:
-        tools = wire.parse_tools(item.tools, f"{place}.tools")
+        tools = item.tools
         listed = compact_json([echoed(tool) for _, tool in tools])
         self._output(item.call_id, self._empty().extend([listed]), place)
         form = self._draft.version.prompt_format
@@ -313,11 +315,11 @@ class _History:
         )
 
     def _joined(self, content: str | Sequence[Any], place: str) -> JoinedContent:
-        return self._empty().extend(_parts(content, place, self._draft.profile))
+        return self._empty().extend(_parts(content, place, self._draft))
 
 
 def _parts(
-    content: str | Sequence[Any], place: str, profile: Profile
+    content: str | Sequence[Any], place: str, draft: Draft
 ) -> Iterator[str | ImageSource]:
     if isinstance(content, str):
         yield content
@@ -326,6 +328,9 @@ def _parts(
         if isinstance(part, wire.TextPart | wire.InputTextPart):
             yield part.text
         elif isinstance(part, wire.ImagePart):
+            if not draft.version.prompt_format.has_pictures:
+                yield UNSUPPORTED_IMAGE
+                continue
             yield _picture(part, place, f"{place}.content[{index}]")
         else:
             yield UNSUPPORTED_DOCUMENT

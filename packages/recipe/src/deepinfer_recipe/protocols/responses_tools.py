@@ -11,7 +11,7 @@ from deepinfer_recipe.formats.prompt_format import PromptFormat
 from deepinfer_recipe.messages import ToolDefinition
 from deepinfer_recipe.options import ConversionOptions, Profile, WebSearchBehavior
 from deepinfer_recipe.protocols import responses_body as wire
-from deepinfer_recipe.protocols.tools import check_name, checked_parameters, strict_parameters
+from deepinfer_recipe.protocols.tools import check_name, checked_parameters
 
 APPLY_PATCH = "apply_patch"
 TOOL_SEARCH = "tool_search"
@@ -53,11 +53,19 @@ def _custom(tool: wire.CustomTool, place: str, profile: Profile) -> ToolDefiniti
 
 
 def _function(
-    tool: wire.FunctionTool, name: str, description: str | None, place: str, profile: Profile
+    tool: wire.FunctionTool,
+    name: str,
+    description: str | None,
+    place: str,
+    profile: Profile,
+    *,
+    checks_schemas: bool,
 ) -> ToolDefinition:
-    parameters = checked_parameters(name, tool.parameters, f"{place}.parameters")
-    if tool.strict:
-        parameters = strict_parameters(parameters, profile)
+    if not checks_schemas:
+        return ToolDefinition(name, description, tool.parameters, tool.strict)
+    parameters = checked_parameters(
+        name, tool.parameters, f"{place}.parameters", strict=bool(tool.strict), profile=profile
+    )
     return ToolDefinition(name, description, parameters, tool.strict)
 
 
@@ -78,9 +86,12 @@ class NamespacedTool:
 
 
 def namespaced(
-    tool: wire.NamespaceTool, place: str, form: PromptFormat
+    tool: wire.NamespaceTool, place: str, form: PromptFormat, taken: set[str]
 ) -> Iterator[NamespacedTool]:
-    """The functions of a namespace, names checked."""
+    """The functions of a namespace, names checked.
+
+    A namespace may be listed twice: a full name that is `taken` gets a number.
+    """
     check_name(tool.name, f"{place}.name")
     seen: set[str] = set()
     for index, member in enumerate(tool.tools):
@@ -98,7 +109,12 @@ def namespaced(
         description = member.description
         if tool.description and form.describes_namespaces:
             description = f"{tool.description}\n{description or ''}"
-        name = full_name(tool.name, member.name, form)
+        first = name = full_name(tool.name, member.name, form)
+        number = 0
+        while name in taken:
+            number += 1
+            name = f"{first}_{number}"
+        taken.add(name)
         yield NamespacedTool(member, tool.name, name, description, here)
 
 
@@ -107,20 +123,23 @@ def definitions(
     form: PromptFormat,
     options: ConversionOptions,
     profile: Profile,
+    *,
+    checks_schemas: bool = True,
 ) -> list[ToolDefinition]:
-    """The tools the model sees."""
+    """The tools the model sees. Without `checks_schemas` only names and kinds are checked."""
     defined: list[ToolDefinition] = []
+    taken: set[str] = set()
     for index, tool in tools:
         place = f"tools[{index}]"
         if isinstance(tool, wire.FunctionTool):
             check_name(tool.name, f"{place}.name")
-            defined.append(_function(tool, tool.name, tool.description, place, profile))
+            defined.append(_function(tool, tool.name, tool.description, place, profile, checks_schemas=checks_schemas))
         elif isinstance(tool, wire.CustomTool):
             defined.append(_custom(tool, place, profile))
         elif isinstance(tool, wire.NamespaceTool):
             defined += [
-                _function(m.tool, m.full_name, m.description, m.place, profile)
-                for m in namespaced(tool, place, form)
+                _function(m.tool, m.full_name, m.description, m.place, profile, checks_schemas=checks_schemas)
+                for m in namespaced(tool, place, form, taken)
             ]
         elif isinstance(tool, wire.ToolSearchTool):
             if tool.execution == "client":
@@ -137,11 +156,12 @@ def namespace_map(
     tools: Iterable[tuple[int, wire.Tool]], form: PromptFormat
 ) -> dict[str, tuple[str, str]]:
     """Full name of each namespaced function -> (namespace, own name)."""
+    taken: set[str] = set()
     return {
         member.full_name: (member.namespace, member.tool.name)
         for index, tool in tools
         if isinstance(tool, wire.NamespaceTool)
-        for member in namespaced(tool, f"tools[{index}]", form)
+        for member in namespaced(tool, f"tools[{index}]", form, taken)
     }
 
 

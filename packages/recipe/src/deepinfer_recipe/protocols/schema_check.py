@@ -7,6 +7,7 @@ from collections import OrderedDict
 from typing import Any
 
 from deepinfer_recipe.errors import ConversionError
+from deepinfer_recipe.json_text import compact_json
 
 _MAX_ENTRIES = 512
 _MAX_KEY_BYTES = 65536
@@ -20,6 +21,8 @@ def _refuse(uri: str) -> Any:
 
 def schema_problem(schema: Any) -> str | None:
     """What is wrong with a JSON Schema; None if it is valid and all its references resolve."""
+    if not isinstance(schema, dict | bool):
+        return f'{compact_json(schema)} is not of types "boolean", "object"'
     # Tool lists repeat from turn to turn. The bytes of `marshal` (version 2: no sharing, so
     # equal values give equal bytes) are the cheapest exact key; they are never read back.
     key = marshal.dumps(schema, 2)

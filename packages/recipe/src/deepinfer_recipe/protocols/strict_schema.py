@@ -1,15 +1,20 @@
-"""Normalising a `strict` schema: the subset that constrained decoding enforces."""
+"""Normalising a `strict` schema: the subset that constrained decoding enforces.
+
+Node by node, only the keywords that strict mode knows stay, in a fixed order; all properties
+of an object become required.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from deepinfer_recipe.errors import ConversionError
 
 _STRING_FORMATS = ("email", "hostname", "ipv4", "ipv6", "uuid")
-_SCALARS = ("string", "number", "integer", "boolean", "null")
-_NUMBER_KEYS = (
-    "description",
+_LIST_TYPES = ("string", "number", "integer", "boolean", "null")
+_TYPES = ("object", "string", "number", "integer", "boolean", "array", "null")
+_BOUNDS = (
     "const",
     "default",
     "minimum",
@@ -20,84 +25,167 @@ _NUMBER_KEYS = (
 )
 
 
-def _kept(node: dict[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:
-    return {key: node[key] for key in keys if key in node}
+@dataclass(frozen=True, slots=True)
+class StrictRules:
+    """How to word errors about a schema, and what goes beyond the reference.
 
-
-def normalise_strict(schema: Any, *, keeps_definitions: bool = False) -> dict[str, Any]:
-    """Reduce a schema to the keywords that strict mode enforces, in a fixed order.
-
-    `keeps_definitions` also normalises and keeps `$defs` and `definitions`, so that `$ref`
-    still resolves. Raises `ConversionError` for a schema that strict mode cannot enforce.
+    shape_error: begins the text of an error about a keyword of the wrong shape.
+    root_name: what the root schema is called in errors.
+    keeps_definitions: `$defs` and `definitions` stay (normalised), so that `$ref` resolves,
+        and `$ref` may stand inside `anyOf`.
     """
-    if not isinstance(schema, dict) or schema.get("type") != "object":
-        raise ConversionError("Root schema must be an object")
-    root = _object(schema, is_root=True)
-    if keeps_definitions:
-        for key in ("$defs", "definitions"):
-            definitions = schema.get(key)
-            if isinstance(definitions, dict):
-                root[key] = {name: _node(value) for name, value in definitions.items()}
-    return root
 
+    shape_error: str
+    root_name: str
+    keeps_definitions: bool
+    param: str
 
-def _node(node: Any) -> dict[str, Any]:
-    if not isinstance(node, dict):
-        raise ConversionError("Schema must be an object")
-    if "$ref" in node:
-        return {"$ref": node["$ref"]}
-    if "anyOf" in node:
-        return {
-            "anyOf": [_node(member) for member in node["anyOf"]],
-            **_kept(node, ("description",)),
+    def normalise(self, schema: Any) -> dict[str, Any]:
+        """The normalised schema. Raises `ConversionError` for one that cannot be enforced."""
+        root = self._node(schema, is_root=True)
+        if root.get("type") != "object":
+            raise self._rule(f"The top level of the {self.root_name} must be an object.")
+        if self.keeps_definitions:
+            for key in ("$defs", "definitions"):
+                definitions = schema.get(key)
+                if isinstance(definitions, dict):
+                    root[key] = {name: self._node(value) for name, value in definitions.items()}
+        return root
+
+    def _shape(self, text: str) -> ConversionError:
+        return ConversionError(f"{self.shape_error}{text}", param=self.param)
+
+    def _rule(self, text: str) -> ConversionError:
+        return ConversionError(text, param=self.param)
+
+    def _kept(self, node: dict[str, Any], kinds: dict[str, str]) -> dict[str, Any]:
+        """The named keywords that are there and not null, their shape checked."""
+        kept: dict[str, Any] = {}
+        for key, kind in kinds.items():
+            value = node.get(key)
+            if value is None:
+                continue
+            if not _has_kind(value, kind):
+                raise self._shape(f"field `{key}`: expected {kind}, got {value!r}")
+            kept[key] = value
+        return kept
+
+    def _node(self, node: Any, *, is_root: bool = False) -> dict[str, Any]:
+        if not isinstance(node, dict):
+            raise self._shape("one of `type`, `anyOf`, `$ref` field is required")
+        kind = node.get("type")
+        if isinstance(kind, list):
+            for member in kind:
+                if member not in _LIST_TYPES:
+                    known = ", ".join(f"`{name}`" for name in _LIST_TYPES)
+                    raise self._shape(
+                        f"field `type`: unknown variant `{member}`, expected one of {known}"
+                    )
+            return {"type": kind, **self._kept(node, {"description": "a string"})}
+        if kind is not None:
+            return self._typed(kind, node, is_root=is_root)
+        if "anyOf" in node:
+            return self._any_of(node)
+        if "$ref" in node:
+            if not isinstance(node["$ref"], str):
+                raise self._shape(f"field `$ref`: expected a string, got {node['$ref']!r}")
+            return {"$ref": node["$ref"]}
+        raise self._shape("one of `type`, `anyOf`, `$ref` field is required")
+
+    def _any_of(self, node: dict[str, Any]) -> dict[str, Any]:
+        members = node["anyOf"]
+        if not isinstance(members, list):
+            raise self._shape(f"field `anyOf`: expected a list, got {members!r}")
+        for member in members:
+            is_typed = isinstance(member, dict) and "type" in member
+            if not is_typed and not self.keeps_definitions:
+                raise self._shape("field `anyOf`: missing field `type`")
+        kept = self._kept(node, {"description": "a string"})
+        return {"anyOf": [self._node(member) for member in members], **kept}
+
+    def _typed(self, kind: Any, node: dict[str, Any], *, is_root: bool) -> dict[str, Any]:
+        description = {"description": "a string"}
+        match kind:
+            case "string":
+                strings = {"pattern": "a string", "format": "a string", "enum": "a list of strings"}
+                kept = self._kept(node, description | strings)
+                if kept.get("format", "uuid") not in _STRING_FORMATS:
+                    known = ", ".join(f"`{name}`" for name in _STRING_FORMATS)
+                    raise self._shape(
+                        f"unknown variant `{kept['format']}`, expected one of {known}"
+                    )
+                return {"type": kind, **kept}
+            case "number" | "integer":
+                shape = "a number" if kind == "number" else "an integer"
+                return {"type": kind, **self._kept(node, description | dict.fromkeys(_BOUNDS, shape))}
+            case "boolean" | "null":
+                return {"type": kind, **self._kept(node, description)}
+            case "array":
+                if "items" not in node:
+                    raise self._shape("missing field `items`")
+                items = self._node(node["items"])
+                return {"type": kind, "items": items, **self._kept(node, description)}
+            case "object":
+                return self._object(node, is_root=is_root)
+            case _:
+                known = ", ".join(f"`{name}`" for name in _TYPES)
+                raise self._shape(f"unknown variant `{kind}`, expected one of {known}")
+
+    def _object(self, node: dict[str, Any], *, is_root: bool) -> dict[str, Any]:
+        kept = self._kept(
+            node,
+            {
+                "properties": "an object",
+                "additionalProperties": "a boolean",
+                "required": "a list of strings",
+                "description": "a string",
+                "$def": "an object",
+            },
+        )
+        properties: dict[str, Any] = kept.get("properties", {})
+        normalised = {name: self._node(value) for name, value in properties.items()}
+        if not properties and not is_root:
+            raise self._rule("An object with no properties is not allowed.")
+        if kept.get("additionalProperties"):
+            raise self._rule("additionalProperties should not be true")
+        self._check_required(kept.get("required"), properties)
+        out: dict[str, Any] = {
+            "type": "object",
+            "properties": normalised,
+            "additionalProperties": False,
+            "required": list(properties),
         }
-    kind = node.get("type")
-    if kind is None:
-        raise ConversionError("Schema must have a type, anyOf, or $ref")
-    if isinstance(kind, list):
-        for member in kind:
-            if member not in _SCALARS:
-                raise ConversionError(f"Unsupported type in type list: {member}")
-        return {"type": kind, **_kept(node, ("description",))}
+        if "description" in kept:
+            out["description"] = kept["description"]
+        if "$def" in kept:
+            out["$def"] = {name: self._node(value) for name, value in kept["$def"].items()}
+        return out
+
+    def _check_required(self, required: list[str] | None, properties: dict[str, Any]) -> None:
+        if required is None:
+            return
+        seen: set[str] = set()
+        for name in required:
+            if name in seen:
+                raise self._rule(f"Duplicate required property '{name}'")
+            if name not in properties:
+                raise self._rule(f"Required property '{name}' not found in object")
+            seen.add(name)
+        if len(seen) != len(properties):
+            raise self._rule("Required properties must match all properties in the object")
+
+
+def _has_kind(value: Any, kind: str) -> bool:
     match kind:
-        case "string":
-            if "format" in node and node["format"] not in _STRING_FORMATS:
-                raise ConversionError(f"Unsupported string format: {node['format']}")
-            return {"type": kind, **_kept(node, ("description", "pattern", "format", "enum"))}
-        case "number" | "integer":
-            return {"type": kind, **_kept(node, _NUMBER_KEYS)}
-        case "boolean" | "null":
-            return {"type": kind, **_kept(node, ("description",))}
-        case "array":
-            if "items" not in node:
-                raise ConversionError("Array must have items")
-            return {"type": kind, "items": _node(node["items"]), **_kept(node, ("description",))}
-        case "object":
-            return _object(node, is_root=False)
+        case "a string":
+            return isinstance(value, str)
+        case "a boolean":
+            return isinstance(value, bool)
+        case "an object":
+            return isinstance(value, dict)
+        case "an integer":
+            return isinstance(value, int) and not isinstance(value, bool)
+        case "a number":
+            return isinstance(value, int | float) and not isinstance(value, bool)
         case _:
-            raise ConversionError(f"Unsupported type: {kind}")
-
-
-def _object(node: dict[str, Any], *, is_root: bool) -> dict[str, Any]:
-    properties = node.get("properties")
-    if properties is None:
-        if not is_root:
-            raise ConversionError("Object must have properties")
-        properties = {}
-    additional = node.get("additionalProperties", False)
-    if additional is not False:
-        raise ConversionError("additionalProperties must be false")
-    required = node.get("required")
-    if required is not None and set(required) != set(properties):
-        raise ConversionError("Required properties must match all properties in the object")
-    out: dict[str, Any] = {
-        "type": "object",
-        "properties": {name: _node(value) for name, value in properties.items()},
-        "additionalProperties": False,
-        "required": list(properties),
-        **_kept(node, ("description",)),
-    }
-    definitions = node.get("$def")
-    if isinstance(definitions, dict):
-        out["$def"] = {name: _node(value) for name, value in definitions.items()}
-    return out
+            return isinstance(value, list) and all(isinstance(item, str) for item in value)

@@ -9,11 +9,11 @@ from typing import Any, Literal, TypeAlias
 
 from deepinfer_recipe.errors import ConversionError
 from deepinfer_recipe.inference import OutputConstraint
-from deepinfer_recipe.json_text import compact_json, prompt_json
+from deepinfer_recipe.json_text import compact_json
 from deepinfer_recipe.messages import ToolChoice, ToolDefinition
 from deepinfer_recipe.options import Profile
 from deepinfer_recipe.protocols.schema_check import require_schema
-from deepinfer_recipe.protocols.strict_schema import normalise_strict
+from deepinfer_recipe.protocols.strict_schema import StrictRules
 
 MAX_NAME_CHARS = 128
 _NAME = re.compile(r"[a-zA-Z0-9_-]+\Z")
@@ -59,15 +59,28 @@ def check_name(name: str, param: str) -> None:
         )
 
 
-def checked_parameters(name: str, parameters: Any, param: str) -> Any:
-    """The parameters of a function: an object schema, or `{}` when there are none."""
+def checked_parameters(
+    name: str, parameters: Any, param: str, *, strict: bool = False, profile: Profile = "parity"
+) -> Any:
+    """The parameters of a function: an object schema, or `{}` when there are none.
+
+    Strict parameters are reduced to what strict mode enforces instead of being checked.
+    """
+    if strict:
+        rules = StrictRules(
+            shape_error="Invalid tool parameters schema : ",
+            root_name="function parameters schema",
+            keeps_definitions=profile == "extended",
+            param=param,
+        )
+        return rules.normalise({"type": "object"} if parameters is None else parameters)
     if parameters is None:
         return {}
     what = f"Invalid schema for function '{name}'"
     require_schema(parameters, what, param)
     kind = parameters.get("type") if isinstance(parameters, dict) else None
     if kind != "object":
-        shown = "null" if kind is None else prompt_json(kind)
+        shown = "null" if kind is None else compact_json(kind)
         raise ConversionError(
             f"{what}: schema must be a JSON Schema of 'type: \"object\"', got 'type: {shown}'.",
             param=param,
@@ -75,16 +88,9 @@ def checked_parameters(name: str, parameters: Any, param: str) -> Any:
     return parameters
 
 
-def strict_parameters(parameters: Any, profile: Profile) -> Any:
-    """Parameters of a strict tool, reduced to what strict mode enforces."""
-    return normalise_strict(
-        parameters or {"type": "object"}, keeps_definitions=profile == "extended"
-    )
-
-
-def check_unique(tools: Sequence[ToolDefinition]) -> None:
+def check_unique(names: Sequence[str]) -> None:
     """Raise `ConversionError` if two tools share a name."""
-    if len({tool.name for tool in tools}) != len(tools):
+    if len(set(names)) != len(names):
         raise ConversionError("Tool names must be unique.", param="tools")
 
 
