@@ -70,7 +70,7 @@ def test_messages_reports_the_same_hit_outside_input_tokens(shared, claude, syst
     ask = {
         "model": model_of(shared),
         "max_tokens": 24,
-        "temperature": 0,
+        "extra_body": {"temperature": 0},
         "system": system_prompt + " two",
     }
     first = claude.create(**ask, messages=[{"role": "user", "content": "Hello!"}])
@@ -116,6 +116,8 @@ def test_stream_and_whole_answer_are_the_same(shared, chat, claude):
         content += chunk.choices[0].delta.content or ""
         thought += getattr(chunk.choices[0].delta, "reasoning_content", None) or ""
     assert (content, thought) == (whole.content, whole.reasoning_content)
+    # Newer clients have no parameter for it, but pass it on.
+    ask["extra_body"] = {"temperature": ask.pop("temperature")}
     message = claude.create(**ask)
     with claude.stream(**ask) as stream:
         final = stream.get_final_message()

@@ -52,7 +52,7 @@ class FakeEngine:
         self.aborted: list[str] = []
         self.flushed = 0
         self.workers = [WorkerStatus("w0", "single", ready=True, counters={"steps_total": 3.0}, gauges={"running": 1.0})]
-        self.info = ModelInfo(max_model_len=512, vocab_size=512, nextn=2, layout_hash="h")
+        self.info = ModelInfo(max_model_len=4096, vocab_size=512, nextn=2, layout_hash="h")
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[GenerateEvent]:
         self.requests.append(request)

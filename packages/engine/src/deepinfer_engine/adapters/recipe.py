@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import secrets
 import time
@@ -24,6 +25,7 @@ from deepinfer_recipe import (
     ModelVersion,
     PromptUsage,
     RequestParseError,
+    SpecialToken,
     StreamProcessor,
     Tokenizer,
 )
@@ -31,6 +33,7 @@ from deepinfer_recipe import (
 from deepinfer_engine.core.types import FinishReason, SamplingParams, TokensEvent, TrafficClass
 from deepinfer_engine.errors import CheckpointError, EngineLost, EngineUnavailable, UnknownModel
 from deepinfer_engine.server.codec import WireEvent
+from deepinfer_engine.server.detokenise import Detokeniser, TokenBytes
 from deepinfer_engine.server.errors import ContextLengthExceeded, InvalidRequest, Protocol
 from deepinfer_engine.server.extras import apply_extras
 
@@ -63,7 +66,13 @@ class RecipeCodec:
         self._encoding = DeepseekV41Encoding().with_tokenizer(tokenizer)
         self._names = tuple(model_names)
         self._vocab_size = tokenizer.backend.get_vocab_size(with_added_tokens=True)
-        self._eos = tokenizer.special_id("<｜end▁of▁sentence｜>")
+        self._eos = tokenizer.special_id(SpecialToken.Eos.value)
+        self.think_end = tokenizer.special_id(SpecialToken.ThinkingEnd.value)
+        self.spelling = TokenBytes(
+            tokenizer.backend.get_vocab(with_added_tokens=False),
+            {i: token.content for i, token in tokenizer.backend.get_added_tokens_decoder().items()},
+            silent={self._eos, tokenizer.special_id(SpecialToken.Bos.value)},
+        )
         self._wall = wall
         self._new_seed = new_seed
         self._options = ConversionOptions(
@@ -94,7 +103,8 @@ class RecipeCodec:
         if options.n != 1:
             raise InvalidRequest("n must be 1: this server gives one answer a request", param="n")
         if options.output_constraint is not None and options.output_constraint.kind == "regex":
-            # The prompt format has no words for it, so without a grammar it would be silently ignored.
+            # The prompt format has no words for it, so without a grammar it would be silently
+            # ignored.
             raise InvalidRequest("response_format regex is not supported", param="response_format")
         token_ids = tuple(self._encoding.encode(request.conversation))
         try:
@@ -103,8 +113,8 @@ class RecipeCodec:
             raise ContextLengthExceeded(exc.message, param=exc.param) from exc
         if len(token_ids) >= max_model_len:
             raise ContextLengthExceeded(
-                f"the prompt has {len(token_ids)} tokens and this model's context {max_model_len}: no "
-                "room for an answer; shorten the conversation",
+                f"the prompt has {len(token_ids)} tokens and this model's context "
+                f"{max_model_len}: no room for an answer; shorten the conversation",
                 param="messages",
             )
         sampling = SamplingParams(
@@ -139,7 +149,9 @@ class RecipeCodec:
     def detokenize(self, token_ids: Sequence[int]) -> str:
         for token in token_ids:
             if not 0 <= token < self._vocab_size:
-                raise InvalidRequest(f"token ids are 0..{self._vocab_size - 1}, got {token}", param="tokens")
+                raise InvalidRequest(
+                    f"token ids are 0..{self._vocab_size - 1}, got {token}", param="tokens"
+                )
         return self._tokenizer.backend.decode(list(token_ids), skip_special_tokens=False)
 
     @property
@@ -165,7 +177,9 @@ class RecipeCodec:
 
 @dataclass(frozen=True, slots=True)
 class RecipeRequest:
-    """A converted request; see `server.codec.PreparedRequest`. `ends`: ids that are no text at the end."""
+    """A converted request; see `server.codec.PreparedRequest`. `ends`: ids that are no text at the
+    end.
+    """
 
     codec: RecipeCodec
     protocol: Protocol
@@ -200,11 +214,14 @@ class RecipeEncoder:
         self._response_type = _RESPONSES[prepared.protocol]
         self._response: Any = None
         options = prepared.request.parsing_options
+        more = {"created": prepared.created} if prepared.protocol == "chat" else {}
         generator = _REQUESTS[prepared.protocol].chunk_generator(
-            prepared.request, response_id, prepared.model
+            prepared.request, response_id, prepared.model, **more
         )
         self._processor = StreamProcessor(generator, options, prepared.codec.tokenizer)
-        # With stop sequences the answer may end inside a step: only token by token is the count exact.
+        self._text = Detokeniser(prepared.codec.spelling)
+        # With stop sequences the answer may end inside a step: only token by token is the count
+        # exact.
         self._one_by_one = bool(options.stop_sequences)
         self._out_of_memory = False
 
@@ -227,24 +244,40 @@ class RecipeEncoder:
         if ended:
             ids, logprobs = ids[:-1], logprobs and logprobs[:-1]
         out: list[WireEvent] = []
-        for start in range(0, len(ids), 1 if self._one_by_one else len(ids) or 1):
+        for start, stop in self._cuts(ids):
             if self.finished:
                 return out
-            stop = start + 1 if self._one_by_one else len(ids)
-            chunk = InferenceChunk.tokens(ids[start:stop], logprobs and logprobs[start:stop])
+            part = ids[start:stop]
+            if logprobs is None:
+                chunk = InferenceChunk.text(self._text.push(part), len(part))
+            else:
+                chunk = InferenceChunk.tokens(part, logprobs[start:stop])
             out += self._push(chunk)
         if ended and not self.finished:
             # The end token is counted, but spells nothing.
             out += self._push(InferenceChunk.text("", 1))
         return out
 
+    def _cuts(self, ids: list[int]) -> list[tuple[int, int]]:
+        """Slices of one step to push apart, so that reasoning tokens and stops are counted exactly."""
+        if self._one_by_one:
+            return [(i, i + 1) for i in range(len(ids))]
+        think_end = self._prepared.codec.think_end
+        borders = [0, *(i + 1 for i, token in enumerate(ids) if token == think_end), len(ids)]
+        return [(a, b) for a, b in itertools.pairwise(borders) if a < b]
+
     def finish(self, reason: FinishReason) -> list[WireEvent]:
         out: list[WireEvent] = []
         if not self.finished:
             if reason == _NO_RESOURCE and self._prepared.protocol == "messages":
-                raise EngineUnavailable("the engine ran out of cache memory and gave this answer up")
+                raise EngineUnavailable(
+                    "the engine ran out of cache memory and gave this answer up"
+                )
             if reason not in _FINISH:
                 raise EngineLost(f"the engine ended this answer with {reason!r}")
+            if rest := self._text.finish():
+                out += self._push(InferenceChunk.text(rest, 0))
+        if not self.finished:
             out += self._push(InferenceChunk.finish(_FINISH[reason]))
         out += self._wire(self._processor.finish())
         if reason == _NO_RESOURCE:
@@ -278,7 +311,7 @@ def _pairs(event: TokensEvent) -> list[tuple[float, tuple[tuple[int, float], ...
 
 
 def _renamed(text: str) -> str:
-    """Chat Completions JSON whose finish reason is the one DeepSeek's API documents for this case."""
+    """Chat Completions JSON with the finish reason that DeepSeek's API documents for this case."""
     value = json.loads(text)
     for choice in value.get("choices", ()):
         if choice.get("finish_reason") is not None:
@@ -288,5 +321,7 @@ def _renamed(text: str) -> str:
 
 def _checked_user(user: str | None) -> str | None:
     if user is not None and len(user.encode(errors="replace")) > _MAX_USER_BYTES:
-        raise InvalidRequest(f"user_id has at most {_MAX_USER_BYTES} bytes of UTF-8", param="user_id")
+        raise InvalidRequest(
+            f"user_id has at most {_MAX_USER_BYTES} bytes of UTF-8", param="user_id"
+        )
     return user or None

@@ -44,6 +44,14 @@ SYSTEM = "\n".join(
         "Answer in English.",
         "The kite is kept in the school and costs 16 coins.",
         "Zoe is a singer from Vienna.",
+        "The bottle is kept in the mill and costs 64 coins.",
+        "Think before you answer.",
+        "Paul is a cook from Berlin.",
+        "The violin is kept in the church and costs 90 coins.",
+        "Tina is a nurse from Prague.",
+        "The password of the violin is lumera.",
+        "The spoon is kept in the bakery and costs 5 coins.",
+        "Felix is a pilot from Madrid.",
         "Keep the answer under fifty words.",
     )
 )
@@ -113,7 +121,8 @@ def _next_steps(url: str, model: str, keep: bool, about: Console) -> None:
     about.print(
         "\nThe same server speaks two protocols:"
         if keep
-        else "\nThis server stops now. Keep it with `deepinfer demo --keep`, or start one with `deepinfer serve`; then:",
+        else "\nThis server stops now. Keep it with `deepinfer demo --keep`, or start one with "
+        "`deepinfer serve`; then:",
         markup=False,
     )
     base = url if keep else "http://127.0.0.1:8000"

@@ -32,7 +32,7 @@ def server():
     from server_fakes import byte_codec
 
     codec = byte_codec()
-    answers = {"hi": "let me see</think>hello", "weather?": "hm</think>" + CALL}
+    answers = {"weather?": "hm</think>" + CALL, "hi": "let me see</think>hello"}
 
     def script(request):
         prompt = codec.detokenize(request.token_ids)
@@ -159,7 +159,7 @@ def test_anthropic_errors_have_their_own_classes(claude):
         claude.create(model="gpt-9", max_tokens=5, messages=QUESTION)
     assert caught.value.body["error"]["type"] == "not_found_error"
     with pytest.raises(anthropic.BadRequestError):
-        claude.create(model="toy", max_tokens=5, messages=QUESTION, temperature=5)
+        claude.create(model="toy", max_tokens=5, messages=QUESTION, extra_body={"temperature": 5})
     with pytest.raises(anthropic.APIStatusError) as caught:
         claude.create(model="toy", max_tokens=5, messages=[{"role": "user", "content": "fail"}])
     assert caught.value.status_code == 529

@@ -115,12 +115,12 @@ def test_a_broken_body_is_400_in_the_protocols_shape(request_json, path, body, r
 
 @BOTH
 def test_a_prompt_over_the_context_is_400_with_both_numbers(request_json, path, body):
-    long = {**body, "messages": [{"role": "user", "content": "x" * 600}]}
+    long = {**body, "messages": [{"role": "user", "content": "x" * 5000}]}
     reply = request_json(Script(), "POST", path, json=long)
     assert reply.status_code == 400
     message = reply.json()["error"]["message"]
-    assert "512" in message
-    assert any(int(word) >= 600 for word in message.replace("(", " ").split() if word.isdigit())
+    assert "4096" in message
+    assert any(int(word) >= 5000 for word in message.replace("(", " ").split() if word.isdigit())
 
 
 @BOTH
@@ -166,7 +166,7 @@ def test_models_in_both_shapes(request_json):
     listed = request_json(Script(), "GET", "/v1/models").json()
     assert listed["object"] == "list"
     assert listed["data"][0]["id"] == "toy"
-    assert listed["data"][0]["max_model_len"] == 512
+    assert listed["data"][0]["max_model_len"] == 4096
     header = {"anthropic-version": "2023-06-01"}
     listed = request_json(Script(), "GET", "/v1/models", headers=header).json()
     assert listed["data"][0] == {
@@ -219,7 +219,7 @@ def test_ready_means_a_request_could_be_served(make_app, workers, status):
 
 def test_tokenize_and_back(request_json, codec):
     reply = request_json(Script(), "POST", "/tokenize", json={"prompt": "héllo"}).json()
-    assert reply == {"count": 6, "max_model_len": 512, "tokens": codec.tokenize("héllo")}
+    assert reply == {"count": 6, "max_model_len": 4096, "tokens": codec.tokenize("héllo")}
     back = request_json(Script(), "POST", "/detokenize", json={"tokens": reply["tokens"]}).json()
     assert back == {"prompt": "héllo"}
     chat = request_json(Script(), "POST", "/tokenize", json={"messages": CHAT["messages"]}).json()
