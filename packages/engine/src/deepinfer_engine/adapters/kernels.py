@@ -1,7 +1,48 @@
-"""The operators of deepinfer_kernels that the model calls."""
+"""The operators of deepinfer_kernels that the model calls.
+
+They are resolved once, when the model is imported: a decode step of a small model calls hundreds
+of them on tiny tensors, where the checks and the dispatch of the public functions would cost more
+than the arithmetic. Set `DEEPINFER_KERNELS` before that to choose back ends.
+"""
 
 from __future__ import annotations
 
-from deepinfer_kernels import formats, ops
+from typing import Any
+
+from deepinfer_kernels import formats, registry
 
 __all__ = ["formats", "ops"]
+
+
+class Operators:
+    """Resolved callables; arguments as the functions of the same names in `deepinfer_kernels.ops`.
+
+    Positional arguments only, and all of them.
+    """
+
+    def __init__(self, device: str) -> None:
+        def resolved(name: str) -> Any:
+            return registry.resolve(name, device)
+
+        self.rms_norm = resolved("rms_norm")
+        self.rope = resolved("rope")
+        self.swiglu = resolved("swiglu")
+        self.mhc_pre = resolved("mhc_pre")
+        self.mhc_collapse = resolved("mhc_collapse")
+        self.mhc_post = resolved("mhc_post")
+        self.mla_sparse = resolved("mla_sparse")
+        self.index_logits = resolved("index_logits")
+        self.topk_select = resolved("topk_select")
+        self.candidate_blocks = resolved("candidate_blocks")
+        self.candidate_mask = resolved("candidate_mask")
+        self.compress_pool = resolved("compress_pool")
+        self.fake_quant = resolved("fake_quant")
+        self.kv_store = resolved("kv_store")
+        self.kv_load = resolved("kv_load")
+        self.engram_hash = resolved("engram_hash")
+        self.engram_gate = resolved("engram_gate")
+        self.moe_gate = resolved("moe_gate")
+        self.moe_experts = resolved("moe_experts")
+
+
+ops = Operators("cpu")

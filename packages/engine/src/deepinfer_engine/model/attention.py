@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from deepinfer_engine.adapters.kernels import formats, ops
+from deepinfer_engine.adapters.kernels import ops
 from deepinfer_engine.model.batch import Batch
 from deepinfer_engine.model.config import TextConfig
 from deepinfer_engine.model.pools import Pools
@@ -49,15 +49,15 @@ def queries(
     """(qr [n, q_lora_rank], q [n, heads, D]) of attn-normed hidden x [n, H]."""
     latent = ops.rms_norm(linear(x, w.wq_a), w.q_norm, config.rms_norm_eps)
     q = linear(latent, w.wq_b).view(x.shape[0], config.num_attention_heads, config.head_dim)
-    return latent, ops.rope(q, *angles)
+    return latent, ops.rope(q, *angles, False)
 
 
 def window_keys(
     config: TextConfig, w: AttentionWeights, x: Tensor, angles: Angles, rounding: str
 ) -> Tensor:
     """The sliding-window key (= value) [n, D] of each row, rounded as its record rounds it."""
-    key = ops.rope(ops.rms_norm(linear(x, w.wkv), w.kv_norm, config.rms_norm_eps), *angles)
-    return formats.fake_quant(key, rounding)
+    key = ops.rope(ops.rms_norm(linear(x, w.wkv), w.kv_norm, config.rms_norm_eps), *angles, False)
+    return ops.fake_quant(key, rounding)
 
 
 def project_out(config: TextConfig, w: AttentionWeights, out: Tensor, angles: Angles) -> Tensor:
@@ -103,12 +103,12 @@ class Compressor:
         latent = ops.rms_norm(pooled, w.norm, c.rms_norm_eps)
         slots = batch.entry_slots(batch.sequence[rows], entry, ratio)
         records = self._pools.records
-        main = ops.rope(latent, *entry_angles)
-        self._pools.main[layer].store(formats.fake_quant(main, records.main_rounding), slots)
+        main = ops.rope(latent, *entry_angles, False)
+        self._pools.main[layer].store(ops.fake_quant(main, records.main_rounding), slots)
         index = ops.rope(
-            ops.rms_norm(linear(latent, key.wk), key.norm, c.rms_norm_eps), *entry_angles
+            ops.rms_norm(linear(latent, key.wk), key.norm, c.rms_norm_eps), *entry_angles, False
         )
-        self._pools.index[layer].store(formats.fake_quant(index, records.index_rounding), slots)
+        self._pools.index[layer].store(ops.fake_quant(index, records.index_rounding), slots)
 
     def _pool(self, layer: int, value: Tensor, gate: Tensor, batch: Batch, rows: Tensor) -> Tensor:
         """Gated pooling of pairs; the first token of a pair may be from an earlier pass, out of the
@@ -205,9 +205,9 @@ class Indexer:
         c = self._config
         n = x.shape[0]
         q = ops.rope(
-            linear(query_latent, w.wq_b).view(n, c.index_n_heads, c.index_head_dim), *angles
+            linear(query_latent, w.wq_b).view(n, c.index_n_heads, c.index_head_dim), *angles, False
         )
-        q = formats.fake_quant(q, self._pools.records.index_rounding)
+        q = ops.fake_quant(q, self._pools.records.index_rounding)
         weights = linear(x, w.weights_proj)
         keys = shared.index_keys.get(source)
         if keys is None:
