@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from deepinfer_search_fetch.client import AsyncSearchFetch, SearchFetch
     from deepinfer_search_fetch.config import Config, Limits
     from deepinfer_search_fetch.errors import (
-        ContentFailure,
-        InvalidRequest,
-        LimitExceeded,
-        Refused,
+        ContentError,
+        InvalidRequestError,
+        LimitError,
+        RefusedError,
         SearchFetchError,
-        UpstreamFailure,
+        UpstreamError,
     )
     from deepinfer_search_fetch.extract import Extraction, extract_markdown
     from deepinfer_search_fetch.models import (
@@ -39,12 +39,12 @@ _HOME = {
     "client": ("AsyncSearchFetch", "SearchFetch"),
     "config": ("Config", "Limits"),
     "errors": (
-        "ContentFailure",
-        "InvalidRequest",
-        "LimitExceeded",
-        "Refused",
+        "ContentError",
+        "InvalidRequestError",
+        "LimitError",
+        "RefusedError",
         "SearchFetchError",
-        "UpstreamFailure",
+        "UpstreamError",
     ),
     "extract": ("Extraction", "extract_markdown"),
     "models": (
@@ -66,15 +66,15 @@ __all__ = [
     "BatchItem",
     "Bridge",
     "Config",
-    "ContentFailure",
+    "ContentError",
     "Extraction",
     "FetchRequest",
     "FetchResponse",
     "IngestReport",
-    "InvalidRequest",
-    "LimitExceeded",
+    "InvalidRequestError",
+    "LimitError",
     "Limits",
-    "Refused",
+    "RefusedError",
     "SearchFetch",
     "SearchFetchError",
     "SearchRequest",
@@ -82,7 +82,7 @@ __all__ = [
     "SearchResult",
     "ToolOutcome",
     "ToolPolicy",
-    "UpstreamFailure",
+    "UpstreamError",
     "extract_markdown",
 ]
 

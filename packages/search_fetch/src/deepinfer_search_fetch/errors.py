@@ -1,11 +1,11 @@
 """Every error this package raises, and the one table from code to HTTP status.
 
-SearchFetchError                 carries code, http_status, message, retryable, details
-├── InvalidRequest               the caller must change the request (URL, argument, field)
-├── Refused                      policy says no: address, port, scheme, robots.txt, missing scope
-├── UpstreamFailure              the other side failed: DNS, connect, TLS, HTTP status, time
-├── LimitExceeded                a size limit or a rate limit was reached
-└── ContentFailure               a page came back, but nothing usable could be made of it
+SearchFetchError             carries code, http_status, message, retryable, details
+├── InvalidRequestError      the caller must change the request (URL, argument, field)
+├── RefusedError             policy says no: address, port, scheme, robots.txt, missing scope
+├── UpstreamError            the other side failed: DNS, connect, TLS, HTTP status, time
+├── LimitError               a size limit, a rate limit or a quota was reached
+└── ContentError             a page came back, but nothing usable could be made of it
 """
 
 from __future__ import annotations
@@ -77,23 +77,23 @@ class SearchFetchError(Exception):
         }
 
 
-class InvalidRequest(SearchFetchError):
+class InvalidRequestError(SearchFetchError):
     """The request itself is wrong; sending it again unchanged cannot help."""
 
 
-class Refused(SearchFetchError):
+class RefusedError(SearchFetchError):
     """Allowed by syntax, forbidden by policy."""
 
 
-class UpstreamFailure(SearchFetchError):
+class UpstreamError(SearchFetchError):
     """The remote side could not be reached or did not answer well."""
 
 
-class LimitExceeded(SearchFetchError):
+class LimitError(SearchFetchError):
     """A size, rate or quota limit was reached."""
 
 
-class ContentFailure(SearchFetchError):
+class ContentError(SearchFetchError):
     """The bytes arrived, but they hold nothing this service can return."""
 
 

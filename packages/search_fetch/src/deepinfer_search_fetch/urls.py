@@ -14,7 +14,7 @@ from urllib.parse import parse_qsl, quote, unquote_to_bytes, urlencode
 
 import idna
 
-from deepinfer_search_fetch.errors import InvalidRequest, Refused
+from deepinfer_search_fetch.errors import InvalidRequestError, RefusedError
 
 MAX_URL_CHARS = 8192
 HostKind = Literal["name", "ipv4", "ipv6"]
@@ -73,8 +73,8 @@ class Url:
 def parse(text: str) -> Url:
     """Parse an absolute http(s) URL.
 
-    Raises InvalidRequest(invalid_url) for anything malformed and Refused(blocked_scheme) for any
-    other scheme.
+    Raises InvalidRequestError(invalid_url) for anything malformed and
+    RefusedError(blocked_scheme) for any other scheme.
     """
     if len(text) > MAX_URL_CHARS:
         raise _invalid(f"URL has {len(text)} characters, at most {MAX_URL_CHARS} are allowed")
@@ -84,7 +84,7 @@ def parse(text: str) -> Url:
         raise _invalid("URL needs a scheme: http:// or https://")
     scheme = scheme_match.group()[:-1].lower()
     if scheme not in _DEFAULT_PORT:
-        raise Refused("blocked_scheme", f"scheme {scheme!r} is not fetched, only http and https")
+        raise RefusedError("blocked_scheme", f"scheme {scheme!r} is not fetched, only http(s)")
     if _CONTROL.search(text):
         raise _invalid("URL contains a control character, tab or line break")
     rest = text[scheme_match.end() :]
@@ -154,8 +154,8 @@ def domain_matches(host: str, domain: str) -> bool:
     return bool(domain) and (host == domain or host.endswith("." + domain))
 
 
-def _invalid(message: str) -> InvalidRequest:
-    return InvalidRequest("invalid_url", message)
+def _invalid(message: str) -> InvalidRequestError:
+    return InvalidRequestError("invalid_url", message)
 
 
 def _split_authority(netloc: str, scheme: str) -> tuple[str, HostKind, int]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from deepinfer_search_fetch.errors import InvalidRequest
+from deepinfer_search_fetch.errors import InvalidRequestError
 
 Dialect = Literal["anthropic", "openai"]
 ToolName = Literal["web_search", "web_fetch"]
@@ -45,7 +45,7 @@ class ToolPolicy:
 
     def __post_init__(self) -> None:
         if self.allowed_domains and self.blocked_domains:
-            raise InvalidRequest(
+            raise InvalidRequestError(
                 "invalid_argument",
                 "allowed_domains and blocked_domains cannot be combined; set one of them",
             )

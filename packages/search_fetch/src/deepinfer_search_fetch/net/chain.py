@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from deepinfer_search_fetch import urls
 from deepinfer_search_fetch.config import Limits
-from deepinfer_search_fetch.errors import UpstreamFailure
+from deepinfer_search_fetch.errors import UpstreamError
 from deepinfer_search_fetch.models import RedirectHop
 from deepinfer_search_fetch.net.transport import Response, Transport
 from deepinfer_search_fetch.urls import Url
@@ -76,9 +76,9 @@ async def follow(
             return Page(url, response, tuple(hops))  # a page that reloads itself is not a redirect
         hops.append(RedirectHop(from_url=str(current), to_url=str(target), status=response.status))
         if str(target) in seen:
-            raise UpstreamFailure("redirect_loop", "redirects lead back to an earlier URL")
+            raise UpstreamError("redirect_loop", "redirects lead back to an earlier URL")
         if len(hops) > cap:
-            raise UpstreamFailure("too_many_redirects", f"more than {cap} redirects")
+            raise UpstreamError("too_many_redirects", f"more than {cap} redirects")
         # Conditional headers belong to the first URL only.
         headers = [(k, v) for k, v in headers if not k.lower().startswith("if-")]
         seen.add(str(target))

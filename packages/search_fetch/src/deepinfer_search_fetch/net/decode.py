@@ -11,7 +11,7 @@ import brotli
 import zstandard
 
 from deepinfer_search_fetch.config import Limits
-from deepinfer_search_fetch.errors import ContentFailure, LimitExceeded, UpstreamFailure
+from deepinfer_search_fetch.errors import ContentError, LimitError, UpstreamError
 
 ACCEPT_ENCODING = "gzip, deflate, br, zstd"
 MAX_STACKED = 2
@@ -22,13 +22,13 @@ _ZSTD_WINDOW = 8 * 1024 * 1024
 def decode_body(wire: bytes, content_encoding: str, limits: Limits) -> bytes:
     """Undo `content_encoding` (a header value such as "gzip" or "gzip, br").
 
-    Raises LimitExceeded(decompression_bomb) as soon as a cap is passed, long before the whole
-    output exists; UpstreamFailure for broken data.
+    Raises LimitError(decompression_bomb) as soon as a cap is passed, long before the whole
+    output exists; UpstreamError for broken data.
     """
     encodings = [e.strip().lower() for e in content_encoding.split(",")]
     encodings = [e for e in encodings if e and e != "identity"]
     if len(encodings) > MAX_STACKED:
-        raise LimitExceeded(
+        raise LimitError(
             "decompression_bomb",
             f"{len(encodings)} stacked encodings, at most {MAX_STACKED} are decoded",
         )
@@ -36,7 +36,7 @@ def decode_body(wire: bytes, content_encoding: str, limits: Limits) -> bytes:
     for encoding in reversed(encodings):
         data = _collect(_pieces(data, encoding), len(wire), limits)
     if len(data) > limits.decoded_bytes:
-        raise LimitExceeded("response_too_large", f"body exceeds {limits.decoded_bytes} bytes")
+        raise LimitError("response_too_large", f"body exceeds {limits.decoded_bytes} bytes")
     return data
 
 
@@ -48,14 +48,14 @@ def _collect(pieces: Iterator[bytes], wire_bytes: int, limits: Limits) -> bytes:
             size += len(piece)
             ratio_cap = max(limits.ratio_grace_bytes, wire_bytes * limits.decompression_ratio)
             if size > limits.decoded_bytes or size > ratio_cap:
-                raise LimitExceeded(
+                raise LimitError(
                     "decompression_bomb",
                     f"body expands beyond {min(limits.decoded_bytes, ratio_cap)} bytes",
                     details={"wire_bytes": wire_bytes},
                 )
             out.append(piece)
     except (zlib.error, brotli.error, zstandard.ZstdError) as error:
-        raise UpstreamFailure(
+        raise UpstreamError(
             "upstream_http", f"compressed body is damaged: {error}", retryable=False
         ) from None
     return b"".join(out)
@@ -72,7 +72,7 @@ def _pieces(data: bytes, encoding: str) -> Iterator[bytes]:
         return _brotli_pieces(data)
     if encoding == "zstd":
         return _zstd_pieces(data)
-    raise ContentFailure(
+    raise ContentError(
         "unsupported_content_type", f"content encoding {encoding!r} is not one of {ACCEPT_ENCODING}"
     )
 

@@ -7,13 +7,14 @@ multicast and several cloud metadata addresses global.
 from __future__ import annotations
 
 import ipaddress
+import itertools
 import socket
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from deepinfer_search_fetch.config import Config
-from deepinfer_search_fetch.errors import Refused
+from deepinfer_search_fetch.errors import RefusedError
 from deepinfer_search_fetch.urls import Url, domain_matches
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -89,9 +90,9 @@ class AddressPolicy:
         )
 
     def check_url(self, url: Url) -> None:
-        """Raise Refused for a denied port, name or literal address."""
+        """Raise RefusedError for a denied port, name or literal address."""
         if url.port not in self.ports:
-            raise Refused(
+            raise RefusedError(
                 "blocked_port",
                 f"port {url.port} is not allowed; the operator allows {sorted(self.ports)}",
             )
@@ -101,13 +102,13 @@ class AddressPolicy:
             self.check_addresses([url.host])
 
     def check_addresses(self, addresses: Iterable[str]) -> None:
-        """Raise Refused if any of the addresses is denied: mixed answers fail closed.
+        """Raise RefusedError if any of the addresses is denied: mixed answers fail closed.
 
         The message never tells which address a name resolved to.
         """
         for text in addresses:
             if self.denied(ipaddress.ip_address(text)):
-                raise Refused("blocked_address", "the host's address is not public")
+                raise RefusedError("blocked_address", "the host's address is not public")
 
     def denied(self, address: Address) -> bool:
         """True if `address` must not be connected to."""
@@ -130,7 +131,7 @@ class AddressPolicy:
             return
         private = "." not in name or any(domain_matches(name, s) for s in _DENIED_SUFFIXES)
         if private or name in self.own_names:
-            raise Refused("blocked_address", "the host name is not a public one")
+            raise RefusedError("blocked_address", "the host name is not a public one")
 
 
 def _is_isatap(address: ipaddress.IPv6Address) -> bool:
@@ -157,7 +158,7 @@ def _local_v4(table: Path) -> set[Address]:
     except OSError:
         return set()
     found: set[Address] = set()
-    for line, following in zip(lines, lines[1:], strict=False):
+    for line, following in itertools.pairwise(lines):
         if following.strip() == "/32 host LOCAL":
             found.add(ipaddress.IPv4Address(line.split()[-1]))
     return found

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from deepinfer_search_fetch.errors import LimitExceeded
+from deepinfer_search_fetch.errors import LimitError
 from deepinfer_search_fetch.urls import registrable_domain
 
 MAX_DOMAINS = 10_000
@@ -52,11 +52,11 @@ class HostSlots:
         """Hold one connection to the host's domain, after waiting for its turn.
 
         min_interval: seconds between requests a robots.txt asks for (crawl-delay).
-        Raises LimitExceeded(host_busy) when the queue is full.
+        Raises LimitError(host_busy) when the queue is full.
         """
         domain = self._domain(host)
         if domain.waiting >= self._queue and domain.connections.locked():
-            raise LimitExceeded(
+            raise LimitError(
                 "host_busy", "too many requests wait for this host", details={"queue": self._queue}
             )
         domain.waiting += 1

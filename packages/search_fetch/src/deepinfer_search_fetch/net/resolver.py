@@ -6,7 +6,7 @@ import asyncio
 import socket
 from typing import Protocol
 
-from deepinfer_search_fetch.errors import UpstreamFailure
+from deepinfer_search_fetch.errors import UpstreamError
 
 
 class Resolver(Protocol):
@@ -24,17 +24,17 @@ class SystemResolver:
     async def resolve(self, host: str) -> list[str]:
         """Numeric addresses in the system's order, without duplicates.
 
-        Raises UpstreamFailure(dns_failure) when there are none or the time is over.
+        Raises UpstreamError(dns_failure) when there are none or the time is over.
         """
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._timeout_seconds):
                 records = await loop.getaddrinfo(host, None, type=socket.SOCK_STREAM)
         except TimeoutError:
-            raise UpstreamFailure("dns_failure", "the name look-up timed out") from None
+            raise UpstreamError("dns_failure", "the name look-up timed out") from None
         except (OSError, UnicodeError):
-            raise UpstreamFailure("dns_failure", "the host name does not resolve") from None
+            raise UpstreamError("dns_failure", "the host name does not resolve") from None
         addresses = dict.fromkeys(str(record[4][0]).partition("%")[0] for record in records)
         if not addresses:
-            raise UpstreamFailure("dns_failure", "the host name does not resolve")
+            raise UpstreamError("dns_failure", "the host name does not resolve")
         return list(addresses)

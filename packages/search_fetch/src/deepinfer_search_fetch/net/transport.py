@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import h11
 
 from deepinfer_search_fetch.config import Limits
-from deepinfer_search_fetch.errors import LimitExceeded, Refused, UpstreamFailure
+from deepinfer_search_fetch.errors import LimitError, RefusedError, UpstreamError
 from deepinfer_search_fetch.net.decode import ACCEPT_ENCODING, decode_body
 from deepinfer_search_fetch.net.guard import AddressPolicy
 from deepinfer_search_fetch.net.resolver import Resolver
@@ -67,7 +67,7 @@ class Transport:
     ) -> Response:
         """One GET without following redirects; every check runs before the first byte is sent.
 
-        Raises Refused, UpstreamFailure or LimitExceeded.
+        Raises RefusedError, UpstreamError or LimitError.
         """
         self._policy.check_url(url)
         addresses = (
@@ -112,13 +112,13 @@ class Transport:
             peer = str(writer.get_extra_info("peername")[0]).partition("%")[0]
             if ipaddress.ip_address(peer) != ipaddress.ip_address(address):
                 writer.transport.abort()
-                raise Refused("blocked_address", "the connection went to another address")
+                raise RefusedError("blocked_address", "the connection went to another address")
             if url.scheme == "https":
                 await self._start_tls(url, writer)
             return reader, writer
-        raise UpstreamFailure(
-            "connect_failure", "no address of the host accepts a connection"
-        ) from (problem)
+        raise UpstreamError("connect_failure", "no address of the host accepts a connection") from (
+            problem
+        )
 
     async def _start_tls(self, url: Url, writer: asyncio.StreamWriter) -> None:
         try:
@@ -127,7 +127,7 @@ class Transport:
         except (ssl.SSLError, OSError, TimeoutError) as error:
             writer.transport.abort()
             reason = getattr(error, "verify_message", None) or type(error).__name__
-            raise UpstreamFailure("tls_failure", f"TLS failed: {reason}") from None
+            raise UpstreamError("tls_failure", f"TLS failed: {reason}") from None
 
 
 def _interleave(addresses: Sequence[str]) -> list[str]:
@@ -176,13 +176,13 @@ class _Exchange:
             return response[0], response[1], await self._body()
         except h11.RemoteProtocolError as error:
             if "Receive buffer too long" in str(error):
-                raise LimitExceeded(
+                raise LimitError(
                     "response_too_large",
                     f"headers or trailers exceed {self._limits.header_bytes} bytes",
                 ) from None
-            raise UpstreamFailure("upstream_http", f"not valid HTTP: {error}") from None
+            raise UpstreamError("upstream_http", f"not valid HTTP: {error}") from None
         except OSError as error:
-            raise UpstreamFailure("connect_failure", f"connection broke: {error}") from None
+            raise UpstreamError("connect_failure", f"connection broke: {error}") from None
 
     async def _response(self) -> tuple[int, tuple[tuple[str, str], ...]]:
         while True:
@@ -190,7 +190,7 @@ class _Exchange:
             if isinstance(event, h11.InformationalResponse):
                 self._informational += 1
                 if self._informational > MAX_INFORMATIONAL:
-                    raise LimitExceeded(
+                    raise LimitError(
                         "response_too_large", "more informational responses than are accepted"
                     )
             elif isinstance(event, h11.Response):
@@ -199,7 +199,7 @@ class _Exchange:
                 pairs = [(k.decode("ascii"), v.decode("latin-1")) for k, v in event.headers]
                 return event.status_code, tuple(pairs)
             else:
-                raise UpstreamFailure("upstream_http", "the server closed before answering")
+                raise UpstreamError("upstream_http", "the server closed before answering")
 
     async def _body(self) -> bytes:
         parts: list[bytes] = []
@@ -228,23 +228,23 @@ class _Exchange:
 
     def _check_size(self, size: int) -> None:
         if size > self._max_bytes:
-            raise LimitExceeded(
+            raise LimitError(
                 "response_too_large", f"body exceeds {self._max_bytes} bytes on the wire"
             )
 
     def _check_rate(self, size: int, seconds: float) -> None:
         limits = self._limits
         if seconds > limits.min_rate_grace_seconds and size < limits.min_bytes_per_second * seconds:
-            raise UpstreamFailure(
+            raise UpstreamError(
                 "timeout", f"the server sends less than {limits.min_bytes_per_second} bytes/s"
             )
 
 
 @asynccontextmanager
 async def _within(seconds: float, message: str) -> AsyncIterator[None]:
-    """Like asyncio.timeout, but its own expiry becomes UpstreamFailure(timeout)."""
+    """Like asyncio.timeout, but its own expiry becomes UpstreamError(timeout)."""
     try:
         async with asyncio.timeout(seconds):
             yield
     except TimeoutError:
-        raise UpstreamFailure("timeout", message) from None
+        raise UpstreamError("timeout", message) from None

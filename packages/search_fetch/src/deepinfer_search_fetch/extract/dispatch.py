@@ -1,0 +1,185 @@
+"""From bytes to the extractor that understands them: sniff, then header, then file extension."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Literal
+
+from deepinfer_search_fetch import urls
+from deepinfer_search_fetch.errors import ContentError
+from deepinfer_search_fetch.extract import Extraction, feeds, textual
+from deepinfer_search_fetch.extract.html import HtmlOptions, extract_html
+from deepinfer_search_fetch.net.charset import decode_text
+
+Kind = Literal["html", "feed", "json", "xml", "csv", "markdown", "text", "pdf", "office", "binary"]
+
+_SNIFF_BYTES = 4096
+_MAGIC: tuple[tuple[bytes, str], ...] = (
+    (b"%PDF-", "application/pdf"),
+    (b"\x89PNG\r\n", "image/png"),
+    (b"\xff\xd8\xff", "image/jpeg"),
+    (b"GIF8", "image/gif"),
+    (b"RIFF", "image/webp"),
+    (b"PK\x03\x04", "application/zip"),
+    (b"\x1f\x8b", "application/gzip"),
+    (b"BZh", "application/x-bzip2"),
+    (b"7z\xbc\xaf\x27\x1c", "application/x-7z-compressed"),
+    (b"Rar!", "application/vnd.rar"),
+    (b"\xfd7zXZ", "application/x-xz"),
+    (b"\x7fELF", "application/x-executable"),
+    (b"\xd0\xcf\x11\xe0", "application/x-ole-storage"),
+)
+_HTML = re.compile(
+    rb"<!doctype\s+html|<html[\s>]|<head[\s>]|<body[\s>]|<(?:div|p|article|table|h1|title|meta)[\s>]",
+    re.I,
+)
+_FEED = re.compile(rb"<(?:rss|feed|rdf:RDF)[\s>]", re.I)
+_BY_HEADER: dict[str, Kind] = {
+    "text/html": "html",
+    "application/xhtml+xml": "html",
+    "application/rss+xml": "feed",
+    "application/atom+xml": "feed",
+    "application/feed+json": "json",
+    "application/json": "json",
+    "text/json": "json",
+    "text/xml": "xml",
+    "application/xml": "xml",
+    "text/csv": "csv",
+    "text/tab-separated-values": "csv",
+    "text/markdown": "markdown",
+    "application/pdf": "pdf",
+}
+_BY_EXTENSION: dict[str, Kind] = {
+    "html": "html",
+    "htm": "html",
+    "md": "markdown",
+    "markdown": "markdown",
+    "csv": "csv",
+    "tsv": "csv",
+    "json": "json",
+    "xml": "xml",
+    "txt": "text",
+}
+_MIME: dict[Kind, str] = {
+    "html": "text/html",
+    "feed": "application/xml",
+    "json": "application/json",
+    "xml": "application/xml",
+    "csv": "text/csv",
+    "markdown": "text/markdown",
+    "text": "text/plain",
+}
+
+
+def extract_document(
+    body: bytes, url_text: str | None, content_type: str | None, options: HtmlOptions
+) -> Extraction:
+    """See `deepinfer_search_fetch.extract.extract`."""
+    url = urls.parse(url_text) if url_text else None
+    kind = sniff(body, content_type, url)
+    if kind in ("pdf", "office", "binary"):
+        found = magic_type(body) or (content_type or "").partition(";")[0] or "unknown"
+        raise ContentError(
+            "unsupported_content_type",
+            f"{found} ({len(body)} bytes) holds no text this version can read; "
+            "HTML, text, Markdown, JSON, XML, feeds and CSV are supported",
+            details={"content_type": found, "bytes": len(body)},
+        )
+    text, charset, source = decode_text(body, content_type, markup=kind in ("html", "feed", "xml"))
+    warnings = _mismatch(kind, content_type)
+    if kind == "html":
+        result = extract_html(text, url, options)
+        meta = result.metadata
+        return Extraction(
+            content=result.content,
+            content_type=_MIME[kind],
+            charset=charset,
+            charset_source=source,
+            page_type=result.page_type,
+            quality=round(result.quality, 4),
+            title=meta.title,
+            author=meta.author,
+            site_name=meta.site_name,
+            language=meta.language,
+            published=meta.published,
+            modified=meta.modified,
+            description=meta.description,
+            canonical_url=meta.canonical_url,
+            noindex=meta.noindex,
+            noarchive=meta.noarchive,
+            links=result.links,
+            warnings=warnings + result.warnings,
+        )
+    if kind == "feed":
+        document = feeds.extract_feed(text, url)
+    else:
+        document = textual.extract_text(text, kind, url)
+    return Extraction(
+        content=document.content,
+        content_type=_MIME[kind],
+        charset=charset,
+        charset_source=source,
+        page_type="listing" if kind == "feed" else "other",
+        quality=0.0,
+        title=document.title,
+        site_name=url.host.removeprefix("www.") if url else None,
+        links=document.links,
+        warnings=warnings + document.warnings,
+        engine=f"deepinfer-{kind}",
+    )
+
+
+def magic_type(body: bytes) -> str | None:
+    """MIME type by the first bytes, None for what looks like text."""
+    return next((name for magic, name in _MAGIC if body.startswith(magic)), None)
+
+
+def sniff(body: bytes, content_type: str | None, url: urls.Url | None) -> Kind:
+    """The kind of document: its first 4 KiB decide, then the header, then the file extension."""
+    magic = magic_type(body)
+    if magic == "application/pdf":
+        return "pdf"
+    if magic is not None:
+        return "binary"
+    head = body[:_SNIFF_BYTES]
+    declared = _BY_HEADER.get((content_type or "").partition(";")[0].strip().lower())
+    extension = url.path.rpartition(".")[2].lower() if url and "." in url.path else ""
+    by_name = declared or _BY_EXTENSION.get(extension)
+    if _looks_binary(head):
+        return "binary"
+    start = head.lstrip(b"\xef\xbb\xbf \t\r\n")
+    if _FEED.search(head) and start.startswith(b"<"):
+        return "feed"
+    if by_name in ("markdown", "csv", "json", "text"):
+        return by_name
+    if start.startswith(b"<?xml") and not _HTML.search(head):
+        return "xml"
+    if _HTML.search(head) and (start.startswith(b"<") or by_name == "html"):
+        return "html"
+    if start[:1] in (b"{", b"[") and _is_json(body):
+        return "json"
+    if by_name is not None:
+        return by_name
+    return "html" if start.startswith(b"<") else "text"
+
+
+def _looks_binary(head: bytes) -> bool:
+    if head.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return False
+    controls = sum(b < 9 or 13 < b < 27 or 27 < b < 32 for b in head)
+    return controls > 0.02 * max(len(head), 1)
+
+
+def _is_json(body: bytes) -> bool:
+    try:
+        json.loads(body)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _mismatch(kind: Kind, content_type: str | None) -> list[str]:
+    declared = _BY_HEADER.get((content_type or "").partition(";")[0].strip().lower())
+    same = declared is None or declared == kind or {declared, kind} == {"xml", "feed"}
+    return [] if same else [f"content_type_mismatch:{declared}"]

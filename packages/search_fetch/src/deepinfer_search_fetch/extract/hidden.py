@@ -1,0 +1,223 @@
+"""Removes what a reader of the page cannot see: a favourite place for injected instructions.
+
+Tabs, accordions and `details` are reachable by a click and are not hidden text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from lxml import etree, html
+
+_DROP_TAGS = (
+    "script",
+    "style",
+    "template",
+    "noscript",
+    "iframe",
+    "object",
+    "embed",
+    "applet",
+    "canvas",
+    "svg",
+    "datalist",
+    "dialog",
+)
+_REACHABLE = re.compile(
+    r"accordion|collaps|tab-?(?:pane|panel|content)|expand|toggle|faq|spoiler|read-?more", re.I
+)
+_MATH = re.compile(r"katex|mathjax|mjx", re.I)
+_RULE = re.compile(r"([^{}@]{1,400})\{([^{}]{1,2000})\}")
+_SIMPLE_SELECTOR = re.compile(r"(?:[a-z][a-z0-9]*)?[.#][A-Za-z_][\w-]{1,80}")
+_MAX_STYLESHEET = 256 * 1024
+_OFFSCREEN = re.compile(
+    r"(?:left|top|text-indent|right|margin-left)\s*:\s*-(\d{1,6})(?:\.\d+)?(px|em|rem|%|)"
+)
+_LENGTH = re.compile(r"(?:^|;)\s*{}\s*:\s*(\d*\.?\d+)\s*(px|em|rem|pt|%|)")
+_COLOR = re.compile(r"(?:^|;)\s*(color|background(?:-color)?)\s*:\s*([^;!]+)")
+_NAMED_COLORS = {"white": (255, 255, 255), "black": (0, 0, 0), "#fff": (255, 255, 255)}
+# A page that shows its content by script starts with it hidden; such a part is not an injection.
+_MAX_HIDDEN_SHARE = 0.5
+_NOSCRIPT_MIN_CHARS = 400
+_REACHABLE_LEVELS = 5
+
+
+def remove_invisible(tree: html.HtmlElement) -> dict[str, int]:
+    """Drop invisible elements in place; returns counts by reason ("css", "attribute", …)."""
+    sheet = _hiding_selectors(tree)
+    _open_noscript(tree)
+    for element in list(tree.iter(*_DROP_TAGS, "input")):
+        if element.getparent() is not None and not (
+            element.tag == "dialog" and "open" in element.attrib
+        ):
+            element.drop_tree()
+    doomed: list[tuple[html.HtmlElement, str]] = []
+    for element in tree.iter(etree.Element):
+        reason = _reason(element, sheet) if element.attrib else None
+        if reason is not None and element.tag not in ("html", "body"):
+            doomed.append((element, reason))
+    total = max(_visible_chars(tree), 1) if doomed else 1
+    counts: dict[str, int] = {}
+    for element, reason in doomed:
+        chars = _visible_chars(element)
+        if chars > _MAX_HIDDEN_SHARE * total or element.getparent() is None:
+            continue
+        if chars:
+            counts[reason] = counts.get(reason, 0) + 1
+        element.drop_tree()
+    return counts
+
+
+def _open_noscript(tree: html.HtmlElement) -> None:
+    """Where the page's text is in `noscript` (it draws itself by script), use that text."""
+    blocks = list(tree.iter("noscript"))
+    inside = [(block, _visible_chars(block)) for block in blocks]
+    if not any(chars >= _NOSCRIPT_MIN_CHARS for _, chars in inside):
+        return
+    scripts = sum(_visible_chars(e) for e in tree.iter("script", "style", "template", "title"))
+    outside = _visible_chars(tree) - scripts - sum(chars for _, chars in inside)
+    for block, chars in inside:
+        if chars >= max(_NOSCRIPT_MIN_CHARS, outside):
+            block.tag = "div"
+
+
+def _reason(element: html.HtmlElement, sheet: set[str]) -> str | None:
+    attributes = element.attrib
+    if "hidden" in attributes and attributes["hidden"] != "until-found":
+        return None if _reachable(element) else "attribute"
+    if attributes.get("aria-hidden") == "true" and not _is_math(element):
+        return None if _reachable(element) else "attribute"
+    style = attributes.get("style")
+    if style and style_hides(style):
+        return None if _reachable(element) else "css"
+    if sheet and _matches_sheet(element, sheet):
+        return None if _reachable(element) else "stylesheet"
+    return None
+
+
+def style_hides(style: str) -> bool:
+    """True if declarations alone make the text invisible."""
+    s = style[:4000].lower()
+    compact = re.sub(r"\s+", "", s)
+    if "display:none" in compact or re.search(r"visibility:(?:hidden|collapse)", compact):
+        return True
+    if _below(compact, "opacity", 0.05) or _below(compact, "font-size", 2.0):
+        return True
+    off = _OFFSCREEN.search(compact)
+    if off and int(off.group(1)) >= (500 if off.group(2) in ("px", "%", "") else 30):
+        return True
+    if re.search(r"clip:rect\((?:0(?:px)?|1px)[, ]", compact) or re.search(
+        r"clip-path:inset\((?:[5-9]\d|100)%", compact
+    ):
+        return True
+    if "overflow:hidden" in compact and _below(compact, "height", 2.0):
+        return True
+    return _same_colours(s)
+
+
+def _below(compact: str, name: str, bound: float) -> bool:
+    match = re.search(_LENGTH.pattern.replace("{}", name), compact)
+    if match is None or match.group(2) in ("%", "em", "rem"):
+        return bool(match and float(match.group(1)) == 0)
+    return float(match.group(1)) < bound
+
+
+def _same_colours(style: str) -> bool:
+    colours: dict[str, tuple[int, int, int]] = {}
+    for name, value in _COLOR.findall(style):
+        rgb = _rgb(value.strip())
+        if rgb is not None:
+            colours["text" if name == "color" else "back"] = rgb
+    if len(colours) < 2:
+        return False
+    return max(abs(a - b) for a, b in zip(colours["text"], colours["back"], strict=True)) <= 8
+
+
+def _rgb(value: str) -> tuple[int, int, int] | None:
+    if value in _NAMED_COLORS:
+        return _NAMED_COLORS[value]
+    if match := re.fullmatch(r"#([0-9a-f]{3})", value):
+        r, g, b = (int(c * 2, 16) for c in match.group(1))
+        return r, g, b
+    if match := re.fullmatch(r"#([0-9a-f]{6})", value):
+        v = int(match.group(1), 16)
+        return v >> 16, (v >> 8) & 255, v & 255
+    if match := re.match(r"rgba?\(\s*(\d{1,3})[, ]+(\d{1,3})[, ]+(\d{1,3})", value):
+        return int(match.group(1)), int(match.group(2)), int(match.group(3))
+    return None
+
+
+def _hiding_selectors(tree: html.HtmlElement) -> set[str]:
+    """Simple selectors (.class, #id, tag.class) whose in-page rule hides; media rules are not read."""
+    found: set[str] = set()
+    for sheet in tree.iter("style"):
+        if "media" in sheet.attrib and sheet.attrib["media"] not in ("all", "screen"):
+            continue
+        for selectors, declarations in _top_level_rules((sheet.text or "")[:_MAX_STYLESHEET]):
+            if style_hides(declarations):
+                for selector in selectors.split(","):
+                    if _SIMPLE_SELECTOR.fullmatch(selector.strip()):
+                        found.add(selector.strip())
+    return found
+
+
+def _top_level_rules(css: str) -> Iterator[tuple[str, str]]:
+    css = re.sub(r"/\*.*?\*/", "", css, flags=re.S)
+    depth = 0
+    start = 0
+    prelude = ""
+    for match in re.finditer(r"[{}]", css):
+        if match.group() == "{":
+            if depth == 0:
+                prelude = css[start : match.start()].strip()
+                start = match.end()
+            depth += 1
+        elif depth:
+            depth -= 1
+            if depth == 0:
+                if not prelude.startswith("@"):
+                    yield prelude[-400:], css[start : match.start()]
+                start = match.end()
+
+
+def _matches_sheet(element: html.HtmlElement, sheet: set[str]) -> bool:
+    tag = element.tag
+    names = ["." + c for c in (element.get("class") or "").split()]
+    if element.get("id"):
+        names.append("#" + element.get("id", ""))
+    return any(name in sheet or tag + name in sheet for name in names)
+
+
+def _reachable(element: html.HtmlElement | None) -> bool:
+    """True inside a tab or accordion: its class, or that of a near ancestor, says so."""
+    for _ in range(_REACHABLE_LEVELS):
+        if element is None or element.tag == "body":
+            return False
+        if element.get("role") == "tabpanel" or element.tag == "details":
+            return True
+        if _REACHABLE.search(f"{element.get('class') or ''} {element.get('id') or ''}"):
+            return True
+        element = element.getparent()
+    return False
+
+
+def _is_math(element: html.HtmlElement) -> bool:
+    return element.tag == "math" or bool(_MATH.search(element.get("class") or ""))
+
+
+def _visible_chars(element: html.HtmlElement) -> int:
+    return sum(len(text.strip()) for text in element.itertext())
+
+
+# Characters that carry hidden instructions or reorder what is shown.
+_INVISIBLE_CHARS = re.compile(
+    "[\u200b\u200e\u200f\u2060\ufeff\u00ad\u202a-\u202e\u2066-\u2069"
+    "\U000e0000-\U000e007f\ue000-\uf8ff\U000f0000-\U000ffffd\U00100000-\U0010fffd]"
+)
+_VARIATION_RUN = re.compile("[\ufe00-\ufe0f\U000e0100-\U000e01ef]{3,}")
+
+
+def strip_invisible_characters(text: str) -> str:
+    """Without tag, zero-width (joiners stay), bidi control, soft hyphen and private-use code points."""
+    return _VARIATION_RUN.sub("", _INVISIBLE_CHARS.sub("", text))

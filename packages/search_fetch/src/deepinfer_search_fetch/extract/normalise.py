@@ -1,0 +1,121 @@
+"""Rewrites of the tree before anything is dropped: math to TeX, checkboxes to text."""
+
+from __future__ import annotations
+
+import re
+
+from lxml import etree, html
+
+MATH_TAG = "math-tex"
+_TEX_SCRIPT = re.compile(r"^math/tex", re.I)
+_DISPLAY_WRAPPER = re.compile(r"^\{\\(?:displaystyle|textstyle)\s*(.*)\}$", re.S)
+_VISUAL = ("MathJax_Preview", "MathJax", "MathJax_Display", "MathJax_SVG", "MathJax_CHTML")
+
+
+def normalise(tree: html.HtmlElement) -> None:
+    """Replace every formula by one <math-tex data-display=0|1> holding TeX; mark task items."""
+    _math_scripts(tree)
+    _rendered_math(tree)
+    _mathml(tree)
+    for box in list(tree.iter("input")):
+        if box.get("type") == "checkbox" and _first_in_item(box):
+            mark = html.Element("span")
+            mark.text = "[x] " if "checked" in box.attrib else "[ ] "
+            mark.set("data-task", "1")
+            _replace(box, mark)
+
+
+def _first_in_item(box: html.HtmlElement) -> bool:
+    parent = box.getparent()
+    if parent is not None and parent.tag in ("label", "p", "span"):
+        box, parent = parent, parent.getparent()
+    return parent is not None and parent.tag == "li" and parent.index(box) == 0
+
+
+def _math_scripts(tree: html.HtmlElement) -> None:
+    scripts = [s for s in tree.iter("script") if _TEX_SCRIPT.match(s.get("type") or "")]
+    if not scripts:
+        return
+    for element in list(tree.iter("span", "div", "mjx-container")):
+        classes = (element.get("class") or "").split()
+        if element.getparent() is not None and any(c in _VISUAL for c in classes):
+            element.drop_tree()
+    for script in scripts:
+        display = "mode=display" in (script.get("type") or "")
+        _replace(script, _tex(script.text or "", display=display))
+
+
+def _rendered_math(tree: html.HtmlElement) -> None:
+    """KaTeX, and encyclopaedia formulas drawn as images: one annotation, many visual doubles."""
+    for element in list(tree.iter("span", "div", "mjx-container")):
+        classes = (element.get("class") or "").split()
+        if element.getparent() is None or not classes:
+            continue
+        if "katex" in classes or "katex-display" in classes or "mwe-math-element" in classes:
+            tex = _annotation(element)
+            image = element.find(".//img") if tex is None else None
+            if image is not None:
+                tex = image.get("alt")
+            if tex:
+                display = "katex-display" in classes or _is_display(element)
+                _replace(element, _tex(tex, display=display))
+
+
+def _mathml(tree: html.HtmlElement) -> None:
+    for element in list(tree.iter("math")):
+        tex = _annotation(element) or element.get("alttext")
+        if tex is None:
+            for annotation in list(element.iter("annotation", "annotation-xml")):
+                annotation.drop_tree()
+            tex = _linear(element)
+        if tex.strip():
+            _replace(element, _tex(tex, display=_is_display(element)))
+
+
+def _annotation(element: html.HtmlElement) -> str | None:
+    for annotation in element.iter("annotation"):
+        if "tex" in (annotation.get("encoding") or "").lower():
+            return "".join(annotation.itertext())
+    return None
+
+
+def _is_display(element: html.HtmlElement) -> bool:
+    nodes = [element, *element.iter("math", "img")]
+    return any(
+        n.get("display") == "block" or "display" in (n.get("class") or "").split("-") for n in nodes
+    )
+
+
+def _linear(element: html.HtmlElement) -> str:
+    """MathML as TeX-like text: fractions, scripts and roots; everything else in order."""
+    tag = etree.QName(element).localname if isinstance(element.tag, str) else ""
+    parts = [_linear(child) for child in element]
+    if tag == "mfrac" and len(parts) == 2:
+        return f"\\frac{{{parts[0]}}}{{{parts[1]}}}"
+    if tag == "msup" and len(parts) == 2:
+        return f"{parts[0]}^{{{parts[1]}}}"
+    if tag == "msub" and len(parts) == 2:
+        return f"{parts[0]}_{{{parts[1]}}}"
+    if tag == "msubsup" and len(parts) == 3:
+        return f"{parts[0]}_{{{parts[1]}}}^{{{parts[2]}}}"
+    if tag == "msqrt":
+        return f"\\sqrt{{{''.join(parts)}}}"
+    own = (element.text or "").strip()
+    return own + "".join(parts)
+
+
+def _tex(source: str, *, display: bool) -> html.HtmlElement:
+    text = " ".join(source.split())
+    wrapped = _DISPLAY_WRAPPER.match(text)
+    element = html.Element(MATH_TAG)
+    element.text = (wrapped.group(1) if wrapped else text).strip()
+    element.set("data-display", "1" if display else "0")
+    return element
+
+
+def _replace(old: html.HtmlElement, new: html.HtmlElement) -> None:
+    parent = old.getparent()
+    if parent is None:
+        return
+    new.tail = old.tail
+    parent.replace(old, new)
