@@ -201,6 +201,7 @@ class ResponsesRequest(_Request[ParsedResponses]):
             echo=settings.echo,
             namespace_tool_map=settings.namespaces,
             custom_tools=settings.custom_tools,
+            profile=request.profile,
             created=created,
             call_ids=call_ids,
         )

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Generic, TypeVar
 
-from deepinfer_recipe.errors import StreamError
+from deepinfer_recipe.errors import EncodeError, StreamError
 from deepinfer_recipe.inference import InferenceChunk, InferenceFinishReason, PromptUsage
 from deepinfer_recipe.output_parser import OutputParser
 from deepinfer_recipe.parsing_options import ParsingOptions
 from deepinfer_recipe.protocols.generator import ChunkGenerator, Ending
 from deepinfer_recipe.protocols.stream_event import StreamEvent
+from deepinfer_recipe.special_tokens import SpecialToken
+from deepinfer_recipe.token_reader import TokenReader
 from deepinfer_recipe.tokenizer import Tokenizer
 
 E = TypeVar("E", bound=StreamEvent)
@@ -30,10 +32,11 @@ class StreamProcessor(Generic[E]):
         "_finished",
         "_generator",
         "_parser",
+        "_reader",
         "_reasoning_tokens",
         "_recovers",
+        "_reports_reasoning",
         "_started",
-        "_tokenizer",
     )
 
     def __init__(
@@ -45,11 +48,15 @@ class StreamProcessor(Generic[E]):
         """Consume the generator. The optional tokenizer decodes `tokens` chunks."""
         generator.consume()
         self._generator = generator
-        self._parser = OutputParser(options, generator)
-        self._tokenizer = tokenizer
+        think_end = options.special_tokens.token(SpecialToken.ThinkingEnd)
+        self._reader = None if tokenizer is None else TokenReader(tokenizer, generator, think_end)
+        self._parser = OutputParser(options, generator if self._reader is None else self._reader)
         self._recovers = options.recover_tool_calls
         # The reference counts thinking only in token ids; a text chunk belongs to where it begins.
-        self._counts_reasoning = self._recovers and options.thinking_initial_stage is not None
+        self._reports_reasoning = options.thinking_initial_stage is not None
+        self._counts_reasoning = (
+            self._recovers and self._reports_reasoning and self._reader is None
+        )
         self._started = False
         self._finished = False
         self._closed = False
@@ -87,18 +94,49 @@ class StreamProcessor(Generic[E]):
             if not self._started:
                 self._start(chunk.prompt_usage or PromptUsage(), chunk.system_fingerprint)
         else:
-            raise StreamError("tokens chunks need a tokenizer: pass one to the processor")
+            self._tokens(chunk)
         return out
+
+    def _tokens(self, chunk: InferenceChunk) -> None:
+        """Decode and parse token ids; anything wrong with them closes the processor."""
+        if self._reader is None:
+            self._closed = True
+            raise StreamError("tokens chunks need a tokenizer: pass one to the processor")
+        if not self._started:
+            self._start(PromptUsage(), None)
+        ids, logprobs = chunk.token_ids or [], chunk.logprobs
+        if logprobs is not None and len(logprobs) != len(ids):
+            self._closed = True
+            raise StreamError(
+                f"a chunk of {len(ids)} tokens came with {len(logprobs)} log probabilities"
+            )
+        self._completion_tokens += len(ids)
+        # Tokens are followed one by one where thinking is counted or log probabilities are kept.
+        is_tracked = logprobs is not None or self._parser.in_reasoning
+        try:
+            texts = [
+                self._reader.read(
+                    token, None if logprobs is None else logprobs[place], is_tracked=is_tracked
+                )
+                for place, token in enumerate(ids)
+            ]
+        except EncodeError as error:
+            self._closed = True
+            raise StreamError(str(error)) from error
+        self._feed("".join(texts))
 
     def _start(self, usage: PromptUsage, fingerprint: str | None) -> None:
         self._started = True
         self._generator.start(usage, fingerprint)
 
     def _text(self, text: str, token_count: int) -> None:
-        parser = self._parser
         self._completion_tokens += token_count
-        if self._counts_reasoning and parser.in_reasoning:
+        if self._counts_reasoning and self._parser.in_reasoning:
             self._reasoning_tokens = (self._reasoning_tokens or 0) + token_count
+        self._feed(text)
+
+    def _feed(self, text: str) -> None:
+        parser = self._parser
         parser.feed(text)
         if parser.stopped_by is not None:
             self._finish(InferenceFinishReason.Stop)
@@ -106,6 +144,9 @@ class StreamProcessor(Generic[E]):
     def _finish(self, reason: InferenceFinishReason) -> None:
         if not self._started:
             self._start(PromptUsage(), None)
+        if self._reader is not None:
+            # Bytes of a character that never became whole.
+            self._parser.feed(self._reader.rest())
         mends = self._recovers or reason is InferenceFinishReason.Stop
         self._parser.finish(mends=mends)
         self._finished = True
@@ -114,9 +155,14 @@ class StreamProcessor(Generic[E]):
                 reason,
                 self._parser.stopped_by,
                 self._completion_tokens,
-                self._reasoning_tokens,
+                self._thinking_tokens(),
             )
         )
+
+    def _thinking_tokens(self) -> int | None:
+        if self._reader is not None and self._reports_reasoning:
+            return self._reader.reasoning_tokens
+        return self._reasoning_tokens
 
     def finish(self) -> list[E]:
         """Close the input and process buffered output; nothing more after completion.

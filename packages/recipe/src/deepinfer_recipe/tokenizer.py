@@ -13,6 +13,21 @@ if TYPE_CHECKING:
     import tokenizers
 
 
+def _byte_alphabet() -> dict[str, int]:
+    """Byte-level BPE spells each byte as one printable character; this is the way back.
+
+    Printable Latin-1 bytes stand for themselves, the others for U+0100 onwards, in order.
+    """
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    alphabet = {chr(byte): byte for byte in printable}
+    alphabet.update({chr(0x100 + place): byte for place, byte in enumerate(others)})
+    return alphabet
+
+
+_BYTE_OF = _byte_alphabet()
+
+
 def _backend() -> Any:
     # Loaded on first use: importing the package must stay cheap.
     import tokenizers
@@ -27,13 +42,14 @@ class Tokenizer:
     A stream processor uses it to decode the token ids of `tokens` inference chunks.
     """
 
-    __slots__ = ("_full", "_plain", "_specials")
+    __slots__ = ("_added", "_full", "_plain", "_specials")
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
         """Wrap a `tokenizers.Tokenizer`; it must not be changed afterwards."""
         self._full = backend
         self._plain: tokenizers.Tokenizer | None = None
         self._specials: dict[str, int] = {}
+        self._added: dict[int, str] = {}
 
     @staticmethod
     def from_file(path: str) -> Tokenizer:
@@ -88,15 +104,39 @@ class Tokenizer:
 
     def special_id(self, spelling: str) -> int:
         """Id of an added token. Raises `EncodeError` if the vocabulary lacks it."""
-        if not self._specials:
-            added = self._full.get_added_tokens_decoder()
-            self._specials = {token.content: index for index, token in added.items()}
+        self._read_added()
         try:
             return self._specials[spelling]
         except KeyError:
             raise EncodeError(
                 f'special token "{spelling}" is not in the added vocabulary of the tokenizer; '
                 "attach the tokenizer that belongs to this prompt format"
+            ) from None
+
+    def _read_added(self) -> None:
+        if not self._added:
+            added = self._full.get_added_tokens_decoder()
+            self._added = {index: token.content for index, token in added.items()}
+            self._specials = {content: index for index, content in self._added.items()}
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that a token stands for, which need not be whole characters.
+
+        Raises `EncodeError` for an id outside the vocabulary or a vocabulary that is not
+        byte-level BPE.
+        """
+        self._read_added()
+        added = self._added.get(token_id)
+        if added is not None:
+            return added.encode()
+        token = self._full.id_to_token(token_id)
+        if token is None:
+            raise EncodeError(f"token id {token_id} is not in the vocabulary of the tokenizer")
+        try:
+            return bytes([_BYTE_OF[character] for character in token])
+        except KeyError:
+            raise EncodeError(
+                f"token {token!r} is not byte-level: only byte-level BPE tokenizers decode"
             ) from None
 
     def encode_prompt(

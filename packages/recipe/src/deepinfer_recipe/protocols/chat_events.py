@@ -132,7 +132,12 @@ class ChatCompletionChunkGenerator(ChunkGenerator[ChatCompletionChunk]):
         self._emit("role", delta, data=reasons)
 
     def _choice(
-        self, delta: dict[str, Any], *, finish_reason: str | None = None, usage: Any = None
+        self,
+        delta: dict[str, Any],
+        *,
+        finish_reason: str | None = None,
+        usage: Any = None,
+        logprobs: Any = None,
     ) -> str:
         chunk: dict[str, Any] = {
             **self._stamp,
@@ -141,7 +146,7 @@ class ChatCompletionChunkGenerator(ChunkGenerator[ChatCompletionChunk]):
                 {
                     "index": self._index,
                     "delta": delta,
-                    "logprobs": None,
+                    "logprobs": logprobs,
                     "finish_reason": finish_reason,
                 }
             ],
@@ -171,6 +176,23 @@ class ChatCompletionChunkGenerator(ChunkGenerator[ChatCompletionChunk]):
         self.out.append(
             ChatCompletionChunk("content", self._content_head, text, self._content_tail, self._index)
         )
+
+    def reasoning_with_logprobs(self, text: str, entries: list[dict[str, Any]]) -> None:
+        delta = {"content": None, "reasoning_content": text}
+        self._with_logprobs("reasoning_content", delta, text, entries)
+
+    def content_with_logprobs(self, text: str, entries: list[dict[str, Any]]) -> None:
+        delta: dict[str, Any] = {"content": text}
+        if self._thinking:
+            delta["reasoning_content"] = None
+        self._with_logprobs("content", delta, text, entries)
+
+    def _with_logprobs(
+        self, key: str, delta: dict[str, Any], text: str, entries: list[dict[str, Any]]
+    ) -> None:
+        chunk = self._choice(delta, logprobs={key: entries})
+        data = (self._index, (key, text, entries))
+        self.out.append(ChatCompletionChunk("logprobs", chunk, data=data))
 
     def call_started(self, name: str) -> None:
         number = self._calls
@@ -230,6 +252,7 @@ class _Choice:
         self.calls: list[dict[str, Any]] = []
         self.arguments: list[list[str]] = []
         self.finish_reason: str | None = None
+        self.logprobs: dict[str, list[dict[str, Any]]] = {}
 
     def message(self) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": "".join(self.content)}
@@ -274,6 +297,10 @@ class ChatCompletionResponse:
         choice = self._choice(data[0])
         if chunk._kind == "role":
             choice.thinking = data[1]
+        elif chunk._kind == "logprobs":
+            key, piece, entries = data[1]
+            (choice.content if key == "content" else choice.reasoning).append(piece)
+            choice.logprobs.setdefault(key, []).extend(entries)
         elif chunk._kind == "call":
             choice.calls.append(data[1])
             choice.arguments.append([])
@@ -293,7 +320,7 @@ class ChatCompletionResponse:
                 {
                     "index": index,
                     "message": choice.message(),
-                    "logprobs": None,
+                    "logprobs": choice.logprobs or None,
                     "finish_reason": choice.finish_reason,
                 }
                 for index, choice in sorted(self._choices.items())

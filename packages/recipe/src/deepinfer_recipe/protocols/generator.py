@@ -7,7 +7,7 @@ import string
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from deepinfer_recipe.errors import StreamError
 from deepinfer_recipe.inference import InferenceFinishReason, PromptUsage
@@ -73,6 +73,14 @@ class ChunkGenerator(ABC, Generic[E]):
     @abstractmethod
     def content(self, text: str) -> None:
         """More of the answer."""
+
+    def reasoning_with_logprobs(self, text: str, entries: list[dict[str, Any]]) -> None:
+        """More of the thinking, with an entry for each token that spells it."""
+        self.reasoning(text)
+
+    def content_with_logprobs(self, text: str, entries: list[dict[str, Any]]) -> None:
+        """More of the answer, with an entry for each token that spells it."""
+        self.content(text)
 
     @abstractmethod
     def call_started(self, name: str) -> None:

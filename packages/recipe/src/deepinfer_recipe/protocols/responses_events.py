@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from deepinfer_recipe.inference import InferenceFinishReason, PromptUsage
 from deepinfer_recipe.json_text import compact_json
+from deepinfer_recipe.options import Profile
 from deepinfer_recipe.protocols.generator import CallIds, ChunkGenerator, Ending
 from deepinfer_recipe.protocols.responses_echo import ResponsesEcho
 from deepinfer_recipe.protocols.stream_event import StreamEvent
@@ -114,11 +115,13 @@ class ResponsesChunkGenerator(ChunkGenerator[ResponsesStreamEvent]):
         "_item",
         "_items",
         "_kind",
+        "_logprobs",
         "_middle",
         "_model",
         "_namespaces",
         "_now",
         "_parameter",
+        "_profile",
         "_sequence",
         "_texts",
     )
@@ -131,6 +134,7 @@ class ResponsesChunkGenerator(ChunkGenerator[ResponsesStreamEvent]):
         echo: ResponsesEcho | None = None,
         namespace_tool_map: dict[str, tuple[str, str]] | None = None,
         custom_tools: Iterable[str] = (),
+        profile: Profile = "parity",
         created: int | None = None,
         call_ids: CallIds | None = None,
     ) -> None:
@@ -140,6 +144,7 @@ class ResponsesChunkGenerator(ChunkGenerator[ResponsesStreamEvent]):
         self._echo = echo or ResponsesEcho()
         self._namespaces = dict(namespace_tool_map or {})
         self._custom_tools = frozenset(custom_tools)
+        self._profile: Profile = profile
         self._now = (lambda: int(time.time())) if created is None else (lambda: created)
         self._created = self._now()
         self._sequence = 0
@@ -147,6 +152,7 @@ class ResponsesChunkGenerator(ChunkGenerator[ResponsesStreamEvent]):
         self._item: dict[str, Any] = {}
         self._kind: ItemKind | None = None
         self._texts: list[str] = []
+        self._logprobs: list[dict[str, Any]] = []
         self._calls = 0
         self._parameter = ""
         self._head = self._middle = ""
@@ -159,6 +165,7 @@ class ResponsesChunkGenerator(ChunkGenerator[ResponsesStreamEvent]):
             echo=changes.get("echo", self._echo),
             namespace_tool_map=changes.get("namespaces", self._namespaces),
             custom_tools=self._custom_tools,
+            profile=self._profile,
             call_ids=self._call_ids,
         )
         new._now = self._now
@@ -197,6 +204,7 @@ class ResponsesChunkGenerator(ChunkGenerator[ResponsesStreamEvent]):
         item_id = f"{_ID_PREFIX[kind]}_{self._id}_{number}"
         self._kind = kind
         self._texts = []
+        self._logprobs = []
         self._item = {"type": kind, "id": item_id, "status": "in_progress", **fields}
         place = {"item_id": item_id, "output_index": number}
         self._emit(
@@ -216,7 +224,7 @@ class ResponsesChunkGenerator(ChunkGenerator[ResponsesStreamEvent]):
     def _part(self, text: str) -> dict[str, Any]:
         if self._kind == "reasoning":
             return {"type": "reasoning_text", "text": text}
-        return {"type": "output_text", "annotations": [], "logprobs": [], "text": text}
+        return {"type": "output_text", "annotations": [], "logprobs": self._logprobs, "text": text}
 
     def _delta(self, text: str) -> None:
         tail = f"{self._middle}{self._sequence}}}"
@@ -234,7 +242,7 @@ class ResponsesChunkGenerator(ChunkGenerator[ResponsesStreamEvent]):
         item = {**self._item, "status": status}
         if kind in ("reasoning", "message"):
             part = self._part(text)
-            logprobs = {"logprobs": []} if kind == "message" else {}
+            logprobs = {"logprobs": self._logprobs} if kind == "message" else {}
             name = "output_text" if kind == "message" else "reasoning_text"
             self._emit(
                 f"response.{name}.done", {"content_index": 0, **place, **logprobs, "text": text}
@@ -265,6 +273,20 @@ class ResponsesChunkGenerator(ChunkGenerator[ResponsesStreamEvent]):
             self._open("message", role="assistant", phase="final_answer", content=[])
         self._delta(text)
 
+    def content_with_logprobs(self, text: str, entries: list[dict[str, Any]]) -> None:
+        if self._kind != "message":
+            self._open("message", role="assistant", phase="final_answer", content=[])
+        self._texts.append(text)
+        self._logprobs += entries
+        payload = {
+            "content_index": 0,
+            "delta": text,
+            "item_id": self._item["id"],
+            "logprobs": entries,
+            "output_index": len(self._items),
+        }
+        self._emit(_DELTA["message"], payload)
+
     def call_started(self, name: str) -> None:
         self._close(before_call=True)
         call_id = self._call_ids(self._calls)
@@ -287,7 +309,10 @@ class ResponsesChunkGenerator(ChunkGenerator[ResponsesStreamEvent]):
             self._delta(piece)
 
     def call_ended(self) -> None:
-        self._close()
+        # The reference leaves the last call open, so that it counts as cut short when the
+        # answer is, although it was complete.
+        if self._profile == "extended":
+            self._close()
 
     def end(self, ending: Ending) -> None:
         reason = None if ending.stop_sequence is not None else _INCOMPLETE.get(ending.reason)

@@ -1,0 +1,96 @@
+"""Preparing a picture for the model: decode, orient, fit, encode. Needs Pillow."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from deepinfer_recipe.errors import ImageError
+from deepinfer_recipe.images.size import fitted_size, limited_size
+from deepinfer_recipe.images.source import ImageInfo, PreprocessOptions
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+_FORMATS = ("WEBP", "PNG", "JPEG", "GIF")
+_SIGNATURES = (b"RIFF", b"\x89PNG", b"\xff\xd8", b"GIF8")
+_WEBP_QUALITY = 90
+
+
+def _pillow() -> Any:
+    try:
+        from PIL import Image
+    except ImportError:
+        raise ImageError(
+            "Decode", "preparing pictures needs Pillow: pip install 'deepinfer-recipe[images]'"
+        ) from None
+    return Image
+
+
+class ImagePreprocessor:
+    """Decodes WebP, PNG, JPEG or GIF (first frame) and makes a lossy RGB WebP of the fitted size.
+
+    Transparency is laid on white. applies_orientation: turn the picture as its EXIF data say;
+    the reference does not.
+    """
+
+    __slots__ = ("_applies_orientation",)
+
+    def __init__(self, *, applies_orientation: bool = True) -> None:
+        self._applies_orientation = applies_orientation
+
+    def preprocess(self, data: bytes, options: PreprocessOptions) -> ImageInfo:
+        """Prepare one picture. Raises `ImageError` for what is not a usable picture."""
+        if not data:
+            raise ImageError("EmptyImage", "the image has no bytes")
+        pillow = _pillow()
+        from PIL import UnidentifiedImageError
+
+        try:
+            with warnings.catch_warnings():
+                # The size is checked here; Pillow's own warning must not reach the caller.
+                warnings.simplefilter("ignore", pillow.DecompressionBombWarning)
+                with pillow.open(io.BytesIO(data), formats=_FORMATS) as image:
+                    self._check_size(image, options)
+                    return self._fit(image, options)
+        except UnidentifiedImageError:
+            if data.startswith(_SIGNATURES):
+                raise ImageError("Decode", "the image is cut short or damaged") from None
+            raise ImageError(
+                "UnsupportedMediaType", "the image is not a WebP, PNG, JPEG or GIF picture"
+            ) from None
+        except (OSError, ValueError, SyntaxError, pillow.DecompressionBombError) as error:
+            raise ImageError("Decode", f"the image cannot be decoded: {error}") from None
+
+    def _check_size(self, image: Image, options: PreprocessOptions) -> None:
+        if max(image.size) > options.max_dimension_px:
+            raise ImageError(
+                "ImageDimensionsTooLarge",
+                f"a side may have {options.max_dimension_px} pixels, "
+                f"this image is {image.width} x {image.height}",
+            )
+
+    def _fit(self, image: Image, options: PreprocessOptions) -> ImageInfo:
+        pillow = _pillow()
+        picture = image
+        if self._applies_orientation:
+            from PIL import ImageOps
+
+            picture = ImageOps.exif_transpose(image)
+        width, height = picture.size
+        if options.detail == "low":
+            width, height = limited_size(width, height, options.low_detail_max_dimension_px)
+        width, height = fitted_size(width, height)
+        if picture.mode not in ("RGB", "L"):
+            with_alpha = picture.convert("RGBA")
+            white = pillow.new("RGBA", with_alpha.size, "white")
+            picture = pillow.alpha_composite(white, with_alpha)
+        resized = picture.convert("RGB").resize((width, height), pillow.Resampling.BICUBIC)
+        out = io.BytesIO()
+        resized.save(out, "WEBP", quality=_WEBP_QUALITY)
+        return ImageInfo(out.getvalue(), width, height)
+
+
+OpenCvImagePreprocessor = ImagePreprocessor
+"""The reference's name of the preprocessor."""
