@@ -1,0 +1,57 @@
+"""Expert-parallel load balancing on per-step loads, with little movement, while serving."""
+
+from deepinfer_eplb.balancer import Balancer, Gate, StepEvent
+from deepinfer_eplb.dispatch import dispatch, waterfill
+from deepinfer_eplb.errors import (
+    EplbError,
+    LoadError,
+    PlanError,
+    ShapeError,
+    TopologyError,
+    TransportError,
+)
+from deepinfer_eplb.evaluation import Evaluation, evaluate
+from deepinfer_eplb.migration import MovementPlan, movement, simulate
+from deepinfer_eplb.planner import (
+    Plan,
+    initial_placement,
+    maps_of,
+    plan,
+    rebalance_experts,
+    slots_for,
+)
+from deepinfer_eplb.rearrange import rearrange_layer
+from deepinfer_eplb.transport import Alone, GlooTransport, Transport
+from deepinfer_eplb.window import LoadWindow
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Alone",
+    "Balancer",
+    "EplbError",
+    "Evaluation",
+    "Gate",
+    "GlooTransport",
+    "LoadError",
+    "LoadWindow",
+    "MovementPlan",
+    "Plan",
+    "PlanError",
+    "ShapeError",
+    "StepEvent",
+    "TopologyError",
+    "Transport",
+    "TransportError",
+    "dispatch",
+    "evaluate",
+    "initial_placement",
+    "maps_of",
+    "movement",
+    "plan",
+    "rearrange_layer",
+    "rebalance_experts",
+    "simulate",
+    "slots_for",
+    "waterfill",
+]

@@ -1,0 +1,171 @@
+"""Which replica a token uses, and how to split a step's load over replicas best.
+
+Replicas are bit-identical, so the choice never changes numerics, only who is busy.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from deepinfer_eplb.checks import as_numpy
+from deepinfer_eplb.errors import ShapeError
+
+Mode = Literal["hash", "even", "local", "waterfill"]
+Float = npt.NDArray[np.float64]
+Int = npt.NDArray[np.int64]
+
+
+def dispatch(
+    topk_logical: Any,
+    log2phy: Any,
+    logcnt: Any,
+    *,
+    mode: Mode = "hash",
+    layer: int = 0,
+    step: int = 0,
+    source_rank: int = 0,
+    slots_per_rank: int = 1,
+    ranks_per_node: int | None = None,
+    shares: Any | None = None,
+) -> Int:
+    """Physical slot of every routed token, of one layer.
+
+    topk_logical: int [T, k]; log2phy: int [E, X], -1 padded; logcnt: int [E].
+    mode: "hash"      replica = mix32(token, layer, step) mod n: no state, same on every rank;
+          "even"      tokens of an expert take its replicas in turn, starting at a hashed one;
+          "local"     a replica of the source rank, else of its node, else hashed;
+          "waterfill" replicas in proportion to `shares`, float [S] from `waterfill`: token i of
+                      an expert takes the replica whose share covers (i + 1/2) / count.
+    slots_per_rank, ranks_per_node, source_rank: where slots lie, for "local".
+    Returns int64 [T, k].
+    """
+    ids = as_numpy(topk_logical).astype(np.int64)
+    table, count = as_numpy(log2phy).astype(np.int64), as_numpy(logcnt).astype(np.int64)
+    if ids.ndim != 2 or table.ndim != 2 or count.shape != table.shape[:1]:
+        raise ShapeError(
+            f"dispatch wants topk [T, k], log2phy [E, X], logcnt [E]; got {ids.shape}, "
+            f"{table.shape}, {count.shape}"
+        )
+    if ids.size and (ids.min() < 0 or ids.max() >= count.size):
+        raise ShapeError(
+            f"dispatch wants expert ids 0..{count.size - 1}, got {ids.min()}..{ids.max()}"
+        )
+    tokens = np.arange(ids.shape[0], dtype=np.uint32)[:, None]
+    hashed = mix32(tokens, layer, step) % count[ids].astype(np.uint32)
+    if mode == "hash":
+        return table[ids, hashed]
+    if mode == "even":
+        order, _ = _order_within_expert(ids)
+        start = mix32(ids.astype(np.uint32), layer, step)
+        return table[ids, (order + start) % count[ids]]
+    if mode == "local":
+        slots = table[ids]
+        rank = np.where(slots >= 0, slots // slots_per_rank, -1)
+        node = ranks_per_node or 1
+        near = (rank >= 0) & (rank // node == source_rank // node)
+        score = np.where(rank == source_rank, 2, 0) + near
+        choice = np.where(score.max(axis=2) > 0, score.argmax(axis=2), hashed)
+        return np.take_along_axis(slots, choice[:, :, None], axis=2)[:, :, 0]
+    if mode == "waterfill":
+        if shares is None:
+            raise ShapeError("dispatch mode 'waterfill' wants shares [S], see waterfill()")
+        return _by_shares(ids, table, count, np.asarray(shares, dtype=np.float64))
+    raise ShapeError(f"mode is 'hash', 'even', 'local' or 'waterfill', got {mode!r}")
+
+
+def mix32(token: npt.NDArray[np.uint32], layer: int, step: int) -> npt.NDArray[np.uint32]:
+    """A 32-bit mixer (murmur3 finaliser) of (token, layer, step): no correlation with token % G."""
+    salt = (layer * 0x9E3779B1 + step * 0x85EBCA77 + 0x27D4EB2F) & 0xFFFFFFFF
+    x = token.astype(np.uint32) ^ np.uint32(salt)
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
+        x = (x ^ (x >> np.uint32(shift))) * np.uint32(factor)
+    return x ^ (x >> np.uint32(16))
+
+
+def _order_within_expert(ids: Int) -> tuple[Int, Int]:
+    """Rank of every assignment among those of its expert, in token order, and their number."""
+    flat = ids.ravel()
+    order = np.argsort(flat, kind="stable")
+    counts = np.bincount(flat, minlength=int(flat.max(initial=0)) + 1)
+    first = np.cumsum(counts) - counts
+    place = np.empty(flat.size, dtype=np.int64)
+    place[order] = np.arange(flat.size) - first[flat[order]]
+    return place.reshape(ids.shape), counts[ids]
+
+
+def _by_shares(ids: Int, table: Int, count: Int, shares: Float) -> Int:
+    order, total = _order_within_expert(ids)
+    valid = np.arange(table.shape[1])[None, :] < count[:, None]
+    weight = np.where(valid, shares[np.maximum(table, 0)], 0.0)
+    mass = weight.sum(axis=1, keepdims=True)
+    weight = np.where(mass > 0, weight / np.where(mass > 0, mass, 1.0), valid / count[:, None])
+    edges = np.cumsum(weight, axis=1)
+    at = (order + 0.5) / total
+    replica = (edges[ids] <= at[:, :, None]).sum(axis=2)
+    return table[ids, np.minimum(replica, count[ids] - 1)]
+
+
+def waterfill(loads: Any, phy2log: Any, num_gpus: int, sweeps: int = 8) -> Float:
+    """Split each expert's load over its replicas so that the busiest rank gets least.
+
+    loads: [T, E] or [E], assignments of steps of one layer; phy2log: int [S]. Returns the load of
+    every slot, float64 [T, S] or [S], summing to the expert's load.
+
+    Each sweep visits the replicated experts and levels the ranks that hold one, all else fixed:
+    exact coordinate descent on sum(rank load ** 2), whose minimum also has the least maximum.
+    """
+    v = np.asarray(as_numpy(loads), dtype=np.float64)
+    slots = as_numpy(phy2log).astype(np.int64)
+    single = v.ndim == 1
+    v = np.atleast_2d(v)
+    if slots.ndim != 1 or slots.size % num_gpus:
+        raise ShapeError(
+            f"waterfill wants phy2log [S] with S a multiple of {num_gpus}, got {slots.shape}"
+        )
+    E = v.shape[1]
+    count = np.bincount(slots, minlength=E)
+    split = v[:, slots] / np.maximum(count, 1)[slots]
+    rank = np.arange(slots.size) // (slots.size // num_gpus)
+    load = np.zeros((v.shape[0], num_gpus))
+    np.add.at(load.T, rank, split.T)
+    several = np.flatnonzero(count > 1)
+    # heavy experts first: they have the most to level
+    several = several[np.argsort(-v.sum(axis=0)[several], kind="stable")]
+    homes = [np.flatnonzero(slots == e) for e in several]
+    for _ in range(sweeps):
+        for e, at in zip(several, homes, strict=True):
+            # of two slots on one rank only the first is used: the second cannot relieve the rank
+            ranks, first = np.unique(rank[at], return_index=True)
+            if ranks.size < 2:
+                continue
+            mine = split[:, at]
+            np.subtract.at(load.T, rank[at], mine.T)
+            level = _level(load[:, ranks], v[:, e])
+            share = np.zeros_like(mine)
+            share[:, first] = np.maximum(level[:, None] - load[:, ranks], 0.0)
+            split[:, at] = share
+            load[:, ranks] += share[:, first]
+    return split[0] if single else split
+
+
+def _level(base: Float, amount: Float) -> Float:
+    """Water level after pouring `amount` [T] over columns of height `base` [T, n]."""
+    ranked = np.sort(base, axis=1)
+    n = np.arange(1, base.shape[1] + 1)
+    return ((amount[:, None] + np.cumsum(ranked, axis=1)) / n).min(axis=1)
+
+
+def waterfill_loads(
+    loads: Float, phy2log: npt.NDArray[np.int32], num_gpus: int, sweeps: int = 8
+) -> Float:
+    """Rank loads float64 [L, T, G] of steps [T, L, E] under `waterfill`."""
+    T, L, _ = loads.shape
+    S = phy2log.shape[1]
+    out = np.empty((L, T, num_gpus))
+    for layer in range(L):
+        split = waterfill(loads[:, layer], phy2log[layer], num_gpus, sweeps)
+        out[layer] = split.reshape(T, num_gpus, S // num_gpus).sum(axis=2)
+    return out
