@@ -291,6 +291,18 @@ def test_dropped_records_are_gone_everywhere_and_stay_gone(store, make_model):
         assert make_model(cache).block_hits(tokens) == 2
 
 
+def test_dropping_one_kind_leaves_the_other_also_after_a_restart(store, make_model):
+    with kvtier.open(store) as cache:
+        model = make_model(cache)
+        tokens = model.prompt(1, 2)
+        model.store(tokens, states=(2,), durability="flushed").wait(10)
+        assert model.ns.drop(model.digests(tokens), kinds=("state",)) == 1
+        assert model.ns.match(tokens).block_prefix == 2
+    with kvtier.open(store) as cache:
+        match = make_model(cache).ns.match(tokens)
+        assert (match.block_prefix, match.state) == (2, None)
+
+
 def test_a_record_can_come_back_after_a_drop(store, make_model):
     clock = ManualClock()
     with kvtier.open(store, clock=clock) as cache:

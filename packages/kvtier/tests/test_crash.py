@@ -119,7 +119,12 @@ def crash_run(store, make_model, seed: int, step: int) -> tuple[list[int], int]:
     io = FaultIo(seed, crash_at=step)
     flushed: list[int] = []
     cache = kvtier.open(
-        store, io=io, segment_bytes=1 << 16, commit_delay_s=0, sync_bytes=60_000, quota_bytes=1 << 22
+        store,
+        io=io,
+        segment_bytes=1 << 16,
+        commit_delay_s=0,
+        sync_bytes=60_000,
+        quota_bytes=1 << 22,
     )
     model = make_model(cache)
     for chain in range(5):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import struct
 
 import numpy as np
@@ -48,7 +49,7 @@ def test_hashing_in_pieces_equals_the_definition(tokens, cuts, size):
     incremental = hasher(block_tokens=size)
     edges = [0, *sorted(min(cut, len(tokens)) for cut in cuts), len(tokens)]
     new = []
-    for a, b in zip(edges, edges[1:], strict=False):
+    for a, b in itertools.pairwise(edges):
         new += incremental.extend(tokens[a:b])
     assert list(incremental.digests) == new == plain_chain(tokens, [], size)
     assert incremental.n_tokens == len(tokens)
@@ -155,7 +156,9 @@ def test_identities_are_stable_between_releases():
     chain.extend([1, 2, 3, 4], [kvtier.MediaItem(1, 2, bytes(range(32)), kind=1)])
     assert print_.hex() == "95d93721daea3509f6ee09449dd65e4db9af8ecb364e464a6c9e61f0f3b59f90"
     assert root.hex() == "24e204cc8a719acac2570efa153a8abe66d2d22157412bc9d83b9ff0eecf82e9"
-    assert chain.digests[0].hex() == "7fb4942718f563fb8b4e94dc1c36b9f354916eea2f1a8663eee76814fbe875a5"
+    assert (
+        chain.digests[0].hex() == "7fb4942718f563fb8b4e94dc1c36b9f354916eea2f1a8663eee76814fbe875a5"
+    )
 
 
 def test_salt_and_fingerprint_cannot_run_into_each_other():

@@ -24,6 +24,7 @@ from deepinfer_kvtier.segments import Segment, SegmentSet
 from deepinfer_kvtier.table import APPROXIMATE_BIT, ROW, EntryTable
 from deepinfer_kvtier.writer import Outgoing, SegmentWriter
 
+NO_ROW = 0xFFFFFFFF
 _GONE_ERRORS = (errno.ENOENT, errno.ESTALE)
 
 
@@ -46,9 +47,11 @@ class DirectoryTier:
         self.breaker = Breaker(clock)
         self._lock = threading.RLock()
         self._table = EntryTable()
-        self._tombs: dict[tuple[int, int], int] = {}
+        # Further copies of records in the table, written by other processes at the same time.
+        self._spares: NDArray[Any] = np.zeros(0, dtype=ROW)
+        self._tombs: dict[tuple[int, int, int, int], int] = {}
         self._last_tomb_ms = 0
-        self._fresh_tombs: set[bytes] = set()
+        self._fresh_tombs: set[tuple[int, bytes]] = set()
         self._removed: list[tuple[bytes, int, int]] = []
         self._refresh_lock = threading.Lock()
         self._logs: dict[str, LogReader] = {}
@@ -118,9 +121,9 @@ class DirectoryTier:
             for entry in control[(control["flags"] & fmt.FLAG_TOMB_KEY) != 0]:
                 self._bury_key(entry)
             for entry in control[(control["flags"] & fmt.FLAG_TOMB_SEGMENT) != 0]:
-                owner = int(entry["key_lo"]).to_bytes(8, "little")
-                owner += int(entry["key_hi"]).to_bytes(8, "little")
-                self.forget_segment(self.segments.need(owner, int(entry["segment"])))
+                segment = self.segments.need(fmt.key_bytes(entry), int(entry["segment"]))
+                segment.buried = True
+                self.forget_segment(segment)
         for writer, entries in batches:
             is_control = (entries["flags"] & fmt.CONTROL_FLAGS) != 0
             self._insert(writer, entries[~is_control])
@@ -136,17 +139,21 @@ class DirectoryTier:
                     self._table.touch(found[there], some["created_s"][there])
 
     def _bury_key(self, entry: Any) -> None:
-        key = (int(entry["key_lo"]), int(entry["key_hi"]))
+        key = _tomb_key(entry)
         stamp = int(entry["created_s"]) * 1000 + int(entry["created_ms"])
         with self._lock:
             if self._tombs.get(key, -1) >= stamp:
                 return
             self._tombs[key] = stamp
-            self._fresh_tombs.add(key[0].to_bytes(8, "little") + key[1].to_bytes(8, "little"))
+            self._fresh_tombs.add((key[2], fmt.key_bytes(entry)))
             lo, hi = np.array([key[0]], dtype="<u8"), np.array([key[1]], dtype="<u8")
-            number = self._table.find(lo, hi, int(entry["kind"]), int(entry["shard"]))
+            kind, shard = key[2:]
+            number = self._table.find(lo, hi, kind, shard)
             if number[0] >= 0:
                 self._note_removed(self._table.remove(number))
+            copies = (self._spares["key_lo"] == lo[0]) & (self._spares["key_hi"] == hi[0])
+            copies &= (self._spares["kind"] == kind) & (self._spares["shard"] == shard)
+            self._spares = self._spares[~copies]
 
     def _insert(self, writer: bytes, entries: NDArray[Any]) -> None:
         if not len(entries):
@@ -165,20 +172,21 @@ class DirectoryTier:
         rows["flags"][approximate] |= APPROXIMATE_BIT
         keep = alive[inverse] & ~self._buried(entries)
         with self._lock:
-            added = self._table.insert(rows[keep])
-            self.counts["duplicate_entries"] += int(len(added) - added.sum())
+            fresh = rows[keep]
+            added = self._table.insert(fresh)
+            if not added.all():
+                self._spares = np.concatenate((self._spares, fresh[~added]))
 
     def _buried(self, entries: NDArray[Any]) -> NDArray[np.bool_]:
         """Entries written before a tombstone for their key."""
         result = np.zeros(len(entries), dtype=np.bool_)
         if not self._tombs:
             return result
-        lows = np.array([low for low, _ in self._tombs], dtype="<u8")
+        lows = np.array([key[0] for key in self._tombs], dtype="<u8")
         for i in np.flatnonzero(np.isin(entries["key_lo"], lows)):
             entry = entries[i]
             stamp = int(entry["created_s"]) * 1000 + int(entry["created_ms"])
-            key = (int(entry["key_lo"]), int(entry["key_hi"]))
-            result[i] = stamp <= self._tombs.get(key, -1)
+            result[i] = stamp <= self._tombs.get(_tomb_key(entry), -1)
         return result
 
     def forget_segment(self, segment: Segment) -> NDArray[Any]:
@@ -186,14 +194,34 @@ class DirectoryTier:
         with self._lock:
             numbers = self._table.numbers_in_segment(segment.local)
             rows = self._table.remove(numbers)
-            self._note_removed(rows)
+            self._spares = self._spares[self._spares["segment"] != segment.local]
+            self._note_removed(self._without_replaced(rows))
         self.segments.mark_gone(segment)
         return rows
 
+    def _without_replaced(self, removed: NDArray[Any]) -> NDArray[Any]:
+        """Put further copies of removed rows in their place; returns the rows that had none."""
+        if not len(self._spares) or not len(removed):
+            return removed
+        self._spares = self._spares[~self._table.insert(self._spares)]
+        lost = [
+            self._table.find(
+                row["key_lo"], row["key_hi"], int(row["kind"][0]), int(row["shard"][0])
+            )
+            < 0
+            for row in removed.reshape(-1, 1)
+        ]
+        return removed[np.concatenate(lost)]
+
     def rows(self) -> NDArray[Any]:
-        """A copy of all rows, for collection and listings."""
+        """A copy of the row of every record, for listings."""
         with self._lock:
             return self._table.rows()
+
+    def stored_rows(self) -> NDArray[Any]:
+        """A copy of the rows of everything stored, further copies of a record included."""
+        with self._lock:
+            return np.concatenate((self._table.rows(), self._spares))
 
     def drain_removed(self) -> list[tuple[bytes, int, int]]:
         """(key, kind, depth) of records that left since the last call, for events."""
@@ -203,8 +231,8 @@ class DirectoryTier:
             gone, self._removed = self._removed, []
             return gone
 
-    def drain_tombs(self) -> set[bytes]:
-        """16-byte keys that were buried since the last call, here or by another process."""
+    def drain_tombs(self) -> set[tuple[int, bytes]]:
+        """(kind, 16-byte key) of what was buried since the last call, here or elsewhere."""
         if not self._fresh_tombs:
             return set()
         with self._lock:
@@ -288,7 +316,7 @@ class DirectoryTier:
         with self._lock:
             number = self._table.find(lo, hi, kind, shard)
             if number[0] >= 0 and int(self._table.take(number)["segment"][0]) == segment:
-                self._note_removed(self._table.remove(number))
+                self._note_removed(self._without_replaced(self._table.remove(number)))
 
     # -- writing
 
@@ -340,12 +368,12 @@ class DirectoryTier:
         with self._write_lock:
             self._open_writer().log(entries)
 
-    def seal(self, cls: str | None = None) -> None:
-        """Close the growing segments of this process, so that they may be collected."""
+    def seal(self, numbers: set[int] | None = None) -> None:
+        """Close growing segments of this process: those with these numbers, by default all."""
         with self._write_lock:
             if self._writer is not None:
                 growing = self._writer.open_segments()
-                self._writer.seal(lambda name, _bucket: cls is None or name == cls)
+                self._writer.seal(lambda number: numbers is None or number in numbers)
                 for number in growing - self._writer.open_segments():
                     self.segments.need(self._writer.id, number).sealed = True
 
@@ -355,12 +383,15 @@ class DirectoryTier:
             if self._writer is not None:
                 self._writer.sync()
 
-    def own_open(self) -> set[tuple[bytes, int]]:
-        """(writer, number) of the segments this process still appends to."""
+    def is_growing(self, segment: Segment) -> bool:
+        """Whether this process still appends to a segment."""
         with self._write_lock:
-            if self._writer is None:
-                return set()
-            return {(self._writer.id, number) for number in self._writer.open_segments()}
+            writer = self._writer
+            return (
+                writer is not None
+                and writer.id == segment.writer
+                and segment.number in writer.open_segments()
+            )
 
     @property
     def writer_name(self) -> str:
@@ -384,6 +415,7 @@ class DirectoryTier:
         with self._lock:
             used: dict[str, int] = {
                 "entries": len(self._table),
+                "duplicate_entries": len(self._spares),
                 "index_bytes": self._table.nbytes,
                 "segments": len(self.segments.all()),
                 "breaker_open": int(self.breaker.is_open),
@@ -439,4 +471,5 @@ class DirectoryTier:
                 raise
 
 
-NO_ROW = 0xFFFFFFFF
+def _tomb_key(entry: Any) -> tuple[int, int, int, int]:
+    return int(entry["key_lo"]), int(entry["key_hi"]), int(entry["kind"]), int(entry["shard"])

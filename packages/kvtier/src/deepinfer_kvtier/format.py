@@ -232,3 +232,8 @@ def key_columns(digests: list[bytes] | tuple[bytes, ...]) -> tuple[NDArray[Any],
     """The 16-byte addresses of digests as two uint64 columns."""
     flat: NDArray[Any] = np.frombuffer(b"".join(digests), dtype="<u8").reshape(len(digests), 4)
     return flat[:, 0], flat[:, 1]
+
+
+def key_bytes(row: Any) -> bytes:
+    """The 16-byte address in a row or entry."""
+    return int(row["key_lo"]).to_bytes(8, "little") + int(row["key_hi"]).to_bytes(8, "little")

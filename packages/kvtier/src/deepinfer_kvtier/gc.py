@@ -24,7 +24,7 @@ class SegmentState:
     """What decides over a segment.
 
     last_seen_s: newest use of any of its records; 0 when it has none left.
-    deletable:   nobody appends to it any more.
+    deletable:   no other process appends to it; one that grows here is sealed first.
     """
 
     local: int
@@ -92,6 +92,7 @@ def collect(directory: DirectoryTier, *, dry_run: bool = False) -> GcReport:
     adopted = 0 if dry_run else _adopt_dead(directory)
     if not dry_run:
         directory.write_control()
+        _unlink_leftovers(directory)
     total, states = _survey(directory)
     now = directory.clock.wall()
     expired = choose_expired(states, config.classes, now)
@@ -100,13 +101,6 @@ def collect(directory: DirectoryTier, *, dry_run: bool = False) -> GcReport:
     left = total - freed
     excess = _excess(directory, left)
     victims = choose_victims(remaining, excess, _ranks(config.classes))
-    if excess > 0 and sum(victim.bytes for victim in victims) < excess and not dry_run:
-        # Everything that could go is chosen and it is not enough: give up what is still growing.
-        directory.seal()
-        total, states = _survey(directory)
-        gone = {state.local for state in expired}
-        remaining = [state for state in states if state.local not in gone]
-        victims = choose_victims(remaining, excess, _ranks(config.classes))
     early = sum(victim.records for victim in victims if victim.youngest_floor)
     evicted_bytes, evicted_records = _delete(directory, victims, dry_run)
     left -= evicted_bytes
@@ -149,7 +143,6 @@ def _survey(directory: DirectoryTier) -> tuple[int, list[SegmentState]]:
     """Bytes of everything under the root, and the state of each segment."""
     config = directory.config
     now = directory.clock.wall()
-    own_open = directory.own_open()
     logs = directory.logs()
     total = 0
     sizes: dict[int, int] = {}
@@ -167,7 +160,7 @@ def _survey(directory: DirectoryTier) -> tuple[int, list[SegmentState]]:
                     segment = _segment_of(directory, writer, file)
                     if segment is not None:
                         sizes[segment.local] = size
-    rows = directory.rows()
+    rows = directory.stored_rows()
     states: list[SegmentState] = []
     by_segment = _rows_by_segment(rows)
     for segment in directory.segments.all():
@@ -175,7 +168,6 @@ def _survey(directory: DirectoryTier) -> tuple[int, list[SegmentState]]:
         seen = int(members["seen_s"].max()) if members is not None else 0
         writer_name = segment.writer.hex()
         ended = writer_name in logs and logs[writer_name].ended
-        open_here = (segment.writer, segment.number) in own_open
         mine = writer_name == directory.writer_name
         states.append(
             SegmentState(
@@ -185,7 +177,8 @@ def _survey(directory: DirectoryTier) -> tuple[int, list[SegmentState]]:
                 records=0 if members is None else len(members),
                 last_seen_s=seen,
                 youngest_floor=now - seen < config.floor_s,
-                deletable=not open_here and (segment.sealed or ended or mine),
+                deletable=not (directory.is_growing(segment) and members is None)
+                and (segment.sealed or ended or mine),
             )
         )
     return total, states
@@ -210,16 +203,30 @@ def _rows_by_segment(rows: NDArray[Any]) -> dict[int, NDArray[Any]]:
 def _delete(directory: DirectoryTier, states: list[SegmentState], dry_run: bool) -> tuple[int, int]:
     """Tombstone, forget, unlink; returns bytes and records. Who reads now keeps its descriptor."""
     freed = records = 0
+    chosen = [directory.segments.get(state.local) for state in states]
+    growing = [segment for segment in chosen if directory.is_growing(segment)]
+    if growing and not dry_run:
+        directory.seal({segment.number for segment in growing})
     for state in states:
-        freed += state.bytes
-        records += state.records
         if dry_run:
+            freed += state.bytes
+            records += state.records
             continue
         segment = directory.segments.get(state.local)
+        if segment in growing and _records_in(directory, segment) > state.records:
+            continue  # it grew between the survey and its sealing: what is new stays
         directory.append_control(_segment_tombstone(segment))
+        segment.buried = True
         directory.forget_segment(segment)
         directory.io.unlink(segment.path)
+        segment.buried = False
+        freed += state.bytes
+        records += state.records
     return freed, records
+
+
+def _records_in(directory: DirectoryTier, segment: Segment) -> int:
+    return int((directory.stored_rows()["segment"] == segment.local).sum())
 
 
 def _segment_tombstone(segment: Segment) -> NDArray[Any]:
@@ -229,6 +236,13 @@ def _segment_tombstone(segment: Segment) -> NDArray[Any]:
     entry["segment"] = segment.number
     entry["flags"] = fmt.FLAG_TOMB_SEGMENT
     return entry
+
+
+def _unlink_leftovers(directory: DirectoryTier) -> None:
+    """Files whose deletion was promised and then failed."""
+    for segment in directory.segments.buried():
+        directory.io.unlink(segment.path)
+        segment.buried = False
 
 
 def _adopt_dead(directory: DirectoryTier) -> int:

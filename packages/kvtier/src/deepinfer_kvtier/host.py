@@ -153,11 +153,11 @@ class HostTier:
                     self._keep_spare(record.data)
             return record
 
-    def remove_keys(self, keys: set[bytes]) -> None:
-        """Forget every record whose digest starts with one of these 16-byte keys."""
+    def remove_keys(self, keys: set[tuple[int, bytes]]) -> None:
+        """Forget every record named by kind and the first 16 bytes of its digest."""
         for kind, table in enumerate(self._records):
             with self._lock:
-                doomed = [digest for digest in table if digest[:16] in keys]
+                doomed = [digest for digest in table if (kind, digest[:16]) in keys]
             for digest in doomed:
                 self.remove(kind, digest)
 

@@ -26,6 +26,7 @@ class Segment:
     cls: str
     bucket: int
     sealed: bool = False
+    buried: bool = False  # tombstoned: whoever still finds the file may unlink it
     gone: bool = False
     fd: int | None = None
     users: int = 0
@@ -50,6 +51,11 @@ class SegmentSet:
         """Every segment that is not known to be gone."""
         with self._lock:
             return [segment for segment in self._by_local if not segment.gone]
+
+    def buried(self) -> list[Segment]:
+        """Segments that somebody has given up; their files may be left over."""
+        with self._lock:
+            return [segment for segment in self._by_local if segment.buried]
 
     def named(self, writer: bytes, number: int) -> Segment | None:
         """By writer and number; None when this process has not heard of it."""

@@ -48,10 +48,7 @@ def verify(
         reason = _check(directory, row)
         if reason is not None:
             bad[reason] += 1
-            key = int(row["key_lo"]).to_bytes(8, "little") + int(row["key_hi"]).to_bytes(
-                8, "little"
-            )
-            broken.append((int(row["kind"]), int(row["shard"]), key))
+            broken.append((int(row["kind"]), int(row["shard"]), fmt.key_bytes(row)))
     if repair:
         for kind, shard, key in broken:
             # The index knows 16 bytes of a digest, and a tombstone needs no more.
@@ -87,8 +84,7 @@ def _check(directory: DirectoryTier, row: Any) -> str | None:
     trailer = fmt.parse_trailer(memoryview(slot)[at : at + fmt.TRAILER_BYTES])
     if trailer is None:
         return "no trailer"
-    key = int(row["key_lo"]).to_bytes(8, "little") + int(row["key_hi"]).to_bytes(8, "little")
-    if trailer.digest[:16] != key or trailer.payload_bytes != payload:
+    if trailer.digest[:16] != fmt.key_bytes(row) or trailer.payload_bytes != payload:
         return "another record"
     if xxhash.xxh3_128_digest(memoryview(slot)[:payload]) != trailer.checksum:
         return "wrong checksum"

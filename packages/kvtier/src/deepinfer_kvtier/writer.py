@@ -138,10 +138,10 @@ class SegmentWriter:
         self._last_stamp_ms = max(int(self._clock.wall() * 1000), self._last_stamp_ms)
         return self._last_stamp_ms
 
-    def seal(self, choose: Callable[[str, int], bool] = lambda cls, bucket: True) -> None:
-        """Seal the open segments that `choose(class, bucket start)` names."""
+    def seal(self, choose: Callable[[int], bool] = lambda number: True) -> None:
+        """Seal the open segments whose number `choose` accepts. raises: OSError."""
         for cls, segment in list(self._segments.items()):
-            if choose(cls, segment.bucket):
+            if choose(segment.number):
                 self._retire(cls)
 
     def open_segments(self) -> set[int]:

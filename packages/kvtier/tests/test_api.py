@@ -1,0 +1,159 @@
+"""The public interface as text, so that a change shows up as a diff; and what importing costs."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import enum
+import inspect
+import os
+import re
+import subprocess
+import sys
+import textwrap
+import tomllib
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+
+import deepinfer_kvtier as package
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent
+SOURCE = ROOT / "src" / "deepinfer_kvtier"
+SIBLINGS = ("recipe", "dspark", "eplb", "kernels", "engine", "search_fetch")
+
+
+def signature(thing) -> str:
+    text = str(inspect.signature(thing))
+    text = re.sub(r"<factory>|<object object at 0x[0-9a-f]+>", "...", text)
+    return text.replace("deepinfer_kvtier.", "").replace("typing.", "")
+
+
+def describe_class(name: str, cls: type) -> list[str]:
+    if issubclass(cls, enum.Enum):
+        return [f"enum {name}: " + ", ".join(member.value for member in cls)]
+    if issubclass(cls, BaseException):
+        return [f"exception {name}({', '.join(base.__name__ for base in cls.__bases__)})"]
+    lines = [f"class {name}"]
+    if issubclass(cls, BaseModel):
+        lines += [
+            f"    {field}: {annotation}"
+            for field, annotation in cls.__annotations__.items()
+            if field != "model_config"
+        ]
+        return lines
+    if dataclasses.is_dataclass(cls):
+        lines += [
+            f"    {f.name}: {f.type}" for f in dataclasses.fields(cls) if not f.name.startswith("_")
+        ]
+    elif hasattr(cls, "_fields"):
+        lines += [f"    {name}: {cls.__annotations__[name]}" for name in cls._fields]
+    elif "__init__" in vars(cls):
+        lines.append(f"    __init__{signature(cls.__init__)}")
+    for attribute, value in sorted(vars(cls).items()):
+        if attribute.startswith("_") or isinstance(value, staticmethod):
+            continue
+        if isinstance(value, property):
+            lines.append(f"    {attribute}: property")
+        elif inspect.isfunction(value):
+            kind = "async def" if inspect.iscoroutinefunction(value) else "def"
+            lines.append(f"    {kind} {attribute}{signature(value)}")
+    return lines
+
+
+def dump() -> str:
+    lines: list[str] = []
+    for name in package.__all__:
+        value = getattr(package, name)
+        if isinstance(value, type):
+            lines += describe_class(name, value)
+        elif callable(value):
+            lines.append(f"def {name}{signature(value)}")
+        else:
+            lines.append(f"{name}: {type(value).__name__}")
+    return "\n".join(lines) + "\n"
+
+
+def test_the_public_interface_is_the_recorded_one(request):
+    recorded = HERE / "api.txt"
+    if request.config.getoption("--update-api"):
+        recorded.write_text(dump())
+    assert dump() == recorded.read_text(), "run pytest --update-api and write a CHANGELOG entry"
+
+
+def test_all_names_exist_and_are_named_once():
+    assert len(set(package.__all__)) == len(package.__all__)
+    assert all(hasattr(package, name) for name in package.__all__)
+
+
+def test_the_changelog_speaks_of_this_version():
+    text = (ROOT / "CHANGELOG.md").read_text()
+    match = re.search(rf"^## \[{re.escape(package.__version__)}\].*?(?=^## |\Z)", text, re.M | re.S)
+    assert match, f"no heading for {package.__version__}"
+    assert re.search(r"^- ", match[0], re.M), "the heading has no entry"
+
+
+MODULES = sorted(
+    "deepinfer_kvtier" + ("" if path.stem == "__init__" else f".{path.stem}")
+    for path in SOURCE.glob("*.py")
+)
+
+
+def test_every_module_imports_alone(tmp_path):
+    """Each in a process of its own, forked from one that has loaded third-party packages only."""
+    script = textwrap.dedent(
+        """
+        import importlib, os, sys
+        import blake3, numpy, pydantic, typer, xxhash
+        failed = []
+        for name in sys.argv[1:]:
+            child = os.fork()
+            if child == 0:
+                try:
+                    importlib.import_module(name)
+                except BaseException as error:
+                    print(name, error, file=sys.stderr, flush=True)
+                    os._exit(1)
+                os._exit(0)
+            if os.waitpid(child, 0)[1]:
+                failed.append(name)
+        sys.exit(bool(failed))
+        """
+    )
+    assert len(MODULES) > 20
+    # Bytecode is kept between the children even where the environment forbids to write it.
+    env = {**os.environ, "PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", script, *MODULES], check=True, env=env)
+
+
+def imports_of(path: Path) -> set[str]:
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            found.add(node.module.split(".")[0])
+    return found
+
+
+def test_every_import_is_declared_and_no_sibling_is_imported():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    declared = {re.split(r"[<>=\[ ]", line)[0].lower() for line in project["dependencies"]}
+    for path in SOURCE.glob("*.py"):
+        foreign = imports_of(path) - set(sys.stdlib_module_names) - {"deepinfer_kvtier"}
+        assert foreign <= declared, f"{path.name} imports {sorted(foreign - declared)}"
+        assert not {f"deepinfer_{name}" for name in SIBLINGS} & imports_of(path)
+
+
+@pytest.mark.parametrize("module", ["deepinfer_kvtier", "deepinfer_kvtier.cli"])
+def test_importing_loads_nothing_heavy(module):
+    heavy = ["torch", "asyncio", "hypothesis", "tokenizers", "multiprocessing"]
+    if module == "deepinfer_kvtier":
+        heavy += ["typer", "rich"]
+    script = f"import sys, {module}; print([m for m in {heavy} if m in sys.modules])"
+    found = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert found.stdout.strip() == "[]"
