@@ -30,8 +30,11 @@ PLACE_Q: Final = 3  # p = 8; few slots a rank leave no room to average, so there
 NARROW_PLACE_Q: Final = 5
 NARROW_REPLICA_Q: Final = 4
 NARROW_SLOTS: Final = 3
-STEADY_SWAPS: Final = 29
-"""Swaps on loads that hardly move: beyond these a plan follows noise and only moves weights."""
+STEADY_SHARE: Final = 0.13
+MOVING_SHARE: Final = 0.29
+"""Share of slots that the swaps of one plan may change, on loads that hardly move (beyond it a
+plan follows noise) and on loads that do."""
+FEW_SWAPS: Final = 8
 JUDGED_LAYERS: Final = 8
 JUDGED_BLOCKS: Final = 4
 SWAP_PRICE: Final = 1e-5
@@ -141,8 +144,10 @@ def plan(
     solver = _Solver(num_gpus, num_slots, num_groups if nodes > 1 else 1, nodes)
     count = 1 if objective == "totals" else None if scenarios == "auto" else int(scenarios)
     x, moving = make_scenarios(loads, num_gpus, count)
-    keeps_most = start is not None and objective == "steps" and not moving
-    swaps = min(max_swaps, STEADY_SWAPS) if keeps_most else max_swaps
+    swaps = max_swaps
+    if start is not None and objective == "steps":
+        share = MOVING_SHARE if moving else STEADY_SHARE
+        swaps = min(max_swaps, max(FEW_SWAPS, int(share * num_slots / 2)))
     if objective == "totals" and start is None:
         swaps = max(swaps, 4 * num_slots)
     swaps, predicted, old_B = _choose_swaps(solver, loads, x.shape[1], start, swaps, objective)
@@ -288,7 +293,9 @@ class _Solver:
                 mine = None if (mine < 0).any() else mine
             part = np.ascontiguousarray(x[:, inside])
             watched = np.ascontiguousarray(judge[:, inside])
-            out[node] = inside[self._flat(part, mine, swaps, G, watched, curves[node])]
+            own = -(-swaps // N)
+            out[node] = inside[self._flat(part, mine, own, G, watched, curves[node, : own + 1])]
+            curves[node, own + 1 :] = curves[node, own]
         curve[:] = curves.max(axis=0)
         return out.ravel()
 
