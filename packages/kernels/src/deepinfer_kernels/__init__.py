@@ -9,6 +9,10 @@ from __future__ import annotations
 
 from importlib import import_module
 from types import ModuleType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from deepinfer_kernels import errors, formats, ops, registry, testing
 
 __all__ = ["errors", "formats", "ops", "registry", "testing"]
 

@@ -14,7 +14,7 @@ where that back end has the operator. A back end that refuses is reported, never
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -228,7 +228,7 @@ class Registry:
         return choice
 
     @contextmanager
-    def use(self, *, backend: str, op: str | None = None) -> Iterator[None]:
+    def use(self, *, backend: str, op: str | None = None) -> Generator[None, None, None]:
         """Prefer ``backend`` inside the block, for one operator or for all (this context only)."""
         self._check(op, backend)
         token = self._overrides.set((*self._overrides.get(), (op, backend)))

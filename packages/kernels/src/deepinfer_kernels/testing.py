@@ -5,7 +5,7 @@ Useful for kernels that do not live here too: register an `Impl`, then call `che
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,41 +64,61 @@ def compare(
     return Mismatch(float(excess.max()), float(off.max()), place)
 
 
+def _same_bits(got: Tensor, wanted: Tensor, place: str) -> Mismatch:
+    wrong = int((got.view(torch.uint8) != wanted.view(torch.uint8)).sum())
+    return Mismatch(float("inf") if wrong else 0.0, float(wrong), place)
+
+
 def _tensors(result: Any) -> list[Tensor]:
     if result is None:
         return []
     return [result] if isinstance(result, Tensor) else list(result)
 
 
-def run_case(spec: OpSpec, fn: Kernel, args: Sequence[Any]) -> list[Tensor]:
-    """Call ``fn`` on private copies; returns its outputs and every tensor argument as left behind.
+def run_case(fn: Kernel, args: Sequence[Any], device: str = "cpu") -> list[Tensor]:
+    """Call ``fn`` on private copies; returns its outputs, then the buffers of its arguments.
 
-    Arguments are part of the result: a kernel that scribbles on an input, or past its slots in
-    a cache, differs from the reference there.
+    The buffers are returned whole, with the bytes around and between the tensor's own: a kernel
+    that scribbles on an input, or past its slots in a cache, differs from the reference there.
     """
-    copies = [_private(arg) if isinstance(arg, Tensor) else arg for arg in args]
-    outputs = _tensors(fn(*copies))
-    return outputs + [copy for copy in copies if isinstance(copy, Tensor)]
+    copies: list[Any] = []
+    buffers: list[Tensor] = []
+    for arg in args:
+        if isinstance(arg, Tensor):
+            arg, buffer = _private(arg, device)
+            buffers.append(buffer)
+        copies.append(arg)
+    return [result.cpu() for result in (*_tensors(fn(*copies)), *buffers)]
 
 
-def _private(tensor: Tensor) -> Tensor:
-    """A copy with the same strides and offset, in a buffer of its own."""
-    storage = tensor.untyped_storage()
-    whole = torch.empty(0, dtype=tensor.dtype).set_(storage.clone())
-    return whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+def _private(tensor: Tensor, device: str) -> tuple[Tensor, Tensor]:
+    """A copy with the same strides and offset, and the buffer it lies in."""
+    whole = torch.empty(0, dtype=tensor.dtype).set_(tensor.untyped_storage()).to(device, copy=True)
+    view = whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+    return view, whole
 
 
-def check_impl(spec: OpSpec, fn: Kernel, seed: int, dtype: torch.dtype) -> Mismatch:
-    """Compare ``fn`` with the reference on one seeded case; returns the worst output."""
+def check_impl(
+    spec: OpSpec, fn: Kernel, seed: int, dtype: torch.dtype, device: str = "cpu"
+) -> Mismatch:
+    """Compare ``fn`` on a device with the reference on the CPU, on one seeded case.
+
+    Returns the worst of the outputs; buffers of arguments must be equal bit for bit.
+    """
     args = spec.cases(seeded(seed), dtype)
-    wanted = run_case(spec, spec.reference, args)
-    got = run_case(spec, fn, args)
+    wanted = run_case(spec.reference, args)
+    got = run_case(fn, args, device)
     if len(got) != len(wanted):
         raise NumericsError(f"{spec.name}: wanted {len(wanted)} results, got {len(got)}")
-    return _worst(
-        compare(g, w, spec.tolerance, dtype, f"{spec.name}[{i}] seed {seed} {dtype}")
-        for i, (g, w) in enumerate(zip(got, wanted, strict=True))
-    )
+    outputs = len(wanted) - sum(isinstance(arg, Tensor) for arg in args)
+    found: list[Mismatch] = []
+    for i, (g, w) in enumerate(zip(got, wanted, strict=True)):
+        place = f"{spec.name}[{i}] seed {seed} {dtype}"
+        if i < outputs:
+            found.append(compare(g, w, spec.tolerance, dtype, place))
+        else:
+            found.append(_same_bits(g, w, f"{place}: buffer of a tensor argument"))
+    return _worst(found)
 
 
 def check_twin(spec: OpSpec, seed: int, dtype: torch.dtype) -> Mismatch:
@@ -115,5 +135,5 @@ def check_twin(spec: OpSpec, seed: int, dtype: torch.dtype) -> Mismatch:
     )
 
 
-def _worst(found: Any) -> Mismatch:
+def _worst(found: Iterable[Mismatch]) -> Mismatch:
     return max(found, key=lambda mismatch: mismatch.excess)

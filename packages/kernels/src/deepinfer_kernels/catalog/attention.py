@@ -50,15 +50,17 @@ def _cost(q: Tensor, kv: Tensor, idx: Tensor, sink: Tensor, scale: float) -> tup
     return 2 * q.numel() * q.itemsize + keys * dim * kv.itemsize, 4 * heads * dim * keys
 
 
+def _fake(q: Tensor, kv: Tensor, idx: Tensor, sink: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    return out, q.new_empty(q.shape[:2], dtype=acc_dtype(q.dtype))
+
+
 SPECS = (
     OpSpec(
         name="mla_sparse",
         schema=("(Tensor q, Tensor kv, Tensor idx, Tensor sink, float scale) -> (Tensor, Tensor)"),
         reference=reference.mla_sparse,
-        fake=lambda q, kv, idx, sink, scale: (
-            torch.empty_like(q, memory_format=torch.contiguous_format),
-            q.new_empty(q.shape[:2], dtype=acc_dtype(q.dtype)),
-        ),
+        fake=_fake,
         tags=frozenset({"memory", "compute"}),
         tolerance=Tolerance(float32=(4e-6, 1e-5), bfloat16=(1e-5, 2**-7), float64=(1e-14, 1e-13)),
         cost=_cost,

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from deepinfer_kernels.accumulate import acc_dtype
+from deepinfer_kernels.catalog.shapes import like_first
 from deepinfer_kernels.draw import indices, normal, one_of, seeded, size
 from deepinfer_kernels.formats import quant
 from deepinfer_kernels.formats.records import RECORDS, record_bytes
@@ -134,12 +135,16 @@ def _pool_cost(value: Tensor, gate: Tensor) -> tuple[int, int]:
     return 2 * value.numel() * value.itemsize, 4 * value.numel()
 
 
+def _pool_fake(value: Tensor, gate: Tensor) -> Tensor:
+    return value.new_empty((value.shape[0], value.shape[2]), dtype=acc_dtype(value.dtype))
+
+
 SPECS = (
     OpSpec(
         name="fake_quant",
         schema="(Tensor x, str record) -> Tensor",
         reference=quant.fake_quant,
-        fake=lambda x, record: torch.empty_like(x, memory_format=torch.contiguous_format),
+        fake=like_first,
         tags=frozenset({"memory", "latency"}),
         tolerance=Tolerance(),
         cost=_quant_cost,
@@ -151,9 +156,7 @@ SPECS = (
         name="compress_pool",
         schema="(Tensor value, Tensor gate) -> Tensor",
         reference=compress.compress_pool,
-        fake=lambda value, gate: value.new_empty(
-            (value.shape[0], value.shape[2]), dtype=acc_dtype(value.dtype)
-        ),
+        fake=_pool_fake,
         tags=frozenset({"memory", "latency"}),
         tolerance=Tolerance(float32=(1e-6, 2e-6), bfloat16=(1e-6, 2e-6), float64=(1e-14, 1e-14)),
         cost=_pool_cost,

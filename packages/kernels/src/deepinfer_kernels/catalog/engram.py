@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from deepinfer_kernels.catalog.shapes import like_first
 from deepinfer_kernels.draw import coin, normal, one_of, seeded, size
 from deepinfer_kernels.reference import engram as reference
 from deepinfer_kernels.registry import OpSpec, Tolerance
@@ -80,14 +81,16 @@ def _gate_cost(
     return (2 * S.numel() + key.numel() + value.numel()) * S.itemsize, 9 * S.numel()
 
 
+def _hash_fake(ids: Tensor, multipliers: Tensor, primes: Tensor, offsets: Tensor) -> Tensor:
+    return ids.new_empty((ids.shape[0], primes.shape[0] * primes.shape[1]))
+
+
 SPECS = (
     OpSpec(
         name="engram_hash",
         schema="(Tensor ids, Tensor multipliers, Tensor primes, Tensor offsets) -> Tensor",
         reference=reference.engram_hash,
-        fake=lambda ids, multipliers, primes, offsets: ids.new_empty(
-            (ids.shape[0], primes.shape[0] * primes.shape[1])
-        ),
+        fake=_hash_fake,
         tags=frozenset({"latency"}),
         tolerance=Tolerance(),
         cost=_hash_cost,
@@ -102,9 +105,7 @@ SPECS = (
             "Tensor? blocked) -> Tensor"
         ),
         reference=reference.engram_gate,
-        fake=lambda S, key, value, q_weight, k_weight, eps, blocked: torch.empty_like(
-            S, memory_format=torch.contiguous_format
-        ),
+        fake=like_first,
         tags=frozenset({"memory", "latency"}),
         # The square root near g = 0 magnifies the rounding of g; the gate itself is below 1.
         tolerance=Tolerance(float32=(2e-4, 1e-5), bfloat16=(2e-4, 2**-7), float64=(1e-7, 1e-12)),

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from deepinfer_kernels.accumulate import acc_dtype
+from deepinfer_kernels.catalog.shapes import like_first
 from deepinfer_kernels.draw import coin, normal, one_of, seeded, size
 from deepinfer_kernels.reference import indexer as reference
 from deepinfer_kernels.registry import OpSpec, Tolerance
@@ -118,14 +119,25 @@ def _mask_cost(x: Tensor, blocks: Tensor, block_size: int) -> tuple[int, int]:
     return 2 * x.numel() * x.itemsize, x.numel()
 
 
+def _logits_fake(q: Tensor, k: Tensor, w: Tensor, visible: Tensor) -> Tensor:
+    return q.new_empty((q.shape[0], q.shape[1], k.shape[1]), dtype=acc_dtype(q.dtype))
+
+
+def _select_fake(x: Tensor, k: int) -> Tensor:
+    return x.new_empty((x.shape[0], k), dtype=torch.int64)
+
+
+def _blocks_fake(x: Tensor, visible: Tensor, block_size: int, topk_blocks: int) -> Tensor:
+    blocks = (x.shape[1] + block_size - 1) // block_size
+    return x.new_empty((x.shape[0], blocks), dtype=torch.bool)
+
+
 SPECS = (
     OpSpec(
         name="index_logits",
         schema="(Tensor q, Tensor k, Tensor w, Tensor visible) -> Tensor",
         reference=reference.index_logits,
-        fake=lambda q, k, w, visible: q.new_empty(
-            (q.shape[0], q.shape[1], k.shape[1]), dtype=acc_dtype(q.dtype)
-        ),
+        fake=_logits_fake,
         tags=frozenset({"memory", "compute"}),
         # Sums of heads of either sign cancel: the bound is on the terms, not on their sum.
         tolerance=Tolerance(float32=(2e-4, 1e-5), bfloat16=(2e-4, 1e-5), float64=(1e-12, 1e-13)),
@@ -137,7 +149,7 @@ SPECS = (
         name="topk_select",
         schema="(Tensor x, int k) -> Tensor",
         reference=reference.topk_select,
-        fake=lambda x, k: x.new_empty((x.shape[0], k), dtype=torch.int64),
+        fake=_select_fake,
         tags=frozenset({"memory", "latency"}),
         tolerance=Tolerance(),
         cost=_select_cost,
@@ -149,9 +161,7 @@ SPECS = (
         name="candidate_blocks",
         schema="(Tensor x, Tensor visible, int block_size, int topk_blocks) -> Tensor",
         reference=reference.candidate_blocks,
-        fake=lambda x, visible, block_size, topk_blocks: x.new_empty(
-            (x.shape[0], (x.shape[1] + block_size - 1) // block_size), dtype=torch.bool
-        ),
+        fake=_blocks_fake,
         tags=frozenset({"memory", "latency"}),
         tolerance=Tolerance(),
         cost=_blocks_cost,
@@ -163,9 +173,7 @@ SPECS = (
         name="candidate_mask",
         schema="(Tensor x, Tensor blocks, int block_size) -> Tensor",
         reference=reference.candidate_mask,
-        fake=lambda x, blocks, block_size: torch.empty_like(
-            x, memory_format=torch.contiguous_format
-        ),
+        fake=like_first,
         tags=frozenset({"memory", "latency"}),
         tolerance=Tolerance(),
         cost=_mask_cost,

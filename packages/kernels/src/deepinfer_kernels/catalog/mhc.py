@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from deepinfer_kernels.accumulate import acc_dtype
+from deepinfer_kernels.catalog.shapes import like_second
 from deepinfer_kernels.draw import normal, one_of, seeded, size
 from deepinfer_kernels.reference import mhc as reference
 from deepinfer_kernels.registry import OpSpec, Tolerance
@@ -67,6 +68,10 @@ def _collapse_args(
     return normal(g, (n, h, width), dtype), normal(g, (n, h), acc_dtype(dtype))
 
 
+def _collapse_fake(S: Tensor, pre: Tensor) -> Tensor:
+    return S.new_empty((S.shape[0], S.shape[2]))
+
+
 def _post_args(
     g: torch.Generator, n: int, h: int, width: int, dtype: torch.dtype
 ) -> tuple[Any, ...]:
@@ -118,7 +123,7 @@ SPECS = (
         name="mhc_collapse",
         schema="(Tensor S, Tensor pre) -> Tensor",
         reference=reference.mhc_collapse,
-        fake=lambda S, pre: S.new_empty((S.shape[0], S.shape[2])),
+        fake=_collapse_fake,
         tags=frozenset({"memory", "latency"}),
         tolerance=Tolerance(float32=(2e-6, 2e-6), bfloat16=(2e-6, 2**-7), float64=(1e-14, 1e-14)),
         cost=_collapse_cost,
@@ -129,7 +134,7 @@ SPECS = (
         name="mhc_post",
         schema="(Tensor y, Tensor S, Tensor post, Tensor comb) -> Tensor",
         reference=reference.mhc_post,
-        fake=lambda y, S, post, comb: torch.empty_like(S, memory_format=torch.contiguous_format),
+        fake=like_second,
         tags=frozenset({"memory", "latency"}),
         tolerance=Tolerance(float32=(4e-6, 4e-6), bfloat16=(4e-6, 2**-7), float64=(1e-14, 1e-14)),
         cost=_post_cost,

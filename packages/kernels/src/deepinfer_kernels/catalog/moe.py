@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from deepinfer_kernels.accumulate import acc_dtype
+from deepinfer_kernels.catalog.shapes import like_first
 from deepinfer_kernels.draw import coin, normal, one_of, seeded, size
 from deepinfer_kernels.reference import moe as reference
 from deepinfer_kernels.registry import OpSpec, Tolerance
@@ -118,9 +119,7 @@ SPECS = (
             "-> Tensor"
         ),
         reference=reference.moe_experts,
-        fake=lambda x, idx, w, w1, w3, w2, limit: torch.empty_like(
-            x, memory_format=torch.contiguous_format
-        ),
+        fake=like_first,
         tags=frozenset({"compute", "memory"}),
         # bfloat16 rounds gate, up, the product and each expert's output before the last sum.
         tolerance=Tolerance(float32=(1e-5, 1e-5), bfloat16=(3e-2, 2e-2), float64=(1e-13, 1e-13)),

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from deepinfer_kernels.accumulate import acc_dtype
+from deepinfer_kernels.catalog.shapes import like_first
 from deepinfer_kernels.draw import coin, normal, one_of, seeded, size
 from deepinfer_kernels.reference import norm as reference
 from deepinfer_kernels.registry import OpSpec, Tolerance
@@ -92,7 +93,7 @@ SPECS = (
         name="rms_norm",
         schema="(Tensor x, Tensor? weight, float eps) -> Tensor",
         reference=reference.rms_norm,
-        fake=lambda x, weight, eps: torch.empty_like(x, memory_format=torch.contiguous_format),
+        fake=like_first,
         tags=frozenset({"memory", "latency"}),
         tolerance=ROUNDED_ONCE,
         cost=_rms_norm_cost,
@@ -103,9 +104,7 @@ SPECS = (
         name="rope",
         schema="(Tensor x, Tensor cos, Tensor sin, bool inverse=False) -> Tensor",
         reference=reference.rope,
-        fake=lambda x, cos, sin, inverse=False: torch.empty_like(
-            x, memory_format=torch.contiguous_format
-        ),
+        fake=like_first,
         tags=frozenset({"memory", "latency"}),
         tolerance=ROUNDED_ONCE,
         cost=_rope_cost,
@@ -116,7 +115,7 @@ SPECS = (
         name="swiglu",
         schema="(Tensor gate, Tensor up, float limit) -> Tensor",
         reference=reference.swiglu,
-        fake=lambda gate, up, limit: torch.empty_like(gate, memory_format=torch.contiguous_format),
+        fake=like_first,
         tags=frozenset({"memory", "latency"}),
         tolerance=ROUNDED_ONCE,
         cost=_swiglu_cost,

@@ -66,7 +66,8 @@ def _e2m1_thresholds(device: torch.device) -> Tensor:
 
 def encode_e2m1(x: Tensor) -> Tensor:
     """float32 [...] to uint8 [...] codes 0..15, saturating at +-6. NaN takes code 7."""
-    code = torch.bucketize(x.abs(), _e2m1_thresholds(x.device), right=True, out_int32=True)
+    magnitude = x.abs().contiguous()
+    code = torch.bucketize(magnitude, _e2m1_thresholds(x.device), right=True, out_int32=True)
     return (code + 8 * x.signbit()).to(torch.uint8)
 
 

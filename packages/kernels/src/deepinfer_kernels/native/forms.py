@@ -141,13 +141,13 @@ def mhc_pre(
     if h > _MAX_STREAMS or _torch_form(S.dtype, S):
         return cpu_mhc.mhc_pre(S, fn, base, scale, rms_eps, hc_eps, iters)
     acc = acc_dtype(S.dtype)
-    S, fn, base, scale = _dense(S), _as(fn, acc), _as(base, acc), _as(scale, acc)
+    streams, fn, base, scale = _dense(S), _as(fn, acc), _as(base, acc), _as(scale, acc)
     pre = torch.empty((n, h), dtype=acc)
     post = torch.empty((n, h), dtype=acc)
     comb = torch.empty((n, h, h), dtype=acc)
     _C.di_mhc_pre(
         _CODE[S.dtype],
-        S.data_ptr(),
+        streams.data_ptr(),
         fn.data_ptr(),
         base.data_ptr(),
         scale.data_ptr(),
@@ -168,9 +168,11 @@ def mhc_collapse(S: Tensor, pre: Tensor) -> Tensor:
     if _torch_form(S.dtype, S):
         return mhc.mhc_collapse(S, pre)
     n, h, width = S.shape
-    S, pre = _dense(S), _as(pre, acc_dtype(S.dtype))
+    streams, pre = _dense(S), _as(pre, acc_dtype(S.dtype))
     out = torch.empty((n, width), dtype=S.dtype)
-    _C.di_mhc_collapse(_CODE[S.dtype], S.data_ptr(), pre.data_ptr(), n, h, width, out.data_ptr())
+    _C.di_mhc_collapse(
+        _CODE[S.dtype], streams.data_ptr(), pre.data_ptr(), n, h, width, out.data_ptr()
+    )
     return out
 
 
@@ -179,12 +181,12 @@ def mhc_post(y: Tensor, S: Tensor, post: Tensor, comb: Tensor) -> Tensor:
         return cpu_mhc.mhc_post(y, S, post, comb)
     n, h, width = S.shape
     acc = acc_dtype(S.dtype)
-    y, S, post, comb = _dense(y), _dense(S), _as(post, acc), _as(comb, acc)
-    out = torch.empty_like(S)
+    y, streams, post, comb = _dense(y), _dense(S), _as(post, acc), _as(comb, acc)
+    out = torch.empty_like(streams)
     _C.di_mhc_post(
         _CODE[S.dtype],
         y.data_ptr(),
-        S.data_ptr(),
+        streams.data_ptr(),
         post.data_ptr(),
         comb.data_ptr(),
         n,
@@ -407,13 +409,13 @@ def engram_gate(
     if _torch_form(S.dtype, S, key, value, q_weight, k_weight):
         return engram.engram_gate(S, key, value, q_weight, k_weight, eps, blocked)
     n, h, width = S.shape
-    S, key, value = _dense(S), _dense(key), _dense(value)
+    streams, key, value = _dense(S), _dense(key), _dense(value)
     q_weight, k_weight = _dense(q_weight), _dense(k_weight)
     blocked = None if blocked is None else _dense(blocked)
-    out = torch.empty_like(S)
+    out = torch.empty_like(streams)
     _C.di_engram_gate(
         _CODE[S.dtype],
-        S.data_ptr(),
+        streams.data_ptr(),
         key.data_ptr(),
         value.data_ptr(),
         q_weight.data_ptr(),

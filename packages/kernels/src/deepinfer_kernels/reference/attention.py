@@ -36,7 +36,7 @@ def _attend(
     """One chunk of rows; sink already in the accumulation dtype."""
     n, heads, _ = q.shape
     if kv.shape[0] == 0 or idx.shape[1] == 0:
-        return torch.zeros_like(q), torch.full((n, heads), torch.inf, dtype=sink.dtype)
+        return torch.zeros_like(q), sink.new_full((n, heads), torch.inf)
     present = (idx >= 0).unsqueeze(1)  # [n, 1, K]
     keys = kv[idx.clamp(min=0)].to(sink.dtype)  # [n, K, D]
     # A missing entry reads row 0; if that row holds NaN or inf it must not leak through 0 * NaN.

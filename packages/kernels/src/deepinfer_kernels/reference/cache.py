@@ -9,7 +9,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from deepinfer_kernels.errors import ShapeError
 from deepinfer_kernels.formats.quant import pack, unpack
 from deepinfer_kernels.formats.records import RecordFormat, record_bytes, record_format
 
@@ -34,6 +33,11 @@ def _views(
     ]
 
 
+def _check_slots(op: str, cache: Tensor, slot: Tensor, entries: int) -> None:
+    if slot.numel() and int(slot.max()) >= cache.shape[0] * entries:
+        raise IndexError(f"{op}: a slot is past the {cache.shape[0]} pages of {entries} entries")
+
+
 def kv_store(
     x: Tensor, cache: Tensor, slot: Tensor, record: str, entries: int | None = None
 ) -> None:
@@ -41,6 +45,7 @@ def kv_store(
     entries = page_entries(cache, record, dim, x.dtype) if entries is None else entries
     kept = slot >= 0
     slot = slot[kept]
+    _check_slots("kv_store", cache, slot, entries)  # before the first byte is written
     packed = pack(x[kept], record)
     page, place = slot // max(entries, 1), slot % max(entries, 1)
     first = 0
@@ -59,10 +64,9 @@ def kv_load(
 ) -> Tensor:
     fmt = record_format(record)
     entries = page_entries(cache, record, dim, dtype) if entries is None else entries
+    _check_slots("kv_load", cache, slot, entries)
     present = slot >= 0
     if entries == 0 or cache.shape[0] == 0:
-        if bool(present.any()):
-            raise ShapeError("kv_load: the cache holds no entry, yet a slot >= 0 was asked for")
         return torch.zeros((*slot.shape, dim), dtype=dtype, device=cache.device)
     read = slot.clamp(min=0)
     page, place = read // entries, read % entries

@@ -1,0 +1,48 @@
+"""Every back end against the reference, and the reference against itself in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from deepinfer_kernels.registry import default_registry
+from deepinfer_kernels.testing import DTYPES, check_impl, check_twin
+
+CHECKS = [
+    pytest.param(name, backend, id=f"{name}-{backend}")
+    for name in default_registry.op_names()
+    for backend, impl in default_registry.impls(name).items()
+    if backend != "reference" and impl.unavailable() is None
+]
+TWINS = [name for name in default_registry.op_names() if default_registry.spec(name).twin]
+SEEDS = st.integers(0, 2**32)
+
+
+def test_native_forms_are_built_or_their_absence_is_said() -> None:
+    reasons = {
+        default_registry.impls(name)["native"].unavailable() for name in default_registry.op_names()
+    }
+    if reasons != {None}:
+        pytest.skip(f"native forms are not tested here: the back end {reasons}")
+
+
+@pytest.mark.parametrize(("name", "backend"), CHECKS)
+@example(seed=0)
+@given(seed=SEEDS)
+def test_back_end_agrees_with_the_reference(name: str, backend: str, seed: int) -> None:
+    spec = default_registry.spec(name)
+    fn = default_registry.impls(name)[backend].fn
+    for dtype in DTYPES:
+        found = check_impl(spec, fn, seed, dtype)
+        assert found.excess <= 1, found
+
+
+@pytest.mark.parametrize("name", TWINS)
+@given(seed=SEEDS)
+def test_reference_agrees_with_its_float64_twin(name: str, seed: int) -> None:
+    spec = default_registry.spec(name)
+    for dtype in (torch.float32, torch.bfloat16):
+        found = check_twin(spec, seed, dtype)
+        assert found.excess <= 1, found
