@@ -1,9 +1,10 @@
-"""The toy runner as oracle and as engine: one request alone, a hand-stepped loop, whole clusters."""
+"""The toy runner as oracle and engine: one request alone, a hand-stepped loop, clusters."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,14 +31,44 @@ from deepinfer_engine.pd.service import WorkerService
 from deepinfer_engine.router.remote import RemoteEngine
 
 BLOCK = 8
+TOY: dict[str, Any] = {
+    "block_tokens": BLOCK,
+    "num_blocks": 256,
+    "num_state_slots": 64,
+    "window": 12,
+}
 KEY = b"the key of this test cluster"
 PATIENCE_S = 60.0
 
 
 def toy(**options: Any) -> ToyRunner:
     """A toy with small blocks, so that short prompts cross many borders."""
-    defaults = {"block_tokens": BLOCK, "num_blocks": 256, "num_state_slots": 64, "window": 12}
-    return ToyRunner(**{**defaults, **options})
+    return ToyRunner(**{**TOY, **options})
+
+
+def gated(**options: Any) -> GatedRunner:
+    return GatedRunner(**{**TOY, **options})
+
+
+class GatedRunner(ToyRunner):
+    """A toy whose steps wait until the test opens the gate; `entered` tells that one does."""
+
+    def __init__(self, **options: Any) -> None:
+        self.gate, self.entered = threading.Event(), threading.Event()
+        self.gate.set()
+        super().__init__(**options)
+
+    def _wait(self) -> None:
+        self.entered.set()
+        assert self.gate.wait(PATIENCE_S), "the test never opened the gate"
+
+    def prefill(self, chunks: Any) -> Any:
+        self._wait()
+        return super().prefill(chunks)
+
+    def decode(self, rows: Any) -> Any:
+        self._wait()
+        return super().decode(rows)
 
 
 def greedy(max_tokens: int = 24, **options: Any) -> SamplingParams:

@@ -149,7 +149,7 @@ class Landings:
     def commit(self, writer: object, xid: Xid, commit: Commit) -> Attempt | None:
         """Take the COMMIT; READY at once or when the last unit lands. None: unknown attempt."""
         attempt = self._by_key.get(xid.key)
-        if attempt is None or attempt.grant_id not in self._by_grant:
+        if attempt is None or not attempt.writer_owns or attempt.stage is Stage.ABORTING:
             return None
         if attempt.writer is not None and attempt.writer is not writer:
             raise TransferError(f"{xid.key} is committed by a peer that does not write it")

@@ -45,12 +45,16 @@ class Placement:
 
 
 class Retry(Exception):  # noqa: N818 - a signal inside the router, not an error of the package
-    """Nothing was emitted and another attempt may succeed; `final` is raised when none is left."""
+    """Nothing was emitted and another attempt may succeed; `final` is raised when none is left.
 
-    def __init__(self, final: EngineError, refused_by: str | None = None) -> None:
+    failed: the worker to avoid where there is another; `refused`: it said no, do not ask it again.
+    """
+
+    def __init__(self, final: EngineError, failed: WorkerLink, *, refused: bool = False) -> None:
         super().__init__(str(final))
         self.final = final
-        self.refused_by = refused_by
+        self.failed = failed
+        self.refused = refused
 
 
 async def run_attempt(
@@ -149,16 +153,16 @@ class _Attempt:
                 case None:
                     if mail.link is self.prefill and self.prefill_done:
                         continue
-                    raise self._lost(f"the {mail.link.role} worker {mail.link.address} went away")
+                    raise self._lost(mail.link, "went away")
                 case FrameType.STALE_EPOCH:
-                    raise self._lost(f"the {mail.link.role} worker was restarted")
+                    raise self._lost(mail.link, "was restarted")
                 case FrameType.BUSY:
                     seconds = float(body.get("retry_after_ms", 1000)) / 1000
                     busy = EngineUnavailable(
                         f"decode worker {mail.link.address} is {body.get('reason')}", seconds
                     )
                     self.decode_done = True
-                    raise Retry(busy, refused_by=self.decode.address)
+                    raise Retry(busy, mail.link, refused=True)
                 case FrameType.ABORT:
                     if mail.link is self.decode:
                         self.decode_done = True
@@ -218,10 +222,11 @@ class _Attempt:
     def _usage(self) -> Usage:
         return Usage(len(self.request.token_ids), self.emitted, self.cached_tokens)
 
-    def _lost(self, message: str) -> Exception:
+    def _lost(self, link: WorkerLink, what: str) -> Exception:
+        message = f"the {link.role} worker {link.address} {what}"
         if self.emitted:
             return EngineLost(f"{message} while the request ran; send it again")
-        return Retry(EngineUnavailable(f"{message}; try again in a second"))
+        return Retry(EngineUnavailable(f"{message}; try again in a second"), link)
 
     def _aborted(self, mail: Mail) -> Exception:
         body = mail.body
@@ -234,7 +239,7 @@ class _Attempt:
             case "request":
                 return RequestError(message)
             case _:
-                return self._lost(f"the {mail.link.role} worker gave up ({reason}: {message})")
+                return self._lost(mail.link, f"gave up ({reason}: {message})")
 
     def leave(self) -> None:
         """Tell whoever still works for this attempt to stop."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import aclosing
 
 from deepinfer_engine.core.types import GenerateEvent, GenerateRequest
@@ -76,12 +76,13 @@ class RemoteEngine:
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[GenerateEvent]:
         """See `EngineClient.generate`. Attempts that emitted nothing are retried elsewhere."""
-        refused: set[str] = set()
+        refused: set[WorkerLink] = set()
+        failed: set[WorkerLink] = set()
         deadline = None
         if request.timeout_s is not None:
             deadline = asyncio.get_running_loop().time() + request.timeout_s
         for number in range(1, RETRIES + 2):
-            placement = self._place(request, refused)
+            placement = self._place(request, refused, failed)
             xid = Xid(request.request_id, number)
             self.counters["attempts"] += 1
             self.counters["retries"] += number > 1
@@ -92,10 +93,9 @@ class RemoteEngine:
             except Retry as retry:
                 if number > RETRIES:
                     raise retry.final from None
-                if retry.refused_by is not None:
-                    refused.add(retry.refused_by)
-                    if not self._candidates("decode", refused):
-                        raise retry.final from None
+                (refused if retry.refused else failed).add(retry.failed)
+                if retry.refused and not self._candidates("decode", refused):
+                    raise retry.final from None
             else:
                 return
 
@@ -129,17 +129,23 @@ class RemoteEngine:
             self._changed.clear()
             await self._changed.wait()
 
-    def _candidates(
-        self, role: str, refused: set[str] | frozenset[str] = frozenset()
-    ) -> list[WorkerLink]:
+    def _candidates(self, role: str, refused: Collection[WorkerLink] = ()) -> list[WorkerLink]:
         return [
             link
-            for (its_role, address), link in self._links.items()
-            if its_role == role and link.ready and address not in refused
+            for link in self._links.values()
+            if link.role == role and link.ready and link not in refused
         ]
 
-    def _place(self, request: GenerateRequest, refused: set[str]) -> Placement:
-        """Decode first, by load; then prefill with the same cache layout, by affinity."""
+    def _place(
+        self,
+        request: GenerateRequest,
+        refused: Collection[WorkerLink],
+        failed: Collection[WorkerLink],
+    ) -> Placement:
+        """Decode first, by load; then prefill with the same cache layout, by affinity.
+
+        Workers that failed this request before are taken only where there is no other.
+        """
         decodes = self._candidates("decode", refused)
         prefills = self._candidates("prefill")
         if not decodes or not prefills:
@@ -149,14 +155,15 @@ class RemoteEngine:
         self._check_fits(tokens, decodes)
         self._check_fits(tokens, prefills)
         key = affinity_key(request)
-        decode = by_load(decodes, key)
+        decode = by_load([d for d in decodes if d not in failed] or decodes, key)
         alike = [p for p in prefills if p.hello["layout_hash"] == decode.hello["layout_hash"]]
         if not alike:
             raise EngineUnavailable(
                 "prefill and decode workers run different models, dtypes or cache formats; "
                 "start them with the same model and options"
             )
-        return Placement(by_affinity(alike, key, tokens), decode)
+        fresh = [p for p in alike if p not in failed] or alike
+        return Placement(by_affinity(fresh, key, tokens), decode)
 
     def _check_fits(self, tokens: int, links: Sequence[WorkerLink]) -> None:
         longest = max(link.hello["max_model_len"] for link in links)

@@ -1,4 +1,4 @@
-"""The loop on the toy runner: the same tokens whatever is batched, drafted, chunked or preempted."""
+"""The loop on the toy runner: equal tokens whatever is batched, drafted, chunked, preempted."""
 
 from __future__ import annotations
 

@@ -1,0 +1,362 @@
+"""Coverage, digests and owners of a landing; and every order in which things can happen."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+
+import pytest
+from toy_engine import BLOCK, greedy, hand_loop, prompt, request, toy
+
+from deepinfer_engine.core.sequence import LiveSequence
+from deepinfer_engine.errors import TransferError
+from deepinfer_engine.pd.landing import Commit, Landings, Stage
+from deepinfer_engine.pd.sending import Outgoing
+from deepinfer_engine.pd.wire import Xid, add_to_combined, unit_digest
+
+TOKENS = prompt(1, 2 * BLOCK + 3)
+FIRST_GRANT = 100
+
+
+def sent_by(request):
+    """Units of request number `request`, every block and the state filled with its own bytes."""
+    source = toy(num_blocks=10, num_state_slots=4)
+    for block in (1, 2, 3):
+        source.block_bytes(block)[:] = bytes([10 * request + block]) * source.layout.block_bytes
+    source.state_bytes(1)[:] = bytes([10 * request + 9]) * source.layout.state_bytes
+    out = Outgoing(source, FIRST_GRANT + request, 1, len(TOKENS))
+    out.blocks([1, 2, 3], 2)
+    out.blocks([1, 2, 3], 3)
+    out.state(1)
+    return out
+
+
+class Memory:
+    """As much of a runner as a landing needs."""
+
+    def __init__(self):
+        model = toy(num_blocks=10, num_state_slots=4)
+        self.caps, self.layout = model.caps, model.layout
+        self.clear()
+
+    def clear(self):
+        self._blocks = [bytearray(self.layout.block_bytes) for _ in range(10)]
+        self._states = [bytearray(self.layout.state_bytes) for _ in range(4)]
+
+    def block_bytes(self, block):
+        return memoryview(self._blocks[block])
+
+    def state_bytes(self, slot):
+        return memoryview(self._states[slot])
+
+
+class World:
+    """A decode side without sockets, and the units and commits prefill would send it."""
+
+    def __init__(self, n_requests=1, *, memory=None, units=None):
+        self.runner = memory or Memory()
+        self.loop, self.sink = hand_loop(self.runner, "decode", decode_reserve_tokens=0)
+        self.landings = Landings(self.loop, self.runner, first_grant=FIRST_GRANT)
+        self.writer = object()
+        self.attempts = [
+            self.landings.reserve(Xid(f"r{i}", 1), len(TOKENS)) for i in range(n_requests)
+        ]
+        self.units = units or [sent_by(i) for i in range(n_requests)]
+
+    def send(self, unit, i=0, *, header=None, payload=None, writer=None):
+        made = self.units[i].units[unit]
+        data = b"".join(made.views) if payload is None else payload
+        return self.landings.unit(writer or self.writer, header or made.header, memoryview(data))
+
+    def commit_body(self, i=0, **changes):
+        out = self.units[i]
+        commit = Commit(len(out.units), out.digest, TOKENS, 5, (), 0)
+        return dataclasses.replace(commit, **changes)
+
+    def commit(self, i=0, *, writer=None, **changes):
+        attempt = self.attempts[i]
+        return self.landings.commit(
+            writer or self.writer, attempt.xid, self.commit_body(i, **changes)
+        )
+
+    def held(self):
+        self.loop.audit()
+        return self.loop.scheduler.pools.blocks.owned
+
+    def bytes_of(self, i):
+        attempt = self.attempts[i].reservation
+        return {value for b in attempt.blocks for value in bytes(self.runner.block_bytes(b))} | set(
+            bytes(self.runner.state_bytes(attempt.state_slot))
+        )
+
+
+def test_all_units_and_the_commit_make_an_attempt_ready():
+    world = World()
+    for unit in range(3):
+        assert world.send(unit).stage is Stage.WRITING
+    assert world.commit().stage is Stage.READY
+    assert world.bytes_of(0) == {1, 2, 3, 9}
+
+
+@pytest.mark.parametrize("order", [(2, 1, 0), (1, 0, 2), (0, 2, 1)])
+def test_units_may_arrive_in_any_order_even_after_the_commit(order):
+    world = World()
+    first, *rest = order
+    world.send(first)
+    assert world.commit().stage is Stage.COMMITTED
+    for unit in rest:
+        attempt = world.send(unit)
+    assert attempt.stage is Stage.READY
+    assert world.bytes_of(0) == {1, 2, 3, 9}
+
+
+def test_a_commit_without_all_its_units_is_never_ready():
+    world = World()
+    world.send(0)
+    world.send(2)
+    assert world.commit().stage is Stage.COMMITTED
+
+
+def test_units_without_a_commit_are_never_ready():
+    world = World()
+    for unit in range(3):
+        assert world.send(unit).stage is Stage.WRITING
+
+
+def test_a_unit_that_arrives_twice_breaks_the_attempt():
+    world = World()
+    world.send(0)
+    with pytest.raises(TransferError, match="second time"):
+        world.send(0)
+    with pytest.raises(TransferError, match="second time"):
+        world.send(2) and world.send(2)
+
+
+def test_a_damaged_unit_is_not_written_and_asked_for_once_more():
+    world = World()
+    data = bytearray(b"".join(world.units[0].units[0].views))
+    data[17] ^= 1
+    attempt = world.send(0, payload=bytes(data))
+    assert attempt.corrupt_units == {0}
+    assert attempt.units_seen == 0
+    assert world.send(0).corrupt_units == set()
+    with pytest.raises(TransferError, match="damaged twice"):
+        world.send(1, payload=bytes(len(world.runner.block_bytes(1)))) and world.send(
+            1, payload=bytes(len(world.runner.block_bytes(1)))
+        )
+    assert world.landings.counters["transfer_digest_errors"] == 3
+
+
+@pytest.mark.parametrize(
+    ("unit", "changes"),
+    [
+        (0, {"block_first": 2}),
+        (0, {"block_count": 3}),
+        (0, {"block_count": 0}),
+        (1, {"block_first": 3}),
+        (1, {"token_count": BLOCK}),
+        (1, {"token_first": 0}),
+        (2, {"block_first": 1}),
+        (2, {"token_count": 5}),
+        (0, {"group": 7}),
+    ],
+)
+def test_a_unit_that_does_not_fit_its_reservation_breaks_the_attempt(unit, changes):
+    world = World()
+    header = dataclasses.replace(world.units[0].units[unit].header, **changes)
+    with pytest.raises(TransferError):
+        world.send(unit, header=header)
+
+
+def test_a_unit_of_another_attempt_or_grant_is_not_written():
+    world = World()
+    header = world.units[0].units[0].header
+    assert world.send(0, header=dataclasses.replace(header, attempt=2)) is None
+    assert world.send(0, header=dataclasses.replace(header, grant_id=99)) is None
+    assert world.bytes_of(0) == {0}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"n_units": 2},
+        {"digest": 1},
+        {"tokens": TOKENS[:-1]},
+        {"cached_tokens": len(TOKENS)},
+        {"cached_tokens": -1},
+    ],
+)
+def test_a_commit_that_disagrees_with_what_arrived_breaks_the_attempt(changes):
+    world = World()
+    for unit in range(3):
+        world.send(unit)
+    with pytest.raises(TransferError):
+        world.commit(**changes)
+
+
+def test_a_commit_that_claims_less_than_the_whole_prompt_is_never_ready():
+    world = World()
+    digest = add_to_combined(0, 0, world.units[0].units[0].header.digest)
+    world.send(0)
+    with pytest.raises(TransferError):
+        world.commit(n_units=1, digest=digest)
+
+
+def test_the_same_commit_again_changes_nothing_and_another_breaks_the_attempt():
+    world = World()
+    world.commit()
+    assert world.commit().stage is Stage.COMMITTED
+    with pytest.raises(TransferError, match="twice"):
+        world.commit(first_token=6)
+
+
+def test_a_second_writer_is_refused():
+    world = World()
+    world.send(0)
+    with pytest.raises(TransferError, match="two peers"):
+        world.send(1, writer=object())
+    with pytest.raises(TransferError, match="does not write"):
+        world.commit(writer=object())
+
+
+@pytest.mark.parametrize("first", ["abort", "revoke"])
+def test_memory_is_free_only_when_request_and_writer_are_both_gone(first):
+    world = World()
+    world.send(0)
+    (attempt,) = world.attempts
+    steps = {"abort": world.landings.abort, "revoke": world.landings.revoke}
+    steps.pop(first)(attempt)
+    assert world.held() == 3
+    assert world.send(1) is None, "nothing is written for an attempt that ends"
+    steps.popitem()[1](attempt)
+    assert world.held() == 0
+    assert attempt.stage is Stage.GONE
+
+
+def test_large_state_travels_in_parts_that_cover_it_exactly(monkeypatch):
+    monkeypatch.setattr("deepinfer_engine.pd.wire.MAX_DATA_BYTES", 100)
+    world = World()
+    out = world.units[0]
+    assert [u.header.group for u in out.units] == [0, 0, 0, 1, 1]
+    assert unit_digest(out.units[-1].views) == out.units[-1].header.digest
+    for unit in reversed(range(5)):
+        world.send(unit)
+    assert world.commit().stage is Stage.READY
+    assert world.bytes_of(0) == {1, 2, 3, 9}
+
+
+# -- every interleaving --------------------------------------------------------------------------
+
+EVENTS = ("unit0", "unit1", "unit2", "commit", "abort", "revoke")
+"""Per request, each once, in any order: the router gives up (a timeout, a client gone) = abort; the
+writer's connection is cut = revoke. A crash of prefill is both."""
+
+
+def replay(path, memory, units):
+    """The world after these (request, event) pairs."""
+    memory.clear()
+    world = World(2, memory=memory, units=units)
+    for i, event in path:
+        attempt = world.attempts[i]
+        match event:
+            case "commit":
+                world.commit(i)
+            case "abort" | "finish" if attempt.stage is Stage.RUNNING:
+                world.loop.abort(attempt.xid.key)
+                world.landings.done(attempt)
+            case "abort" if attempt.stage not in (Stage.GONE, Stage.DONE):
+                world.landings.abort(attempt)
+            case "revoke":
+                world.landings.revoke(attempt)
+            case "run":
+                key = attempt.xid.key
+                seq = LiveSequence(request(attempt.xid.rid, TOKENS, greedy(3)), key, 0.0)
+                seq.tokens.append(5)
+                world.landings.run(attempt, seq)
+            case "unit0" | "unit1" | "unit2":
+                world.send(int(event[4]), i)
+    return world
+
+
+def possible(world, i, event, done, *, in_order):
+    stage = world.attempts[i].stage
+    if event == "run":
+        return stage is Stage.READY
+    if event == "finish":
+        return stage is Stage.RUNNING
+    if in_order and event in ("unit1", "unit2") and f"unit{int(event[4]) - 1}" not in done:
+        return False
+    return event not in done
+
+
+def check(world, path):
+    """What must hold in every reachable state."""
+    held = 0
+    for i, attempt in enumerate(world.attempts):
+        order = [event for j, event in path if j == i]
+        over = attempt.stage in (Stage.GONE, Stage.DONE)
+        held += 0 if over else len(attempt.reservation.blocks)
+        if attempt.stage in (Stage.READY, Stage.RUNNING):
+            assert {"unit0", "unit1", "unit2", "commit"} <= set(order)
+            assert world.bytes_of(i) == {10 * i + n for n in (1, 2, 3, 9)}, "a byte of another xid"
+        if attempt.stage is Stage.GONE:
+            assert "abort" in order
+        assert over == (not attempt.writer_owns and attempt.stage in (Stage.GONE, Stage.DONE))
+    assert world.held() == held
+
+
+def state_of(world, path):
+    """Equal for worlds that can only go on alike; the two requests may trade places."""
+    return tuple(
+        sorted(
+            (
+                a.stage.value,
+                a.writer_owns,
+                a.request_owns,
+                a.units_seen,
+                sorted(a.blocks_written),
+                a.commit is not None,
+                sorted(event for j, event in path if j == i),
+            )
+            for i, a in enumerate(world.attempts)
+        )
+    )
+
+
+def explore(requests, *, in_order):
+    """Breadth first over all reachable states; returns how many there are and how many are ends."""
+    seen, queue, ends = set(), deque([()]), 0
+    memory, units = Memory(), [sent_by(0), sent_by(1)]
+    while queue:
+        path = queue.popleft()
+        world = replay(path, memory, units)
+        check(world, path)
+        state = repr(state_of(world, path))
+        if state in seen:
+            continue
+        seen.add(state)
+        steps = [
+            (i, event)
+            for i in requests
+            for event in (*EVENTS, "run", "finish")
+            if possible(world, i, event, {e for j, e in path if j == i}, in_order=in_order)
+        ]
+        queue.extend((*path, step) for step in steps)
+        if not steps:
+            ends += 1
+            stages = {world.attempts[i].stage for i in requests}
+            assert stages <= {Stage.GONE, Stage.DONE}
+            assert world.held() == 3 * (2 - len(requests))
+    return len(seen), ends
+
+
+def test_every_order_of_units_commit_abort_and_revocation_ends_without_leak():
+    states, ends = explore([0], in_order=False)
+    assert states > 200
+    assert ends > 2
+
+
+def test_every_interleaving_of_two_requests_ends_without_leak_or_foreign_byte():
+    states, ends = explore([0, 1], in_order=True)
+    assert states > 1000
+    assert ends > 3

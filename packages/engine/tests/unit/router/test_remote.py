@@ -1,0 +1,419 @@
+"""Router, prefill and decode over real loopback sockets, on the toy runner."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from toy_engine import (
+    BLOCK,
+    KEY,
+    alone,
+    ask,
+    cluster,
+    gated,
+    greedy,
+    prompt,
+    request,
+    run,
+    start_worker,
+    toy,
+    until,
+)
+
+from deepinfer_engine.adapters.kvtier import open_store
+from deepinfer_engine.core.config import EngineConfig
+from deepinfer_engine.core.types import SamplingParams, TokensEvent
+from deepinfer_engine.errors import (
+    CapacityError,
+    EngineLost,
+    EngineUnavailable,
+    PromptTooLong,
+    RequestError,
+)
+from deepinfer_engine.kv.memory import MemoryStore
+from deepinfer_engine.pd.decode import DecodeService
+from deepinfer_engine.pd.prefill import PrefillService
+from deepinfer_engine.router.remote import RemoteEngine
+
+LONG = greedy(3000, ignore_eos=True)
+
+
+@pytest.mark.parametrize(("prefill_nextn", "decode_nextn"), [(0, 0), (5, 5), (0, 3)])
+def test_disaggregated_streams_say_what_each_request_says_alone(prefill_nextn, decode_nextn):
+    prompts = {f"r{i}": prompt(i, 1 + 5 * i) for i in range(20)}
+
+    async def body():
+        async with cluster(
+            prefills=2,
+            decodes=2,
+            prefill_runner=lambda: toy(nextn=prefill_nextn),
+            decode_runner=lambda: toy(nextn=decode_nextn),
+        ) as it:
+            answers = await asyncio.gather(
+                *(ask(it.engine, request(*item)) for item in prompts.items())
+            )
+            for tokens, answer in zip(prompts.values(), answers, strict=True):
+                assert answer.tokens == alone(tokens, greedy())
+                assert answer.reason in ("stop", "length")
+            await until(it.idle)
+
+    run(body())
+
+
+def test_sampling_with_a_seed_and_logprobs_survives_the_hand_over():
+    sampling = SamplingParams(temperature=0.7, seed=42, max_tokens=12, logprobs=2)
+
+    async def body():
+        async with cluster() as it:
+            rows = []
+            async for event in it.engine.generate(request("r", prompt(1, 20), sampling)):
+                if isinstance(event, TokensEvent):
+                    assert [lp.token for lp in event.logprobs] == list(event.token_ids)
+                    rows += event.logprobs
+            assert [row.token for row in rows] == alone(prompt(1, 20), sampling)
+            assert all(len(row.top) == 2 for row in rows)
+
+    run(body())
+
+
+@pytest.mark.parametrize("kind", ["memory", "kvtier"])
+def test_the_second_turn_hits_what_prefill_and_decode_published(kind, tmp_path):
+    shared = MemoryStore(toy().layout)
+    shared.close = lambda: None
+
+    def store(runner):
+        return shared if kind == "memory" else open_store(tmp_path, runner.layout)
+
+    first = prompt(1, 3 * BLOCK + 3)
+    sampling = greedy(3 * BLOCK, ignore_eos=True)
+
+    async def body():
+        async with cluster(store=store) as it:
+            one = await ask(it.engine, request("one", first, sampling))
+            assert one.tokens == alone(first, sampling)
+            assert (one.cached, one.usage.cached_tokens) == (0, 0)
+            second = [*first, *one.tokens, 1, 2, 3]
+            two = await ask(it.engine, request("two", second, sampling))
+            assert two.tokens == alone(second, sampling)
+            assert two.cached == (len(first) + len(one.tokens) - 1) // BLOCK * BLOCK
+            assert two.usage.cached_tokens == two.cached
+            other = await ask(it.engine, request("three", second, sampling, salt="other"))
+            assert other.cached == 0
+            await it.engine.flush()
+            await until(it.idle)
+
+    run(body())
+
+
+@settings(max_examples=12, deadline=None)
+@given(data=st.data())
+def test_random_traffic_with_aborts_leaks_nothing_and_says_nothing_wrong(data):
+    draw = data.draw
+    decode_blocks = draw(st.integers(12, 60))
+    config = EngineConfig(
+        max_num_seqs=draw(st.integers(1, 6)),
+        max_num_batched_tokens=BLOCK * draw(st.integers(1, 8)),
+        decode_reserve_tokens=draw(st.sampled_from([0, 8])),
+    )
+    asked = [
+        (
+            prompt(draw(st.integers(0, 3)), draw(st.integers(1, 60))),
+            greedy(draw(st.integers(1, 30)), ignore_eos=draw(st.booleans())),
+            draw(st.none() | st.integers(0, 4)),
+        )
+        for _ in range(draw(st.integers(1, 10)))
+    ]
+    shared = MemoryStore(toy().layout)
+    shared.close = lambda: None
+
+    async def one(it, i, tokens, sampling, leave_after):
+        req = request(f"r{i}", tokens, sampling)
+        if leave_after is None:
+            answer = await ask(it.engine, req)
+            assert answer.tokens == alone(tokens, sampling)[: len(answer.tokens)]
+            if answer.reason != "insufficient_system_resource":
+                assert answer.tokens == alone(tokens, sampling)
+            return
+        stream, seen = it.engine.generate(req), 0
+        async for _ in stream:
+            seen += 1
+            if seen > leave_after:
+                break
+        await stream.aclose()
+
+    async def body():
+        async with cluster(
+            store=lambda runner: shared,
+            prefill_config=config,
+            decode_config=config,
+            decode_runner=lambda: toy(num_blocks=decode_blocks, num_state_slots=12),
+        ) as it:
+            await asyncio.gather(*(one(it, i, *rest) for i, rest in enumerate(asked)))
+            await until(it.idle)
+
+    run(body())
+
+
+def test_closing_the_iterator_frees_both_sides_within_a_step():
+    async def body():
+        async with cluster(decode_runner=gated) as it:
+            runner = it.decodes[0].service.runner
+            stream = it.engine.generate(request("r", prompt(1, 20), LONG))
+            for _ in range(3):
+                await anext(stream)
+            runner.gate.clear()
+            runner.entered.clear()
+            await until(runner.entered.is_set)
+            await stream.aclose()
+            runner.gate.set()
+            await until(it.idle)
+
+    run(body())
+
+
+def test_leaving_before_the_first_token_frees_both_sides():
+    async def body():
+        async with cluster(prefill_runner=gated) as it:
+            runner = it.prefills[0].service.runner
+            runner.gate.clear()
+            task = asyncio.create_task(ask(it.engine, request("r", prompt(1, 20), LONG)))
+            await until(runner.entered.is_set)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            runner.gate.set()
+            await until(it.idle)
+
+    run(body())
+
+
+def test_an_answer_of_one_token_frees_the_reservation():
+    async def body():
+        async with cluster() as it:
+            answer = await ask(it.engine, request("r", prompt(1, 20), greedy(1)))
+            assert answer.tokens == alone(prompt(1, 20), greedy(1))
+            await until(it.idle)
+
+    run(body())
+
+
+def test_a_timeout_ends_the_request_on_both_sides():
+    async def body():
+        async with cluster() as it:
+            answer = await ask(it.engine, request("r", prompt(1, 20), LONG, timeout_s=0.3))
+            assert answer.reason == "abort"
+            said = greedy(len(answer.tokens), ignore_eos=True)
+            assert answer.tokens == alone(prompt(1, 20), said)
+            await until(it.idle)
+
+    run(body())
+
+
+def test_a_decode_worker_lost_mid_stream_is_engine_lost_and_the_client_recovers():
+    async def body():
+        async with cluster() as it:
+            stream = it.engine.generate(request("r", prompt(1, 20), LONG))
+            for _ in range(3):
+                await anext(stream)
+            await it.decodes[0].kill()
+            with pytest.raises(EngineLost):
+                async for _ in stream:
+                    pass
+            with pytest.raises(EngineUnavailable) as refused:
+                await ask(it.engine, request("now", (1, 2)))
+            assert refused.value.retry_after_s > 0
+            assert [s.ready for s in await it.engine.status()] == [True, False]
+            # The same address comes back: the link is made again by itself.
+            service = DecodeService(toy(), None, EngineConfig(), KEY)
+            it.decodes[0] = await start_worker(service, it.decodes[0].address)
+            await it.engine._wait_ready()
+            again = await ask(it.engine, request("again", (1, 2)))
+            assert again.tokens == alone((1, 2), greedy())
+            await until(it.idle)
+
+    run(body())
+
+
+def test_a_prefill_worker_lost_before_the_first_token_is_replaced_by_another():
+    async def body():
+        async with cluster(prefills=2, prefill_runner=gated) as it:
+            for worker in it.prefills:
+                worker.service.runner.gate.clear()
+            task = asyncio.create_task(ask(it.engine, request("r", prompt(1, 20))))
+            await until(lambda: any(w.service.unfinished() for w in it.prefills))
+            (victim,) = [w for w in it.prefills if w.service.unfinished()]
+            (other,) = [w for w in it.prefills if w is not victim]
+            other.service.runner.gate.set()
+            for peer in list(victim.service.peers):
+                peer.close()
+            answer = await task
+            assert answer.tokens == alone(prompt(1, 20), greedy())
+            assert it.engine.counters["retries"] == 1
+            victim.service.runner.gate.set()
+            await until(it.idle)
+
+    run(body())
+
+
+def test_without_a_prefill_worker_left_the_request_is_unavailable():
+    async def body():
+        async with cluster(prefill_runner=gated) as it:
+            it.prefills[0].service.runner.gate.clear()
+            task = asyncio.create_task(ask(it.engine, request("r", prompt(1, 20))))
+            await until(lambda: it.prefills[0].service.unfinished())
+            it.prefills[0].task.cancel()
+            with pytest.raises(EngineUnavailable):
+                await task
+            it.prefills[0].service.runner.gate.set()
+            await until(lambda: not it.decodes[0].service.unfinished())
+
+    run(body())
+
+
+def test_when_every_decode_worker_is_busy_the_request_is_unavailable():
+    config = EngineConfig(max_num_seqs=1, max_queue=0)
+
+    async def body():
+        async with cluster(decodes=2, decode_config=config) as it:
+            streams = [it.engine.generate(request(f"r{i}", prompt(i, 20), LONG)) for i in (1, 2)]
+            for stream in streams:
+                await anext(stream)
+            with pytest.raises(EngineUnavailable, match="full") as refused:
+                await ask(it.engine, request("r3", prompt(3, 20)))
+            assert refused.value.retry_after_s > 0
+            for stream in streams:
+                await stream.aclose()
+            await until(it.idle)
+
+    run(body())
+
+
+def test_a_request_waits_for_its_place_on_a_full_decode_worker():
+    async def body():
+        async with cluster(decode_config=EngineConfig(max_num_seqs=1)) as it:
+            prompts = [prompt(i, 10) for i in range(5)]
+            answers = await asyncio.gather(
+                *(ask(it.engine, request(f"r{i}", p)) for i, p in enumerate(prompts))
+            )
+            assert [a.tokens for a in answers] == [alone(p, greedy()) for p in prompts]
+            await until(it.idle)
+
+    run(body())
+
+
+@pytest.mark.parametrize(
+    ("tokens", "error"),
+    [(prompt(1, 4096), PromptTooLong), (prompt(1, 3000), CapacityError), ((), RequestError)],
+)
+def test_a_prompt_that_never_fits_is_refused(tokens, error):
+    async def body():
+        async with cluster() as it:
+            with pytest.raises(error):
+                await ask(it.engine, request("r", tokens))
+            await until(it.idle)
+
+    run(body())
+
+
+def test_workers_with_other_layouts_are_never_paired():
+    async def body():
+        async with cluster(decode_runner=lambda: toy(fingerprint="other weights")) as it:
+            with pytest.raises(EngineUnavailable, match="different models"):
+                await ask(it.engine, request("r", prompt(1, 20)))
+            await until(it.idle)
+
+    run(body())
+
+
+def test_a_failing_decode_step_loses_its_streams():
+    class Broken(type(toy())):
+        def decode(self, rows):
+            raise ArithmeticError("the device is gone")
+
+    async def body():
+        async with cluster(
+            decode_runner=lambda: Broken(
+                num_blocks=64, num_state_slots=8, block_tokens=BLOCK, window=12
+            )
+        ) as it:
+            with pytest.raises(EngineLost):
+                await ask(it.engine, request("r", prompt(1, 20)))
+            with pytest.raises(EngineLost, match="device is gone"):
+                await it.decodes[0].task
+
+    run(body())
+
+
+def test_a_draining_worker_finishes_what_it_has_and_takes_nothing_new():
+    async def body():
+        async with cluster(decode_runner=gated) as it:
+            stream = it.engine.generate(request("r", prompt(1, 20), greedy(200, ignore_eos=True)))
+            first = await anext(stream)
+            it.decodes[0].service.runner.gate.clear()
+            it.decodes[0].stop.set()
+            await until(lambda: not it.engine._candidates("decode"))
+            with pytest.raises(EngineUnavailable):
+                await ask(it.engine, request("new", (1, 2)))
+            it.decodes[0].service.runner.gate.set()
+            tokens = list(first.token_ids)
+            async for event in stream:
+                if isinstance(event, TokensEvent):
+                    tokens += event.token_ids
+            assert tokens == alone(prompt(1, 20), greedy(200, ignore_eos=True))
+            await it.decodes[0].task
+
+    run(body())
+
+
+def test_workers_can_be_replaced_by_others_at_other_addresses():
+    async def body():
+        async with cluster() as it:
+            service = PrefillService(toy(), None, EngineConfig(), KEY)
+            other = await start_worker(service)
+            it.engine.set_workers(prefill=[other.address], decode=[w.address for w in it.decodes])
+            await it.engine._wait_ready()
+            answer = await ask(it.engine, request("r", prompt(1, 20)))
+            assert answer.tokens == alone(prompt(1, 20), greedy())
+            assert next(s.name for s in await it.engine.status()) == it.decodes[0].address
+            assert service.loop.scheduler.counters["prompt_tokens"] == 20
+            await other.end()
+
+    run(body())
+
+
+def test_status_carries_the_load_of_every_worker():
+    async def body():
+        async with cluster() as it:
+            await ask(it.engine, request("r", prompt(1, 20), greedy(10, ignore_eos=True)))
+            for worker in it.workers:
+                for peer in worker.service.peers:
+                    worker.service._beat(peer)
+            statuses = {}
+
+            def reported():
+                links = it.engine._links.values()
+                statuses.update({link.role: link.status() for link in links})
+                return all(s.counters.get("generated_tokens") for s in statuses.values())
+
+            await until(reported)
+            assert statuses["prefill"].counters["prompt_tokens"] == 20
+            assert statuses["decode"].counters["generated_tokens"] == 9
+            assert statuses["decode"].counters["transfer_units"] >= 2
+            assert statuses["decode"].gauges["blocks_writer_held"] == 0
+            assert statuses["prefill"].pid is not None
+            info = await it.engine.model_info()
+            assert info.nextn == 5
+
+    run(body())
+
+
+def test_connect_says_which_workers_are_missing():
+    async def body():
+        with pytest.raises(EngineUnavailable, match=r"127\.0\.0\.1:1: cannot connect"):
+            await RemoteEngine.connect(
+                prefill=["127.0.0.1:1"], decode=["127.0.0.1:1"], ready_timeout_s=0.2
+            )
+
+    run(body())
