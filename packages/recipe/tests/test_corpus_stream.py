@@ -125,17 +125,21 @@ def replay(case: dict[str, Any], options: Any) -> dict[str, Any]:
 
 def call_arguments(response: dict[str, Any]) -> list[tuple[str, bool]]:
     """Arguments of all calls, and whether the response says they are incomplete."""
-    found: list[tuple[str, bool]] = []
-    for choice in response.get("choices", ()):
-        is_cut = choice["finish_reason"] == "length"
-        for call in choice["message"].get("tool_calls", ()):
-            found.append((call["function"]["arguments"], is_cut))
-    for item in response.get("output", ()):
-        if item["type"] == "function_call":
-            found.append((item["arguments"], item["status"] == "incomplete"))
-    for block in response.get("content", ()):
-        if block["type"] == "tool_use":
-            found.append((json.dumps(block["input"]), False))
+    found = [
+        (call["function"]["arguments"], choice["finish_reason"] == "length")
+        for choice in response.get("choices", ())
+        for call in choice["message"].get("tool_calls", ())
+    ]
+    found += [
+        (item["arguments"], item["status"] == "incomplete")
+        for item in response.get("output", ())
+        if item["type"] == "function_call"
+    ]
+    found += [
+        (json.dumps(block["input"]), False)
+        for block in response.get("content", ())
+        if block["type"] == "tool_use"
+    ]
     return found
 
 

@@ -11,10 +11,10 @@ from deepinfer_recipe import (
     ChatCompletionRequest,
     ConversionOptions,
     DeepseekV4Encoding,
+    DeepseekV41Encoding,
     EncodeError,
     Tokenizer,
 )
-from deepinfer_recipe import DeepseekV41Encoding as V41
 from deepinfer_recipe.conversation import Conversation
 from deepinfer_recipe.messages import SystemMessage, UserMessage
 
@@ -47,9 +47,9 @@ def test_special_token_spelled_by_a_user_is_plain_text(v4_tokenizer: Tokenizer) 
 def test_prompt_with_a_token_the_vocabulary_lacks_is_an_error(v4_tokenizer: Tokenizer) -> None:
     conversation = Conversation([SystemMessage("s"), UserMessage("u")], thinking_mode=False)
     with pytest.raises(EncodeError, match=r"System.*not in the added vocabulary"):
-        V41().with_tokenizer(v4_tokenizer).encode(conversation)
+        DeepseekV41Encoding().with_tokenizer(v4_tokenizer).encode(conversation)
 
 
 def test_encoding_without_tokenizer_is_an_error() -> None:
     with pytest.raises(RuntimeError, match="no tokenizer is attached"):
-        V41().encode(Conversation([UserMessage("u")]))
+        DeepseekV41Encoding().encode(Conversation([UserMessage("u")]))

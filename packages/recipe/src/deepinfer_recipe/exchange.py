@@ -190,7 +190,9 @@ class Exchange:
             self._accumulate(event)
             name = response.sse_event_name(event)
             data = event.to_json()
-            frames.append(f"data: {data}\n\n" if name is None else f"event: {name}\ndata: {data}\n\n")
+            frames.append(
+                f"data: {data}\n\n" if name is None else f"event: {name}\ndata: {data}\n\n"
+            )
         if is_last:
             self._open -= 1
             done = response.sse_done_data()

@@ -72,48 +72,55 @@ class InferenceFinishReason(Enum):
         return f"InferenceFinishReason.{self.name}"
 
 
+@dataclass(frozen=True, slots=True)
+class _Details:
+    """What chunks other than text carry."""
+
+    token_ids: tuple[int, ...] | None = None
+    logprobs: tuple[Logprob, ...] | None = None
+    finish_reason: InferenceFinishReason | None = None
+    prompt_usage: PromptUsage | None = None
+    system_fingerprint: str | None = None
+
+
+_NO_DETAILS = _Details()
+
+
 class InferenceChunk:
-    """One backend update, constructed with `ready`, `text`, `tokens`, or `finish`."""
+    """One backend update, constructed with `ready`, `text`, `tokens`, or `finish`.
 
-    __slots__ = (
-        "_content",
-        "_finish_reason",
-        "_fingerprint",
-        "_kind",
-        "_logprobs",
-        "_token_count",
-        "_token_ids",
-        "_usage",
-    )
+    kind: which of the four constructors built this chunk.
+    content: the text of a `text` chunk.
+    token_count: the number of tokens this chunk's content accounts for; text chunks only.
+    """
 
-    def __init__(self, kind: Literal["ready", "text", "tokens", "finish"]) -> None:
-        self._kind: Literal["ready", "text", "tokens", "finish"] = kind
-        self._content: str | None = None
-        self._token_count: int | None = None
-        self._token_ids: tuple[int, ...] | None = None
-        self._logprobs: tuple[Logprob, ...] | None = None
-        self._finish_reason: InferenceFinishReason | None = None
-        self._usage: PromptUsage | None = None
-        self._fingerprint: str | None = None
+    __slots__ = ("_details", "content", "kind", "token_count")
+
+    def __init__(
+        self,
+        kind: Literal["ready", "text", "tokens", "finish"],
+        content: str | None = None,
+        token_count: int | None = None,
+        details: _Details = _NO_DETAILS,
+    ) -> None:
+        self.kind: Literal["ready", "text", "tokens", "finish"] = kind
+        self.content = content
+        self.token_count = token_count
+        self._details = details
 
     @staticmethod
     def ready(
         *, prompt_usage: PromptUsage | None = None, system_fingerprint: str | None = None
     ) -> InferenceChunk:
         """The prompt is in: what it cost."""
-        chunk = InferenceChunk("ready")
-        chunk._usage = prompt_usage or PromptUsage()
-        chunk._fingerprint = system_fingerprint
-        return chunk
+        usage = prompt_usage or PromptUsage()
+        details = _Details(prompt_usage=usage, system_fingerprint=system_fingerprint)
+        return InferenceChunk("ready", details=details)
 
     @staticmethod
     def text(content: str, token_count: int = 0) -> InferenceChunk:
         """A text chunk of `content` and the number of tokens it accounts for."""
-        chunk = InferenceChunk.__new__(InferenceChunk)
-        chunk._kind = "text"
-        chunk._content = content
-        chunk._token_count = token_count
-        return chunk
+        return InferenceChunk("text", content, token_count)
 
     @staticmethod
     def tokens(
@@ -123,59 +130,42 @@ class InferenceChunk:
 
         `logprobs` holds one `(logprob, top_logprobs)` pair per token id.
         """
-        chunk = InferenceChunk("tokens")
-        chunk._token_ids = tuple(token_ids)
-        chunk._logprobs = None if logprobs is None else tuple(logprobs)
-        return chunk
+        pairs = None if logprobs is None else tuple(logprobs)
+        return InferenceChunk(
+            "tokens", details=_Details(token_ids=tuple(token_ids), logprobs=pairs)
+        )
 
     @staticmethod
     def finish(finish_reason: InferenceFinishReason) -> InferenceChunk:
         """The backend is done."""
-        chunk = InferenceChunk("finish")
-        chunk._finish_reason = finish_reason
-        return chunk
-
-    @property
-    def kind(self) -> Literal["ready", "text", "tokens", "finish"]:
-        """Which of the four constructors built this chunk."""
-        return self._kind
-
-    @property
-    def content(self) -> str | None:
-        """The text of a `text` chunk."""
-        return self._content if self._kind == "text" else None
+        return InferenceChunk("finish", details=_Details(finish_reason=finish_reason))
 
     @property
     def token_ids(self) -> list[int] | None:
         """The token ids of a `tokens` chunk."""
-        ids = self._token_ids if self._kind == "tokens" else None
+        ids = self._details.token_ids
         return None if ids is None else list(ids)
 
     @property
     def logprobs(self) -> list[Logprob] | None:
         """The log probabilities of a `tokens` chunk, if it has any."""
-        pairs = self._logprobs if self._kind == "tokens" else None
+        pairs = self._details.logprobs
         return None if pairs is None else list(pairs)
 
     @property
     def finish_reason(self) -> InferenceFinishReason | None:
         """The reason of a `finish` chunk."""
-        return self._finish_reason if self._kind == "finish" else None
+        return self._details.finish_reason
 
     @property
     def prompt_usage(self) -> PromptUsage | None:
         """The prompt counts of a `ready` chunk."""
-        return self._usage if self._kind == "ready" else None
-
-    @property
-    def token_count(self) -> int | None:
-        """The number of tokens this chunk's content accounts for; text chunks only."""
-        return self._token_count if self._kind == "text" else None
+        return self._details.prompt_usage
 
     @property
     def system_fingerprint(self) -> str | None:
         """The backend's fingerprint, on a `ready` chunk."""
-        return self._fingerprint if self._kind == "ready" else None
+        return self._details.system_fingerprint
 
     def __repr__(self) -> str:
-        return f"InferenceChunk(kind={self._kind!r})"
+        return f"InferenceChunk(kind={self.kind!r})"

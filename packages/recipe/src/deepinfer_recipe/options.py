@@ -156,9 +156,7 @@ class ConversionOptions:
         """Construct options with the supplied Responses web-search behavior."""
         return self._with(responses_web_search=responses_web_search)
 
-    def with_messages_web_search(
-        self, messages_web_search: WebSearchBehavior
-    ) -> ConversionOptions:
+    def with_messages_web_search(self, messages_web_search: WebSearchBehavior) -> ConversionOptions:
         """Construct options with the supplied Messages web-search behavior."""
         return self._with(messages_web_search=messages_web_search)
 
@@ -188,9 +186,7 @@ class ConversionOptions:
         self, non_thinking_max_tokens_upper_bound: int
     ) -> ConversionOptions:
         """Construct options with the supplied bound outside thinking mode."""
-        return self._with(
-            non_thinking_max_tokens_upper_bound=non_thinking_max_tokens_upper_bound
-        )
+        return self._with(non_thinking_max_tokens_upper_bound=non_thinking_max_tokens_upper_bound)
 
     def __repr__(self) -> str:
         return f"ConversionOptions({self._settings!r})"

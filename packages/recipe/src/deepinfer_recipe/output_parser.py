@@ -78,11 +78,24 @@ class OutputParser:
         self._state = state
         # Plain text in these two states passes in one step: see `feed`.
         if state == self._content:
-            self._fast = (self._content_hot, self._sink.content)
+            self._fast = (self._content_hot, self._sink.content, self._is_plain)
         elif state == self._reasoning:
-            self._fast = (self._reasoning_hot, self._sink.reasoning)
+            self._fast = (self._reasoning_hot, self._sink.reasoning, self._is_plain)
         else:
             self._fast = None
+
+    def _is_plain(self, text: str) -> bool:
+        """Whether the text has no mark, is none's beginning, and ends with no newline.
+
+        Asked about text that does hold a first character of a mark, such as code.
+        """
+        return (
+            not self._stops
+            and text[-1] != "\n"
+            and not text.endswith(self._mark_prefixes)
+            and self._think_end not in text
+            and (self._open is None or self._open not in text)
+        )
 
     @property
     def is_done(self) -> bool:
@@ -103,7 +116,7 @@ class OutputParser:
         """Take the next piece of the answer."""
         if not self._held and not self._newlines:
             fast = self._fast
-            if fast is not None and not fast[0](text):
+            if fast is not None and (not fast[0](text) or fast[2](text)):
                 if text:
                     fast[1](text)
                 return
@@ -240,9 +253,7 @@ class OutputParser:
     def _after_json(self, text: str) -> str | None:
         return self._outside(text, self._marks, self._mark_prefixes)
 
-    def _outside(
-        self, text: str, marks: re.Pattern[str], prefixes: tuple[str, ...]
-    ) -> str | None:
+    def _outside(self, text: str, marks: re.Pattern[str], prefixes: tuple[str, ...]) -> str | None:
         """Text around the JSON: a space for each piece; marks are looked for as in content."""
         position = 0
         while mark := marks.search(text, position):

@@ -99,7 +99,9 @@ def _tool_lines(tools: Iterable[ToolDefinition]) -> str:
     return "\n".join([tool_line(tool) for tool in tools])
 
 
-def _system_block(out: _Builder, conversation: Conversation, first_texts: Sequence[Message]) -> None:
+def _system_block(
+    out: _Builder, conversation: Conversation, first_texts: Sequence[Message]
+) -> None:
     """Effort, leading system text, tools, response format: what stands before the turns."""
     form = out.format
     mark_length, mark_parts = out.length, len(out.parts)

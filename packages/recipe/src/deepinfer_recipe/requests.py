@@ -133,9 +133,7 @@ class MessagesRequest(_Request[MessagesBody]):
         request: ConversationRequest, id: str, model: str, *, call_ids: CallIds | None = None
     ) -> MessagesChunkGenerator:
         """The generator of the answer to a converted request."""
-        return MessagesChunkGenerator(
-            id, model, _starts_in_reasoning(request), call_ids=call_ids
-        )
+        return MessagesChunkGenerator(id, model, _starts_in_reasoning(request), call_ids=call_ids)
 
 
 @dataclass(frozen=True, slots=True)

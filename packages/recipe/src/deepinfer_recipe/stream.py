@@ -54,9 +54,7 @@ class StreamProcessor(Generic[E]):
         self._recovers = options.recover_tool_calls
         # The reference counts thinking only in token ids; a text chunk belongs to where it begins.
         self._reports_reasoning = options.thinking_initial_stage is not None
-        self._counts_reasoning = (
-            self._recovers and self._reports_reasoning and self._reader is None
-        )
+        self._counts_reasoning = self._recovers and self._reports_reasoning and self._reader is None
         self._started = False
         self._finished = False
         self._closed = False
@@ -80,13 +78,18 @@ class StreamProcessor(Generic[E]):
         """
         if self._finished or self._closed:
             raise StreamError("the processor is finished; make a new one for another answer")
-        generator = self._generator
         out: list[E] = []
-        generator.out = out
+        self._generator.out = out
         if chunk.kind == "text":
             if not self._started:
                 self._start(PromptUsage(), None)
-            self._text(chunk._content or "", chunk._token_count or 0)
+            self._completion_tokens += chunk.token_count or 0
+            parser = self._parser
+            if self._counts_reasoning and parser.in_reasoning:
+                self._reasoning_tokens = (self._reasoning_tokens or 0) + (chunk.token_count or 0)
+            parser.feed(chunk.content or "")
+            if parser.stopped_by is not None:
+                self._finish(InferenceFinishReason.Stop)
         elif chunk.kind == "finish":
             reason = chunk.finish_reason or InferenceFinishReason.Stop
             self._finish(reason)
@@ -123,23 +126,13 @@ class StreamProcessor(Generic[E]):
         except EncodeError as error:
             self._closed = True
             raise StreamError(str(error)) from error
-        self._feed("".join(texts))
+        self._parser.feed("".join(texts))
+        if self._parser.stopped_by is not None:
+            self._finish(InferenceFinishReason.Stop)
 
     def _start(self, usage: PromptUsage, fingerprint: str | None) -> None:
         self._started = True
         self._generator.start(usage, fingerprint)
-
-    def _text(self, text: str, token_count: int) -> None:
-        self._completion_tokens += token_count
-        if self._counts_reasoning and self._parser.in_reasoning:
-            self._reasoning_tokens = (self._reasoning_tokens or 0) + token_count
-        self._feed(text)
-
-    def _feed(self, text: str) -> None:
-        parser = self._parser
-        parser.feed(text)
-        if parser.stopped_by is not None:
-            self._finish(InferenceFinishReason.Stop)
 
     def _finish(self, reason: InferenceFinishReason) -> None:
         if not self._started:

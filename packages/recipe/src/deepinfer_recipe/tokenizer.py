@@ -139,9 +139,7 @@ class Tokenizer:
                 f"token {token!r} is not byte-level: only byte-level BPE tokenizers decode"
             ) from None
 
-    def encode_prompt(
-        self, text: str, special_ranges: Sequence[tuple[int, int]]
-    ) -> list[int]:
+    def encode_prompt(self, text: str, special_ranges: Sequence[tuple[int, int]]) -> list[int]:
         """Encode text whose `special_ranges` (code points) hold one special token each.
 
         The text between the ranges is encoded without the added vocabulary, each piece on its

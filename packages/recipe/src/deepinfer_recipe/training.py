@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from deepinfer_recipe.conversation import Conversation
-from deepinfer_recipe.messages import AssistantMessage, ImageSource, Message
+from deepinfer_recipe.messages import ImageSource, Message
 from deepinfer_recipe.model_version import ModelVersion
 from deepinfer_recipe.render import render, render_completion
 from deepinfer_recipe.special_tokens import DEFAULT_SPECIAL_TOKENS, SpecialTokens
@@ -67,10 +67,10 @@ def render_training(
     the last message is not an assistant message.
     """
     messages = conversation.messages
-    last = messages[-1] if messages else None
-    if not isinstance(last, AssistantMessage):
-        got = "no message" if last is None else f"a {last.role} message"
+    if not messages or messages[-1].role != "assistant":
+        got = f"a {messages[-1].role} message" if messages else "no message"
         raise ValueError(f"a training conversation must end with an assistant message, got {got}")
+    last = messages[-1]
     form = version.prompt_format
     prompt = render(_with_messages(conversation, messages[:-1]), form, special_tokens)
     completion = render_completion(last, conversation, form, special_tokens)

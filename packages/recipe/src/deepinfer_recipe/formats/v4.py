@@ -41,8 +41,7 @@ V4 = PromptFormat(
         "## Response Format:\n\nReply with JSON object ONLY."
     ),
     json_schema_head=(
-        "\n\n## Response Format:\n\n"
-        "You MUST strictly adhere to the following schema to reply:\n"
+        "\n\n## Response Format:\n\nYou MUST strictly adhere to the following schema to reply:\n"
     ),
     calls_tag="tool_calls",
     invoke_tag="invoke",

@@ -19,7 +19,12 @@ _FORMAT_HEAD = (
 
 V4_1 = PromptFormat(
     name="v41",
-    effort_texts={"low": _effort(50), "high": _effort(75), "xhigh": _effort(75), "max": _effort(100)},
+    effort_texts={
+        "low": _effort(50),
+        "high": _effort(75),
+        "xhigh": _effort(75),
+        "max": _effort(100),
+    },
     tools_block_head=template(tools_block_head(" calls", " invoke", " parameter")),
     tools_block_tail=template(TOOLS_BLOCK_TAIL),
     updated_tools_head="\n\n### Updated Tool Schemas\n\n",

@@ -120,7 +120,9 @@ class ImageFetcher:
                 )
             return self._body(response, deadline)
         except (OSError, http.client.HTTPException, ValueError) as error:
-            raise ImageError("Fetch", f"cannot fetch from {host}: {error}", is_retryable=True) from None
+            raise ImageError(
+                "Fetch", f"cannot fetch from {host}: {error}", is_retryable=True
+            ) from None
         finally:
             connection.close()
 
@@ -139,7 +141,9 @@ class ImageFetcher:
         try:
             found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as error:
-            raise ImageError("Fetch", f"cannot resolve {host}: {error}", is_retryable=True) from None
+            raise ImageError(
+                "Fetch", f"cannot resolve {host}: {error}", is_retryable=True
+            ) from None
         for *_, sockaddr in found:
             address = str(sockaddr[0])
             if allows(self._filter, host, address):

@@ -56,11 +56,6 @@ class ImageResolver:
         for source in sources:
             try:
                 data = self._bytes(source)
-                if len(data) > MAX_IMAGE_BYTES:
-                    raise ImageError(
-                        "ImageTooLarge",
-                        f"an image may have {MAX_IMAGE_BYTES} bytes, this one has {len(data)}",
-                    )
                 total += len(data)
                 quota.check_bytes(total)
                 options = PreprocessOptions(
@@ -78,7 +73,14 @@ class ImageResolver:
 
     def _bytes(self, source: ImageSource) -> bytes:
         if source.url is not None:
-            return self._fetcher.fetch(source.url)
-        if source.data_url is not None:
-            return read_data_url(source.data_url)
-        return source.data or b""
+            data = self._fetcher.fetch(source.url)
+        elif source.data_url is not None:
+            data = read_data_url(source.data_url)
+        else:
+            data = source.data or b""
+        if len(data) > MAX_IMAGE_BYTES:
+            raise ImageError(
+                "ImageTooLarge",
+                f"an image may have {MAX_IMAGE_BYTES} bytes, this one has {len(data)}",
+            )
+        return data

@@ -52,7 +52,13 @@ def parse_body(model: type[M], body: Any) -> M:
         worst = max(details, key=lambda d: len(d["loc"]))
         path = _field_path(body, worst["loc"])
         got = worst["input"]
-        described = "an object" if isinstance(got, dict) else "a list" if isinstance(got, list) else repr(got)
+        described = (
+            "an object"
+            if isinstance(got, dict)
+            else "a list"
+            if isinstance(got, list)
+            else repr(got)
+        )
         if worst["type"] == "missing":
             message = f"missing field `{path.rpartition('.')[2]}`"
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Literal
 
 from deepinfer_recipe.conversation_request import ConversationRequest
 from deepinfer_recipe.errors import ConversionError, RequestParseError
@@ -265,8 +266,7 @@ def _results(turns: Sequence[wire.Turn], index: int, draft: Draft) -> list[ToolM
             )
         if result.tool_call_id in answered:
             raise ConversionError(
-                f"Duplicate value for 'tool_call_id' of {result.tool_call_id} in "
-                f"message[{place}]",
+                f"Duplicate value for 'tool_call_id' of {result.tool_call_id} in message[{place}]",
                 param=f"messages[{place}].tool_call_id",
             )
         if result.tool_call_id not in wanted:
@@ -290,15 +290,18 @@ def _answer(requested: wire.ResponseFormat | None) -> AnswerFormat:
     return "json_object" if isinstance(requested, wire.JsonObjectFormat) else "text"
 
 
-def _choice(requested: object) -> Choice:
+def _choice(
+    requested: Literal["none", "auto", "required"]
+    | wire.FunctionChoice
+    | wire.AllowedToolsChoice
+    | None,
+) -> Choice:
     if isinstance(requested, wire.FunctionChoice):
         return Forced(requested.function.name)
     if isinstance(requested, wire.AllowedToolsChoice):
         allowed = requested.allowed_tools
         return Allowed(tuple(t.function.name for t in allowed.tools), allowed.mode)
-    if requested == "none" or requested == "required":
-        return requested
-    return "auto"
+    return requested or "auto"
 
 
 def _tools(declared: Sequence[wire.Tool], profile: Profile) -> list[ToolDefinition]:

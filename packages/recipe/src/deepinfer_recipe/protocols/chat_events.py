@@ -174,7 +174,9 @@ class ChatCompletionChunkGenerator(ChunkGenerator[ChatCompletionChunk]):
 
     def content(self, text: str) -> None:
         self.out.append(
-            ChatCompletionChunk("content", self._content_head, text, self._content_tail, self._index)
+            ChatCompletionChunk(
+                "content", self._content_head, text, self._content_tail, self._index
+            )
         )
 
     def reasoning_with_logprobs(self, text: str, entries: list[dict[str, Any]]) -> None:
@@ -239,7 +241,9 @@ class ChatCompletionChunkGenerator(ChunkGenerator[ChatCompletionChunk]):
                 "choices": [],
                 "usage": usage,
             }
-            self.out.append(ChatCompletionChunk("usage", compact_json(chunk), data=(self._index, None)))
+            self.out.append(
+                ChatCompletionChunk("usage", compact_json(chunk), data=(self._index, None))
+            )
 
 
 class _Choice:
@@ -284,27 +288,27 @@ class ChatCompletionResponse:
 
     def accumulate(self, chunk: ChatCompletionChunk) -> None:
         """Apply this chunk's delta to the response."""
-        text, data = chunk._text, chunk._data
+        text, data = chunk.text, chunk.data
         if text is not None:
             choice = self._choice(data)
-            if chunk._kind == "content":
+            if chunk.kind == "content":
                 choice.content.append(text)
-            elif chunk._kind == "reasoning":
+            elif chunk.kind == "reasoning":
                 choice.reasoning.append(text)
             else:
                 choice.arguments[-1].append(text)
             return
         choice = self._choice(data[0])
-        if chunk._kind == "role":
+        if chunk.kind == "role":
             choice.thinking = data[1]
-        elif chunk._kind == "logprobs":
+        elif chunk.kind == "logprobs":
             key, piece, entries = data[1]
             (choice.content if key == "content" else choice.reasoning).append(piece)
             choice.logprobs.setdefault(key, []).extend(entries)
-        elif chunk._kind == "call":
+        elif chunk.kind == "call":
             choice.calls.append(data[1])
             choice.arguments.append([])
-        elif chunk._kind == "finish":
+        elif chunk.kind == "finish":
             choice.finish_reason, usage, self._fingerprint = data[1]
             if usage is not None:
                 self._usage = usage

@@ -98,13 +98,10 @@ def resolve_model(model: str, options: ConversionOptions, profile: Profile) -> M
     version = table.get(model)
     if version is None:
         message = (
-            f"The supported API model names are {', '.join(sorted(table))}, "
-            f"but you passed {model}."
+            f"The supported API model names are {', '.join(sorted(table))}, but you passed {model}."
         )
         if profile == "extended":
-            raise ConversionError(
-                message, param="model", status_code=404, code="model_not_found"
-            )
+            raise ConversionError(message, param="model", status_code=404, code="model_not_found")
         raise ConversionError(message, param="model")
     return version
 

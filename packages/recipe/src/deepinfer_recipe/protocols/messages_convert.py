@@ -152,8 +152,7 @@ def _tools(
         )
     if tools and all(tool.defer_loading for tool in tools):
         raise ConversionError(
-            "tools: at least one tool must have defer_loading=false. All tools cannot be "
-            "deferred.",
+            "tools: at least one tool must have defer_loading=false. All tools cannot be deferred.",
             param="tools",
         )
     if checks_schemas:

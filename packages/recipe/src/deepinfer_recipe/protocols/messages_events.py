@@ -72,14 +72,14 @@ class MessagesChunkGenerator(ChunkGenerator[MessagesStreamEvent]):
         signature is the response id.
         """
         self.consume()
-        new = MessagesChunkGenerator(
-            self._id, self._model, self._thinking, call_ids=self._call_ids
-        )
+        new = MessagesChunkGenerator(self._id, self._model, self._thinking, call_ids=self._call_ids)
         new._signature = signature
         return new
 
     def _emit(self, kind: str, payload: dict[str, Any], data: Any = None) -> None:
-        self.out.append(MessagesStreamEvent(kind, compact_json({"type": kind, **payload}), data=data))
+        self.out.append(
+            MessagesStreamEvent(kind, compact_json({"type": kind, **payload}), data=data)
+        )
 
     def start(self, usage: PromptUsage, fingerprint: str | None) -> None:
         self.prompt_usage = usage
@@ -188,17 +188,17 @@ class MessagesResponse:
 
     def accumulate(self, chunk: MessagesStreamEvent) -> None:
         """Apply this event's delta to the response."""
-        if chunk._text is not None:
-            self._texts[-1].append(chunk._text)
-        elif chunk._kind == "content_block_start":
-            self._blocks.append(dict(chunk._data))
+        if chunk.text is not None:
+            self._texts[-1].append(chunk.text)
+        elif chunk.kind == "content_block_start":
+            self._blocks.append(dict(chunk.data))
             self._texts.append([])
-        elif chunk._kind == "content_block_delta":
-            self._blocks[-1]["signature"] = chunk._data
-        elif chunk._kind == "message_start":
-            self._usage = chunk._data
-        elif chunk._kind == "message_delta":
-            self._stop, self._usage = chunk._data
+        elif chunk.kind == "content_block_delta":
+            self._blocks[-1]["signature"] = chunk.data
+        elif chunk.kind == "message_start":
+            self._usage = chunk.data
+        elif chunk.kind == "message_delta":
+            self._stop, self._usage = chunk.data
 
     def to_dict(self) -> dict[str, Any]:
         """The response as plain data."""
@@ -217,7 +217,7 @@ class MessagesResponse:
     @staticmethod
     def sse_event_name(chunk: MessagesStreamEvent) -> str | None:
         """Return the SSE event name of `chunk`."""
-        return chunk._kind
+        return chunk.kind
 
     @staticmethod
     def sse_done_data() -> str | None:

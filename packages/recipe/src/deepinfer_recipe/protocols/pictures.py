@@ -44,9 +44,7 @@ def from_file(file_id: str | None, file_data: str | None, place: str) -> ImageSo
     if file_data is None:
         raise ConversionError(f"{place}: file must have a file_id or file_data", param=param)
     if not file_data[:5].lower().startswith("data:"):
-        raise ConversionError(
-            f"{place}: file_data is not a valid base64 data url", param=param
-        )
+        raise ConversionError(f"{place}: file_data is not a valid base64 data url", param=param)
     if _media_subtype(file_data) not in FORMATS:
         raise ConversionError(
             f"{place}: You have uploaded an unsupported file. Please make sure your file is "

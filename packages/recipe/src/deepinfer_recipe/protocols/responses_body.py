@@ -65,8 +65,9 @@ class CallOutputItem(Body):
     output: str | list[OutputPart]
 
 
-class CustomCallOutputItem(CallOutputItem):
+class CustomCallOutputItem(Body):
     call_id: str
+    output: str | list[OutputPart]
 
 
 class CustomCallItem(Body):
@@ -131,6 +132,7 @@ Item = (
     | ReasoningItem
     | FunctionCallItem
     | CallOutputItem
+    | CustomCallOutputItem
     | CustomCallItem
     | ToolSearchCallItem
     | ToolSearchOutputItem

@@ -174,7 +174,7 @@ class _History:
 
     def _item(self, item: wire.Item, index: int) -> None:
         place = f"input[{index}]"
-        if isinstance(item, wire.CallOutputItem):
+        if isinstance(item, wire.CallOutputItem | wire.CustomCallOutputItem):
             content = self._joined(item.output, place)
             if item.call_id is None:
                 # It answers nothing in particular, but is still a result.
@@ -229,7 +229,9 @@ class _History:
         self._turn.texts.append(content.text)
 
     def _call(
-        self, item: wire.FunctionCallItem | wire.CustomCallItem | wire.ToolSearchCallItem, place: str
+        self,
+        item: wire.FunctionCallItem | wire.CustomCallItem | wire.ToolSearchCallItem,
+        place: str,
     ) -> None:
         self._require_id(item.call_id, place)
         self._close_outputs()
@@ -318,9 +320,7 @@ class _History:
         return self._empty().extend(_parts(content, place, self._draft))
 
 
-def _parts(
-    content: str | Sequence[Any], place: str, draft: Draft
-) -> Iterator[str | ImageSource]:
+def _parts(content: str | Sequence[Any], place: str, draft: Draft) -> Iterator[str | ImageSource]:
     if isinstance(content, str):
         yield content
         return
@@ -347,7 +347,5 @@ def _picture(part: wire.ImagePart, place: str, here: str) -> ImageSource:
             param=here,
         )
     if part.image_url is None:
-        raise ConversionError(
-            f"{here}: input_image must have image_url or file_id", param=here
-        )
+        raise ConversionError(f"{here}: input_image must have image_url or file_id", param=here)
     return pictures.from_reference(part.image_url, part.detail, place)

@@ -33,9 +33,7 @@ class ResponsesEcho:
         }
 
     @classmethod
-    def of(
-        cls, body: wire.ResponsesBody, tools: list[tuple[int, wire.Tool]]
-    ) -> ResponsesEcho:
+    def of(cls, body: wire.ResponsesBody, tools: list[tuple[int, wire.Tool]]) -> ResponsesEcho:
         """The settings of a parsed request."""
         echo = cls()
         fields = echo._fields

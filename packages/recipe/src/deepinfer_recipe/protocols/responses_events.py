@@ -230,7 +230,9 @@ class ResponsesChunkGenerator(ChunkGenerator[ResponsesStreamEvent]):
         tail = f"{self._middle}{self._sequence}}}"
         self._sequence += 1
         self._texts.append(text)
-        self.out.append(ResponsesStreamEvent(_DELTA[self._kind or "message"], self._head, text, tail))
+        self.out.append(
+            ResponsesStreamEvent(_DELTA[self._kind or "message"], self._head, text, tail)
+        )
 
     def _close(self, *, status: str = "completed", before_call: bool = False) -> None:
         kind = self._kind
@@ -346,14 +348,14 @@ class ResponsesResponse:
 
     def accumulate(self, chunk: ResponsesStreamEvent) -> None:
         """Apply this event's delta to the response."""
-        kind = chunk._kind
+        kind = chunk.kind
         if kind == "response.output_item.done":
             self._response = {
                 **self._response,
-                "output": [*self._response["output"], chunk._data],
+                "output": [*self._response["output"], chunk.data],
             }
         elif kind in ("response.created", "response.completed", "response.incomplete"):
-            self._response = chunk._data
+            self._response = chunk.data
 
     def to_dict(self) -> dict[str, Any]:
         """The response as plain data."""
@@ -366,7 +368,7 @@ class ResponsesResponse:
     @staticmethod
     def sse_event_name(chunk: ResponsesStreamEvent) -> str | None:
         """Return the SSE event name of `chunk`."""
-        return chunk._kind
+        return chunk.kind
 
     @staticmethod
     def sse_done_data() -> str | None:

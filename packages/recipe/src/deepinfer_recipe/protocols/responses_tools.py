@@ -39,9 +39,7 @@ def _string_tool(name: str, description: str, input_description: str) -> ToolDef
 
 def _custom(tool: wire.CustomTool, place: str, profile: Profile) -> ToolDefinition:
     if tool.name == APPLY_PATCH:
-        return _string_tool(
-            APPLY_PATCH, _APPLY_PATCH_DESCRIPTION, _APPLY_PATCH_INPUT_DESCRIPTION
-        )
+        return _string_tool(APPLY_PATCH, _APPLY_PATCH_DESCRIPTION, _APPLY_PATCH_INPUT_DESCRIPTION)
     if profile == "parity":
         raise ConversionError(
             f"Unsupported custom tool: '{tool.name}'. Only 'apply_patch' is supported.",
@@ -133,19 +131,28 @@ def definitions(
         place = f"tools[{index}]"
         if isinstance(tool, wire.FunctionTool):
             check_name(tool.name, f"{place}.name")
-            defined.append(_function(tool, tool.name, tool.description, place, profile, checks_schemas=checks_schemas))
+            defined.append(
+                _function(
+                    tool, tool.name, tool.description, place, profile, checks_schemas=checks_schemas
+                )
+            )
         elif isinstance(tool, wire.CustomTool):
             defined.append(_custom(tool, place, profile))
         elif isinstance(tool, wire.NamespaceTool):
             defined += [
-                _function(m.tool, m.full_name, m.description, m.place, profile, checks_schemas=checks_schemas)
+                _function(
+                    m.tool,
+                    m.full_name,
+                    m.description,
+                    m.place,
+                    profile,
+                    checks_schemas=checks_schemas,
+                )
                 for m in namespaced(tool, place, form, taken)
             ]
         elif isinstance(tool, wire.ToolSearchTool):
             if tool.execution == "client":
-                parameters = checked_parameters(
-                    TOOL_SEARCH, tool.parameters, f"{place}.parameters"
-                )
+                parameters = checked_parameters(TOOL_SEARCH, tool.parameters, f"{place}.parameters")
                 defined.append(ToolDefinition(TOOL_SEARCH, tool.description, parameters))
         elif options.responses_web_search is WebSearchBehavior.Reject:
             raise ConversionError("Server tools are not supported", param=place)

@@ -11,24 +11,25 @@ class StreamEvent:
 
     Most events differ from their neighbour in one text. They are kept as the JSON before the
     text, the text, and the JSON behind it; an event without a text keeps its whole JSON first.
+    `kind`, `text` and `data` are for accumulation.
     """
 
-    __slots__ = ("_data", "_head", "_kind", "_tail", "_text")
+    __slots__ = ("_head", "_tail", "data", "kind", "text")
 
     def __init__(
         self, kind: str, head: str, text: str | None = None, tail: str = "", data: Any = None
     ) -> None:
-        self._kind = kind
+        self.kind = kind
         self._head = head
-        self._text = text
+        self.text = text
         self._tail = tail
-        self._data = data
+        self.data = data
 
     def to_json(self) -> str:
         """The event as compact JSON text."""
-        if self._text is None:
+        if self.text is None:
             return self._head
-        return f"{self._head}{quote(self._text)}{self._tail}"
+        return f"{self._head}{quote(self.text)}{self._tail}"
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.to_json()})"

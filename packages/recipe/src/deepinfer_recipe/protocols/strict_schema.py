@@ -117,7 +117,10 @@ class StrictRules:
                 return {"type": kind, **kept}
             case "number" | "integer":
                 shape = "a number" if kind == "number" else "an integer"
-                return {"type": kind, **self._kept(node, description | dict.fromkeys(_BOUNDS, shape))}
+                return {
+                    "type": kind,
+                    **self._kept(node, description | dict.fromkeys(_BOUNDS, shape)),
+                }
             case "boolean" | "null":
                 return {"type": kind, **self._kept(node, description)}
             case "array":
