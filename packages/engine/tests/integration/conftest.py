@@ -103,15 +103,21 @@ class ServerProcess:
         pids = [*self.worker_pids().values(), self.process.pid]
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
-        self.process.wait(20)
+        self._ended()
         eventually(lambda: not any(map(alive, pids)))
 
     def terminate(self) -> int:
-        """SIGTERM; the exit code. Whatever it started must be gone with it."""
+        """SIGTERM if it still runs; the exit code."""
         if self.process.poll() is None:
             self.process.terminate()
+        return self._ended()
+
+    def _ended(self) -> int:
         code = self.process.wait(60)
-        self._reader.join(20)
+        # Workers hold the other end of the pipe, so this also waits for them to be gone.
+        self._reader.join(30)
+        assert not self._reader.is_alive(), "somebody still holds standard error"
+        self.process.stderr.close()
         return code
 
 
@@ -158,8 +164,7 @@ def running(*argv: str, cache_dir: Path | None = None, **kwargs: Any):
     try:
         yield server.wait_ready()
     finally:
-        if server.process.poll() is None:
-            server.terminate()
+        server.terminate()
 
 
 @pytest.fixture(scope="module")

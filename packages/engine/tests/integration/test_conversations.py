@@ -47,7 +47,7 @@ def shared_blocks(a, b) -> int:
 
 def test_the_second_turn_reuses_every_whole_block_of_the_first(shared, chat, system_prompt):
     messages = [
-        {"role": "system", "content": system_prompt + " one"},
+        {"role": "system", "content": "One. " + system_prompt},
         {"role": "user", "content": "Hello!"},
     ]
     model = model_of(shared)
@@ -71,7 +71,7 @@ def test_messages_reports_the_same_hit_outside_input_tokens(shared, claude, syst
         "model": model_of(shared),
         "max_tokens": 24,
         "extra_body": {"temperature": 0},
-        "system": system_prompt + " two",
+        "system": "Two. " + system_prompt,
     }
     first = claude.create(**ask, messages=[{"role": "user", "content": "Hello!"}])
     assert first.usage.cache_read_input_tokens == 0
@@ -88,7 +88,7 @@ def test_messages_reports_the_same_hit_outside_input_tokens(shared, claude, syst
 
 def test_a_hit_changes_nothing_in_the_answer(shared, chat, system_prompt):
     ask = {"model": model_of(shared), "temperature": 0, "max_tokens": 32, "messages": [
-        {"role": "system", "content": system_prompt + " three"}, {"role": "user", "content": "Tell me a story."}]}  # fmt: skip
+        {"role": "system", "content": "Three. " + system_prompt}, {"role": "user", "content": "Tell me a story."}]}  # fmt: skip
     cold, warm = chat.create(**ask), chat.create(**ask)
     assert cold.usage.prompt_tokens_details.cached_tokens == 0
     assert warm.usage.prompt_tokens_details.cached_tokens > 0
@@ -97,7 +97,7 @@ def test_a_hit_changes_nothing_in_the_answer(shared, chat, system_prompt):
 
 def test_another_user_never_hits_what_the_first_one_stored(shared, chat, system_prompt):
     ask = {"model": model_of(shared), "temperature": 0, "max_tokens": 4, "messages": [
-        {"role": "system", "content": system_prompt + " four"}, {"role": "user", "content": "Hi"}]}  # fmt: skip
+        {"role": "system", "content": "Four. " + system_prompt}, {"role": "user", "content": "Hi"}]}  # fmt: skip
     hits = [
         chat.create(**ask, user=user).usage.prompt_tokens_details.cached_tokens
         for user in ("a", "a", "b")

@@ -8,6 +8,8 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 
 import httpx
 import pytest
@@ -45,7 +47,7 @@ def test_a_flushed_cache_survives_the_death_of_every_process(start, tmp_path, sy
     assert second.json()["choices"] == first.json()["choices"]
 
 
-def test_a_dead_decode_worker_ends_its_streams_with_an_error_and_is_replaced(start, until):
+def test_a_dead_worker_ends_its_streams_with_an_error_and_is_replaced(start, until):
     server = start().wait_ready()
     body = ask(server, "Tell me a story.", stream=True, max_tokens=4000, ignore_eos=True)
     before = server.worker_pids()
@@ -56,22 +58,19 @@ def test_a_dead_decode_worker_ends_its_streams_with_an_error_and_is_replaced(sta
         rest = [line for line in lines if line]
     assert "error" in json.loads(rest[-1].removeprefix("data: "))
     assert "data: [DONE]" not in rest
-    until(lambda: server.get("/health/ready").status_code == 200)
-    after = until(
-        lambda: (
-            (pids := server.worker_pids()).get("decode") not in (None, before["decode"]) and pids
-        )
-    )
+    after = until(lambda: _replaced(server, "decode", before))
     assert after["prefill"] == before["prefill"]
+    until(lambda: server.get("/health/ready").status_code == 200)
     assert server.post("/v1/chat/completions", ask(server, "Hello!")).status_code == 200
-
-
-def test_a_dead_prefill_worker_is_replaced_too(start, until):
-    server = start().wait_ready()
-    before = server.worker_pids()
-    os.kill(before["prefill"], signal.SIGKILL)
-    until(lambda: server.worker_pids().get("prefill") not in (None, before["prefill"]))
+    # A dead prefill worker holds no stream, so nobody is told; it is replaced all the same.
+    os.kill(after["prefill"], signal.SIGKILL)
+    until(lambda: _replaced(server, "prefill", after))
     until(lambda: server.post("/v1/chat/completions", ask(server, "Hello!")).status_code == 200)
+
+
+def _replaced(server, role, before):
+    pids = server.worker_pids()
+    return pids if pids.get(role) not in (None, before[role]) else None
 
 
 def test_sigterm_lets_a_running_answer_end_and_takes_the_workers_along(start, processes):
@@ -122,10 +121,9 @@ def test_a_busy_port_is_one_line_and_no_worker_is_started(shared, start):
     assert "in use" in second.lines[0]
 
 
-@pytest.mark.parametrize("damage", ["truncated", "missing", "not json"])
-def test_a_corrupt_checkpoint_is_one_line_and_exit_3(start, tmp_path, damage):
+def damaged(tmp_path, damage):
     model = tmp_path / "model"
-    shutil.copytree(os.environ.get("DEEPINFER_MODEL") or demo_path(), model)
+    shutil.copytree(demo_path(), model)
     weights = model / "model.safetensors"
     if damage == "truncated":
         os.truncate(weights, weights.stat().st_size // 2)
@@ -133,8 +131,28 @@ def test_a_corrupt_checkpoint_is_one_line_and_exit_3(start, tmp_path, damage):
         weights.unlink()
     else:
         (model / "config.json").write_text("{")
-    server = start("--model", str(model))
+    return str(model)
+
+
+def test_a_corrupt_checkpoint_is_one_line_and_exit_3(start, tmp_path):
+    server = start("--model", damaged(tmp_path, "truncated"))
     assert server.process.wait(90) == 3
     server.terminate()
-    assert [line for line in server.lines if line.startswith("deepinfer: error: ")] == server.lines
     assert len(server.lines) == 1
+    assert server.lines[0].startswith("deepinfer: error: ")
+    assert "model.safetensors" in server.lines[0]
+
+
+@pytest.mark.parametrize("damage", ["missing", "not json"])
+def test_a_worker_alone_tells_a_corrupt_checkpoint_the_same_way(tmp_path, damage):
+    argv = [sys.executable, "-m", "deepinfer_engine.cli.main", "decode", "--no-cache"]
+    result = subprocess.run(
+        [*argv, "--model", damaged(tmp_path, damage)],
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+    assert result.returncode == 3
+    assert result.stderr.startswith("deepinfer: error: ")
+    assert result.stderr.count("\n") == 1

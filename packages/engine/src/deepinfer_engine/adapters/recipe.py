@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,7 +32,6 @@ from deepinfer_recipe import (
 from deepinfer_engine.core.types import FinishReason, SamplingParams, TokensEvent, TrafficClass
 from deepinfer_engine.errors import CheckpointError, EngineLost, EngineUnavailable, UnknownModel
 from deepinfer_engine.server.codec import WireEvent
-from deepinfer_engine.server.detokenise import Detokeniser, TokenBytes
 from deepinfer_engine.server.errors import ContextLengthExceeded, InvalidRequest, Protocol
 from deepinfer_engine.server.extras import apply_extras
 
@@ -65,14 +63,10 @@ class RecipeCodec:
         self._tokenizer = tokenizer
         self._encoding = DeepseekV41Encoding().with_tokenizer(tokenizer)
         self._names = tuple(model_names)
-        self._vocab_size = tokenizer.backend.get_vocab_size(with_added_tokens=True)
+        self.vocab_size = tokenizer.backend.get_vocab_size(with_added_tokens=True)
         self._eos = tokenizer.special_id(SpecialToken.Eos.value)
-        self.think_end = tokenizer.special_id(SpecialToken.ThinkingEnd.value)
-        self.spelling = TokenBytes(
-            tokenizer.backend.get_vocab(with_added_tokens=False),
-            {i: token.content for i, token in tokenizer.backend.get_added_tokens_decoder().items()},
-            silent={self._eos, tokenizer.special_id(SpecialToken.Bos.value)},
-        )
+        # Spelling these inside an answer (with ignore_eos) would help nobody.
+        self.silent = frozenset((self._eos, tokenizer.special_id(SpecialToken.Bos.value)))
         self._wall = wall
         self._new_seed = new_seed
         self._options = ConversionOptions(
@@ -126,7 +120,7 @@ class RecipeCodec:
             frequency_penalty=options.frequency_penalty,
             logprobs=(options.top_logprobs or 0) if options.logprobs else None,
         )
-        sampling = apply_extras(sampling, body, self._vocab_size)
+        sampling = apply_extras(sampling, body, self.vocab_size)
         return RecipeRequest(
             codec=self,
             protocol=protocol,
@@ -148,9 +142,9 @@ class RecipeCodec:
 
     def detokenize(self, token_ids: Sequence[int]) -> str:
         for token in token_ids:
-            if not 0 <= token < self._vocab_size:
+            if not 0 <= token < self.vocab_size:
                 raise InvalidRequest(
-                    f"token ids are 0..{self._vocab_size - 1}, got {token}", param="tokens"
+                    f"token ids are 0..{self.vocab_size - 1}, got {token}", param="tokens"
                 )
         return self._tokenizer.backend.decode(list(token_ids), skip_special_tokens=False)
 
@@ -219,7 +213,6 @@ class RecipeEncoder:
             prepared.request, response_id, prepared.model, **more
         )
         self._processor = StreamProcessor(generator, options, prepared.codec.tokenizer)
-        self._text = Detokeniser(prepared.codec.spelling)
         # With stop sequences the answer may end inside a step: only token by token is the count
         # exact.
         self._one_by_one = bool(options.stop_sequences)
@@ -239,32 +232,30 @@ class RecipeEncoder:
         return self._push(InferenceChunk.ready(prompt_usage=usage))
 
     def tokens(self, event: TokensEvent) -> list[WireEvent]:
-        ids, logprobs = list(event.token_ids), _pairs(event)
-        ended = ids[-1] in self._prepared.ends
-        if ended:
-            ids, logprobs = ids[:-1], logprobs and logprobs[:-1]
+        ids, logprobs = event.token_ids, _pairs(event)
         out: list[WireEvent] = []
-        for start, stop in self._cuts(ids):
+        for start, stop, spells in self._runs(ids):
             if self.finished:
                 return out
-            part = ids[start:stop]
-            if logprobs is None:
-                chunk = InferenceChunk.text(self._text.push(part), len(part))
+            if spells:
+                chunk = InferenceChunk.tokens(
+                    ids[start:stop], None if logprobs is None else logprobs[start:stop]
+                )
             else:
-                chunk = InferenceChunk.tokens(part, logprobs[start:stop])
+                chunk = InferenceChunk.text("", stop - start)
             out += self._push(chunk)
-        if ended and not self.finished:
-            # The end token is counted, but spells nothing.
-            out += self._push(InferenceChunk.text("", 1))
         return out
 
-    def _cuts(self, ids: list[int]) -> list[tuple[int, int]]:
-        """Slices of one step to push apart, so that reasoning tokens and stops are counted exactly."""
-        if self._one_by_one:
-            return [(i, i + 1) for i in range(len(ids))]
-        think_end = self._prepared.codec.think_end
-        borders = [0, *(i + 1 for i, token in enumerate(ids) if token == think_end), len(ids)]
-        return [(a, b) for a, b in itertools.pairwise(borders) if a < b]
+    def _runs(self, ids: tuple[int, ...]) -> Iterator[tuple[int, int, bool]]:
+        """Slices of one step to push together, and whether they spell anything or only count."""
+        silent, size = self._prepared.codec.silent, self._prepared.codec.vocab_size
+        spells = [token < size and token not in silent for token in ids]
+        spells[-1] = spells[-1] and ids[-1] not in self._prepared.ends
+        start = 0
+        for stop in range(1, len(ids) + 1):
+            if stop == len(ids) or self._one_by_one or spells[stop] != spells[start]:
+                yield start, stop, spells[start]
+                start = stop
 
     def finish(self, reason: FinishReason) -> list[WireEvent]:
         out: list[WireEvent] = []
@@ -275,9 +266,6 @@ class RecipeEncoder:
                 )
             if reason not in _FINISH:
                 raise EngineLost(f"the engine ended this answer with {reason!r}")
-            if rest := self._text.finish():
-                out += self._push(InferenceChunk.text(rest, 0))
-        if not self.finished:
             out += self._push(InferenceChunk.finish(_FINISH[reason]))
         out += self._wire(self._processor.finish())
         if reason == _NO_RESOURCE:

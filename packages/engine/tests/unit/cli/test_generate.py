@@ -1,0 +1,125 @@
+"""The offline batch: order, broken lines, and going on where a run was cut."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+from deepinfer_engine.cli.generate import Line, answers, resume_point
+from deepinfer_engine.errors import ConfigError, EngineLost
+from server_fakes import FakeEngine, Script, byte_codec
+
+
+@pytest.fixture
+def codec():
+    return byte_codec()
+
+
+def question(text):
+    return json.dumps(
+        {"messages": [{"role": "user", "content": text}], "thinking": {"type": "disabled"}}
+    )
+
+
+def collect(engine, codec, lines, concurrency=4):
+    async def go():
+        return [pair async for pair in answers(engine, codec, lines, concurrency)]
+
+    return asyncio.run(go())
+
+
+def test_results_keep_the_order_of_the_input_whatever_ends_first(codec):
+    gate = asyncio.Event()
+
+    def script(request):
+        ids = [*codec.tokenize(f"answer {len(engine.requests)}"), 1]
+        if len(engine.requests) == 1:
+            return Script([ids], gates={0: gate})
+        gate.set()
+        return Script([ids])
+
+    engine = FakeEngine(script)
+    lines = [Line(number, question(f"q{number}")) for number in (1, 2, 4)]
+    results = collect(engine, codec, lines)
+    assert [line.number for line, _ in results] == [1, 2, 4]
+    texts = [result["response"]["choices"][0]["message"]["content"] for _, result in results]
+    assert texts == ["answer 1", "answer 2", "answer 3"]
+
+
+def test_no_more_requests_run_than_allowed(codec):
+    most = 0
+
+    def script(request):
+        nonlocal most
+        most = max(most, len(engine.live) + 1)
+        return Script([[*codec.tokenize("x"), 1]] * 3)
+
+    engine = FakeEngine(script)
+    collect(engine, codec, [Line(n, question(str(n))) for n in range(1, 12)], concurrency=3)
+    assert most <= 3
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[1]", "3", '{"messages": []}', '{"body": 3}', question("x" * 9000)]
+)
+def test_a_broken_line_is_an_error_result_and_the_others_are_answered(codec, text):
+    engine = FakeEngine(Script([[*codec.tokenize("fine"), 1]]))
+    results = collect(
+        engine, codec, [Line(1, question("a")), Line(2, text), Line(3, question("b"))]
+    )
+    assert [("error" in result) for _, result in results] == [False, True, False]
+    assert results[1][1]["error"]["message"]
+
+
+def test_batch_entries_and_streaming_bodies_are_understood(codec):
+    engine = FakeEngine(Script([[*codec.tokenize("fine"), 1]]))
+    entry = {
+        "custom_id": "c1",
+        "body": {**json.loads(question("a")), "stream": True, "stream_options": {}},
+    }
+    ((_, result),) = collect(engine, codec, [Line(1, json.dumps(entry))])
+    assert result["response"]["choices"][0]["message"]["content"] == "fine"
+
+
+def test_a_lost_engine_ends_the_run_instead_of_failing_every_line(codec):
+    engine = FakeEngine(Script([[65]], raise_at=(0, EngineLost("gone"))))
+    with pytest.raises(EngineLost):
+        collect(engine, codec, [Line(1, question("a")), Line(2, question("b"))])
+    assert not engine.live
+
+
+def written(line):
+    return json.dumps({"line": line.number, "input": line.digest, "response": {}}) + "\n"
+
+
+def test_a_run_goes_on_behind_the_last_whole_line(tmp_path):
+    lines = {n: Line(n, question(str(n))) for n in (1, 2, 5)}
+    out = tmp_path / "out.jsonl"
+    assert resume_point(out, lines) == 0
+    out.write_text(written(lines[1]) + written(lines[2])[:-20])
+    assert resume_point(out, lines) == 1
+    assert out.read_text() == written(lines[1])
+    out.write_text(written(lines[1]) + written(lines[2]))
+    assert resume_point(out, lines) == 2
+
+
+def test_results_of_another_input_are_not_continued(tmp_path):
+    out = tmp_path / "out.jsonl"
+    out.write_text(written(Line(1, question("other"))))
+    with pytest.raises(ConfigError, match="another input"):
+        resume_point(out, {1: Line(1, question("mine"))})
+
+
+@pytest.mark.parametrize("text", ["hello\n", "[]\n", '{"line": 1}\n', "\x00\n"])
+def test_a_file_of_something_else_is_not_touched(tmp_path, text):
+    out = tmp_path / "out.jsonl"
+    out.write_text(text)
+    with pytest.raises(ConfigError, match="not a result file"):
+        resume_point(out, {1: Line(1, "x")})
+    assert out.read_text() == text
+
+
+def test_a_target_in_no_directory_is_told_before_anything_is_loaded(tmp_path):
+    with pytest.raises(ConfigError, match="does not exist"):
+        resume_point(tmp_path / "none" / "out.jsonl", {})
