@@ -6,11 +6,12 @@ import math
 from typing import Any
 
 import torch
-from deepinfer_recipe import SpecialToken
 from tokenizers import Tokenizer
-from torch import nn
 from tokens import NOISE
+from torch import nn
 from twin import Twin, TwinConfig, compress_vocabulary, engram_primes
+
+from deepinfer_recipe import SpecialToken
 
 
 def demo_config(tokenizer: Tokenizer) -> dict[str, Any]:

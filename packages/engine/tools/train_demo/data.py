@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 import torch
 from corpus import documents
-from deepinfer_recipe import TrainingText
 from tokenizers import Tokenizer
 from torch import Tensor
+
+from deepinfer_recipe import TrainingText
 
 ANSWER, CONTEXT = 2, 1
 PAD_ID = 2

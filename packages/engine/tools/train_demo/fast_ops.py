@@ -8,6 +8,7 @@ all, with one saved matrix of probabilities per block.
 from __future__ import annotations
 
 import ctypes
+import functools
 import hashlib
 import os
 import shutil
@@ -18,10 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor
-
+import torch.nn.functional as F  # noqa: N812
 import twin
+from torch import Tensor
 
 SOURCE = Path(__file__).with_name("fast_ops.cpp")
 _library: ctypes.CDLL | None = None
@@ -50,7 +50,8 @@ def call(name: str, *arguments: Any) -> None:
     passed: list[Any] = []
     for a in arguments:
         if isinstance(a, Tensor):
-            assert a.is_contiguous() and a.dtype == torch.float32
+            assert a.is_contiguous()
+            assert a.dtype == torch.float32
             passed.append(ctypes.c_void_p(a.data_ptr()))
         elif isinstance(a, float):
             passed.append(ctypes.c_float(a))
@@ -171,7 +172,7 @@ class _Attention(torch.autograd.Function):
 def attend(
     q: Tensor, local: Tensor, entries: Tensor | None, chosen: Tensor | None, sink: Tensor, W: int
 ) -> Tensor:
-    B, T = q.shape[:2]
+    T = q.shape[1]
     block = 64 if T <= 512 else 128
     given, (q, local, sink) = q.dtype, (x.bfloat16() for x in (q, local, sink))
     entries = None if entries is None else entries.bfloat16()
@@ -194,6 +195,44 @@ def attend(
     return torch.cat(out, 1).to(given)
 
 
+def index_scores(qi: Tensor, wi: Tensor, K: Tensor) -> Tensor:
+    """Selection needs no gradient: bfloat16 blocks of queries against finished entries alone."""
+    if torch.is_grad_enabled():
+        return twin.index_scores(qi, wi, K)
+    B, T, heads, D = qi.shape
+    J = K.shape[1]
+    q16, keys = qi.bfloat16(), K.bfloat16().transpose(1, 2)
+    out = qi.new_zeros(B, T, J, dtype=torch.bfloat16)
+    for s in range(0, T, 128):
+        e = min(s + 128, T)
+        upto = e * J // T
+        rows = torch.bmm(q16[:, s:e].reshape(B, -1, D), keys[..., :upto]).relu_()
+        rows = rows.view(B * (e - s), heads, upto)
+        weights = wi[:, s:e].reshape(-1, 1, heads).bfloat16()
+        out[:, s:e, :upto] = torch.bmm(weights, rows).view(B, e - s, upto)
+    return out
+
+
+def linear16(layer: torch.nn.Linear, x: Tensor) -> Tensor:
+    """The same product in bfloat16, float32 outside."""
+    return F.linear(x.bfloat16(), layer.weight.bfloat16()).to(x.dtype)
+
+
+def routed_experts(
+    x: Tensor, picks: Tensor, w: Tensor, w1: Tensor, w3: Tensor, w2: Tensor, limit: float
+) -> Tensor:
+    weights = (t.bfloat16() for t in (w1, w3, w2))
+    return twin.routed_experts(x.bfloat16(), picks, w.bfloat16(), *weights, limit).to(x.dtype)
+
+
+def speed_up(model: twin.Twin) -> None:
+    """Give a float32 twin faster operations; literal ones stay where no kernel could be built."""
+    model.ops = fast_ops()
+    for module in model.modules():
+        if isinstance(module, torch.nn.Linear):
+            module.forward = functools.partial(linear16, module)
+
+
 def fast_ops() -> twin.Ops:
     """Operations for the trainer; literal ones where no kernel could be built."""
     global _library
@@ -207,4 +246,6 @@ def fast_ops() -> twin.Ops:
         hc_expand=_Expand.apply,
         attend=attend,
         topk=topk,
+        index_scores=index_scores,
+        routed_experts=routed_experts,
     )

@@ -23,7 +23,9 @@ def orthogonalise(G: Tensor, steps: int = 5) -> Tensor:
 class Muon(torch.optim.Optimizer):
     """Momentum whose update is made orthogonal; matrices of one shape are done in one batch."""
 
-    def __init__(self, params: list[nn.Parameter], lr: float, momentum: float = 0.95, decay: float = 0.0) -> None:
+    def __init__(
+        self, params: list[nn.Parameter], lr: float, momentum: float = 0.95, decay: float = 0.0
+    ) -> None:
         super().__init__(params, {"lr": lr, "momentum": momentum, "decay": decay})
 
     @torch.no_grad()
@@ -49,12 +51,23 @@ class Muon(torch.optim.Optimizer):
 
 # Names of the parameters that AdamW takes, and their share of its learning rate.
 ADAM = {
-    "embed.weight": 1.0, "head.weight": 1.0, "norm": 0.5, "hc_": 0.5, "attn_sink": 0.5, "gate.weight": 0.5,
-    "q_weight": 0.5, "k_weight": 0.5, "confidence_head": 0.3, "weights_proj": 0.5, "markov_head": 1.0,
-}  # fmt: skip
+    "embed.weight": 1.0,
+    "head.weight": 1.0,
+    "markov_head": 1.0,
+    "norm": 0.5,
+    "hc_": 0.5,
+    "attn_sink": 0.5,
+    "gate.weight": 0.5,
+    "weights_proj": 0.5,
+    "q_weight": 0.5,
+    "k_weight": 0.5,
+    "confidence_head": 0.3,
+}
 
 
-def optimisers(named: list[tuple[str, nn.Parameter]], muon_lr: float, adam_lr: float) -> list[torch.optim.Optimizer]:
+def optimisers(
+    named: list[tuple[str, nn.Parameter]], muon_lr: float, adam_lr: float
+) -> list[torch.optim.Optimizer]:
     matrices: list[nn.Parameter] = []
     shares: dict[float, list[nn.Parameter]] = defaultdict(list)
     for name, p in named:
@@ -64,7 +77,9 @@ def optimisers(named: list[tuple[str, nn.Parameter]], muon_lr: float, adam_lr: f
         else:
             shares[share].append(p)
     groups = [{"params": ps, "lr": adam_lr * share} for share, ps in shares.items()]
-    out: list[torch.optim.Optimizer] = [torch.optim.AdamW(groups, betas=(0.9, 0.95), eps=1e-10, weight_decay=0.0)]
+    out: list[torch.optim.Optimizer] = [
+        torch.optim.AdamW(groups, betas=(0.9, 0.95), eps=1e-10, weight_decay=0.0)
+    ]
     if matrices:
         out.append(Muon(matrices, muon_lr, decay=0.1))
     for optimiser in out:

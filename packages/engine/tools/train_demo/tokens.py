@@ -6,12 +6,13 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
-from deepinfer_recipe import SpecialToken
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from deepinfer_recipe import SpecialToken
+
 VOCABULARY = 1536
-PAD = "<｜▁pad▁｜>"
-NOISE = "<｜draft▁noise｜>"  # fills the draft block behind its anchor
+PAD = "<｜▁pad▁｜>"  # noqa: RUF001
+NOISE = "<｜draft▁noise｜>"  # noqa: RUF001 # fills the draft block behind its anchor
 # Single digits, words with their leading space, runs of punctuation, runs of white space.
 PIECES = r"\p{N}| ?\p{L}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 

@@ -23,11 +23,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 import data
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812
 from calibrate import calibrate
 from configuration import build, demo_config, initialise
 from export import export
-from fast_ops import fast_ops
+from fast_ops import speed_up
 from optim import optimisers
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
@@ -83,7 +83,9 @@ class Progress:
 
 
 # ------------------------------------------------------------------ losses
-def trunk_loss(twin: Twin, b: data.Batch, phase: Phase, probe: bool, step: int) -> tuple[Tensor, Pass, dict[str, float]]:
+def trunk_loss(
+    twin: Twin, b: data.Batch, phase: Phase, probe: bool, step: int
+) -> tuple[Tensor, Pass, dict[str, float]]:
     """Weighted cross entropy; with `probe` also the divergence of index and attention."""
     state = Pass(phase.quant, select=phase.select)
     T = phase.length
@@ -116,7 +118,7 @@ def index_loss(probe: Any) -> Tensor:
 
 def draft_loss(twin: Twin, b: data.Batch, step: int) -> tuple[Tensor, Pass, dict[str, float]]:
     """0.1 cross entropy + 0.9 L1 distance + 1.0 confidence, weights exp(-k / block)."""
-    cfg, size = twin.cfg, twin.cfg.dspark_block_size
+    size = twin.cfg.dspark_block_size
     with torch.no_grad():
         seen = Pass("reference")
         hidden = twin.trunk(b.inputs, seen)
@@ -149,11 +151,21 @@ def draft_loss(twin: Twin, b: data.Batch, step: int) -> tuple[Tensor, Pass, dict
     ce = -q.gather(-1, label.unsqueeze(-1)).squeeze(-1)
     l1 = (q.exp() - p).abs().sum(-1)
     keep = (1 - 0.5 * l1.detach()).clamp(0, 1)
-    bce = F.binary_cross_entropy_with_logits(twin.confidence(z.detach(), e.detach()), keep, reduction="none")
+    bce = F.binary_cross_entropy_with_logits(
+        twin.confidence(z.detach(), e.detach()), keep, reduction="none"
+    )
     loss = ((0.1 * ce + 0.9 * l1 + bce) * weight).sum() / total
     full = valid.all(-1)
     tau = keep[full].cumprod(-1).sum(-1).mean()
-    return loss, state, {"ce": float((ce.detach() * weight).sum() / total), "l1": float((l1.detach() * weight).sum() / total), "accepted": float(tau)}
+    return (
+        loss,
+        state,
+        {
+            "ce": float((ce.detach() * weight).sum() / total),
+            "l1": float((l1.detach() * weight).sum() / total),
+            "accepted": float(tau),
+        },
+    )
 
 
 # ------------------------------------------------------------------ the loop
@@ -166,12 +178,15 @@ class Trainer:
         self.tokenizer = self.get_tokenizer()
         self.config = demo_config(self.tokenizer)
         self.twin = build(self.tokenizer, self.config)
-        self.twin.ops = fast_ops()
+        speed_up(self.twin)
         initialise(self.twin, options.seed)
         stored = self.work / "progress.json"
         if stored.exists():
             self.progress = Progress(**json.loads(stored.read_text()))
-            self.progress.trunk_tokens, self.progress.draft_tokens = options.trunk_tokens, options.draft_tokens
+            self.progress.trunk_tokens, self.progress.draft_tokens = (
+                options.trunk_tokens,
+                options.draft_tokens,
+            )
             self.load_weights()
         self.start_stage()
         if stored.exists():
@@ -212,7 +227,9 @@ class Trainer:
 
     def load_weights(self) -> None:
         stored = load_file(self.work / "state.safetensors")
-        weights = {k.removeprefix("weights."): v for k, v in stored.items() if k.startswith("weights.")}
+        weights = {
+            k.removeprefix("weights."): v for k, v in stored.items() if k.startswith("weights.")
+        }
         self.twin.load_state_dict(weights)
 
     def load_optimisers(self) -> None:
@@ -227,16 +244,23 @@ class Trainer:
                     owner[id(p)].state[p][kind] = value
 
     # -------------------------------------------------------------- steps
-    def reduce(self, loads: dict[str, Tensor]) -> None:
-        """Average gradients, and sum expert loads, over the processes."""
+    def rows(self, length: int) -> tuple[int, int]:
+        """Rows of this process and of all: shares follow `--split`."""
+        split = self.options.split[: self.world]
+        unit = sum(split)
+        total = max(1, round(self.options.batch_tokens / length / unit)) * unit
+        return total * split[self.rank] // unit, total
+
+    def reduce(self, loads: dict[str, Tensor], share: float) -> None:
+        """Average gradients by rows, and sum expert loads, over the processes."""
         if self.world == 1:
             return
         grads = [p.grad for _, p in self.named if p.grad is not None]
-        flat = torch.cat([g.flatten() for g in grads] + [v.float() for v in loads.values()])
+        flat = torch.cat([g.flatten() * share for g in grads] + [v.float() for v in loads.values()])
         dist.all_reduce(flat)
         at = 0
         for g in grads:
-            g.copy_(flat[at : at + g.numel()].view_as(g) / self.world)
+            g.copy_(flat[at : at + g.numel()].view_as(g))
             at += g.numel()
         for k, v in loads.items():
             loads[k] = flat[at : at + v.numel()]
@@ -257,7 +281,12 @@ class Trainer:
             warm = min(1.0, self.progress.share * 50 + 0.02)
         return warm * (1 - 0.95 * min(1.0, self.progress.share))
 
-    def step(self, loss_of: Callable[[], tuple[Tensor, Pass, dict[str, float]]], balance: bool) -> dict[str, float]:
+    def step(
+        self,
+        loss_of: Callable[[], tuple[Tensor, Pass, dict[str, float]]],
+        share: float,
+        balance: bool,
+    ) -> dict[str, float]:
         rate = self.learning_rate()
         for optimiser in self.optimisers:
             for group in optimiser.param_groups:
@@ -265,7 +294,7 @@ class Trainer:
             optimiser.zero_grad()
         loss, state, report = loss_of()
         loss.backward()
-        self.reduce(state.loads)
+        self.reduce(state.loads, share)
         norm = torch.nn.utils.clip_grad_norm_([p for _, p in self.named], 1.0)
         if not math.isfinite(float(norm)):
             raise FloatingPointError(f"gradient norm {float(norm)} at step {self.progress.step}")
@@ -278,7 +307,14 @@ class Trainer:
     def run_stage(self) -> None:
         progress, options = self.progress, self.options
         total = progress.trunk_tokens if progress.stage == "trunk" else progress.draft_tokens
-        bar = tqdm(total=total, initial=progress.tokens, unit="tok", unit_scale=True, mininterval=20, disable=self.rank > 0)
+        bar = tqdm(
+            total=total,
+            initial=progress.tokens,
+            unit="tok",
+            unit_scale=True,
+            mininterval=20,
+            disable=self.rank > 0,
+        )
         saved = time.monotonic()
         recent: dict[str, float] = {}
         while progress.tokens < total:
@@ -286,25 +322,37 @@ class Trainer:
             trunk = progress.stage == "trunk"
             phase = next(p for p in PHASES if progress.share < p.until) if trunk else None
             length = phase.length if phase else DRAFT_LENGTH
-            rows = max(1, options.batch_tokens // length // self.world)
+            rows, total_rows = self.rows(length)
             key = f"{progress.seed}-{progress.stage}-{progress.step}-{self.rank}"
             b = data.batch(self.tokenizer, key, rows, length, phase.mix if phase else "long")
             if phase:
                 report = self.step(
-                    lambda b=b, phase=phase: trunk_loss(self.twin, b, phase, progress.share > INDEX_FROM, progress.step),
+                    lambda b=b, phase=phase: trunk_loss(
+                        self.twin, b, phase, progress.share > INDEX_FROM, progress.step
+                    ),
+                    rows / total_rows,
                     progress.share < ROUTER_UNTIL,
                 )
             else:
-                report = self.step(lambda b=b: draft_loss(self.twin, b, progress.step), progress.share < ROUTER_UNTIL)
+                report = self.step(
+                    lambda b=b: draft_loss(self.twin, b, progress.step),
+                    rows / total_rows,
+                    progress.share < ROUTER_UNTIL,
+                )
             progress.step += 1
-            progress.tokens += rows * length * self.world
+            progress.tokens += total_rows * length
             progress.seconds += time.monotonic() - began
             for k, v in report.items():
                 recent[k] = v if k not in recent else 0.9 * recent[k] + 0.1 * v
-            bar.update(rows * length * self.world)
+            bar.update(total_rows * length)
             bar.set_postfix_str(" ".join(f"{k} {v:.3f}" for k, v in recent.items()), refresh=False)
             if progress.step % 25 == 0:
-                point = {"stage": progress.stage, "step": progress.step, "tokens": progress.tokens, "seconds": round(progress.seconds)}
+                point = {
+                    "stage": progress.stage,
+                    "step": progress.step,
+                    "tokens": progress.tokens,
+                    "seconds": round(progress.seconds),
+                }
                 progress.curve.append(point | {k: round(v, 4) for k, v in recent.items()})
             if time.monotonic() - saved > options.save_every:
                 self.save()
@@ -324,28 +372,47 @@ class Trainer:
             finish(self.twin, self.tokenizer, self.config, self.progress, self.options.out)
 
 
-def finish(twin: Twin, tokenizer: Tokenizer, config: dict[str, Any], progress: Progress, out: Path) -> None:
+def finish(
+    twin: Twin, tokenizer: Tokenizer, config: dict[str, Any], progress: Progress, out: Path
+) -> None:
     """Export and write `training.json`; figures already measured there are kept."""
     size = export(twin, tokenizer, config, out)
     path = out / "training.json"
     record = json.loads(path.read_text()) if path.exists() else {}
     record |= {
-        "seed": progress.seed, "stage": progress.stage, "tokens": {"trunk": progress.trunk_tokens, "draft": progress.draft_tokens},
-        "seconds": round(progress.seconds), "confidence_temperatures": progress.temperatures,
-        "weights_bytes": size, "curve": progress.curve,
-    }  # fmt: skip
+        "seed": progress.seed,
+        "stage": progress.stage,
+        "tokens": {"trunk": progress.trunk_tokens, "draft": progress.draft_tokens},
+        "seconds": round(progress.seconds),
+        "confidence_temperatures": progress.temperatures,
+        "weights_bytes": size,
+        "curve": progress.curve,
+    }
     path.write_text(json.dumps(record) + "\n")
     print(f"wrote {out}: {size / 1e6:.2f} MB of weights after {progress.seconds / 60:.0f} minutes")
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--work", type=Path, default=Path(".train_demo"), help="state of the run; resumed if present")
+    p = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    p.add_argument(
+        "--work",
+        type=Path,
+        default=Path(".train_demo"),
+        help="state of the run; resumed if present",
+    )
     p.add_argument("--out", type=Path, default=DEMO, help="where the checkpoint goes")
     p.add_argument("--seed", type=int, default=41)
-    p.add_argument("--trunk-tokens", type=int, default=8_000_000)
+    p.add_argument("--trunk-tokens", type=int, default=6_000_000)
     p.add_argument("--draft-tokens", type=int, default=1_500_000)
     p.add_argument("--batch-tokens", type=int, default=4096)
+    p.add_argument(
+        "--split",
+        type=lambda s: [int(x) for x in s.split(",")],
+        default=[1, 1],
+        help="rows per process, such as 3,1",
+    )
     p.add_argument("--muon-lr", type=float, default=0.02)
     p.add_argument("--adam-lr", type=float, default=4e-3)
     p.add_argument("--save-every", type=float, default=300.0, help="seconds")

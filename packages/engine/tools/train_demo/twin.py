@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 
@@ -720,10 +720,8 @@ def compress_vocabulary(tokenizer: Any) -> list[int]:
     out: list[int] = []
     for i in range(tokenizer.get_vocab_size(with_added_tokens=True)):
         text = tokenizer.decode([i], skip_special_tokens=False)
-        if "\ufffd" in text:
-            key = tokenizer.id_to_token(i)
-        else:
-            key = fold.normalize_str(text) or text
+        broken = "\ufffd" in text
+        key = tokenizer.id_to_token(i) if broken else fold.normalize_str(text) or text
         out.append(seen.setdefault(key, len(seen)))
     return out
 
@@ -752,7 +750,9 @@ class Twin(nn.Module):
             Layer(cfg, L + i, None) for i in range(cfg.num_nextn_predict_layers)
         )
         first, last = self.mtp[0], self.mtp[-1]
-        first.main_proj = linear(len(cfg.dspark_target_layer_ids) * cfg.hidden_size, cfg.hidden_size)
+        first.main_proj = linear(
+            len(cfg.dspark_target_layer_ids) * cfg.hidden_size, cfg.hidden_size
+        )
         first.main_norm = Norm(cfg.hidden_size)
         last.norm = Norm(cfg.hidden_size)
         last.markov_head = MarkovHead(cfg)
@@ -780,9 +780,7 @@ class Twin(nn.Module):
             if layer.index in cfg.dspark_target_layer_ids:
                 state.features.append(S.mean(-2))
             angles = at[min(layer.attn.ratio, 1)]
-            S, p, load = layer.run(
-                S, p, lambda x, a=layer.attn, r=angles: a(x, r, state, ops), ops
-            )
+            S, p, load = layer.run(S, p, lambda x, a=layer.attn, r=angles: a(x, r, state, ops), ops)
             state.loads[f"layers.{layer.index}"] = load
         return ops.hc_collapse_norm(S, p, self.norm.weight, cfg.rms_norm_eps)
 
