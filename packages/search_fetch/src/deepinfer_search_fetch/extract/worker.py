@@ -1,0 +1,165 @@
+"""Extraction in processes of its own: a page that hangs or crashes a parser costs one request.
+
+Parent and worker speak length-prefixed frames over pipes: a JSON header and the raw bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import resource
+import struct
+import sys
+from dataclasses import asdict
+from typing import Any, BinaryIO
+
+from deepinfer_search_fetch.config import Limits
+from deepinfer_search_fetch.errors import ContentError, InvalidRequestError, SearchFetchError
+from deepinfer_search_fetch.extract import Extraction
+from deepinfer_search_fetch.extract.html import HtmlOptions
+
+PAGES_PER_WORKER = 500
+_LENGTHS = struct.Struct("!II")
+_MAX_FRAME = 256 * 1024 * 1024
+
+
+class ExtractPool:
+    """`workers` processes; 0 extracts in a thread of this process, without limits."""
+
+    def __init__(self, workers: int, limits: Limits) -> None:
+        self._limits = limits
+        self._idle: asyncio.Queue[_Worker] | None = None
+        self._size = workers
+        self._all: list[_Worker] = []
+
+    async def extract(
+        self, body: bytes, url: str, content_type: str | None, options: HtmlOptions
+    ) -> Extraction:
+        """Like `deepinfer_search_fetch.extract.extract`, within the CPU and memory limits.
+
+        A page that overruns is tried once more with the quick extractor; if that fails too:
+        ContentError(extraction_empty).
+        """
+        if self._size == 0:
+            from deepinfer_search_fetch.extract.dispatch import extract_document
+
+            return await asyncio.to_thread(extract_document, body, url, content_type, options)
+        if self._idle is None:
+            self._idle = asyncio.Queue()
+            self._all = [_Worker(self._limits) for _ in range(self._size)]
+            for worker in self._all:
+                self._idle.put_nowait(worker)
+        worker = await self._idle.get()
+        try:
+            try:
+                return await worker.run(body, url, content_type, asdict(options))
+            except _WorkerLostError:
+                quick = {**asdict(options), "mode": "fast"}
+                result = await worker.run(body, url, content_type, quick)
+                result.warnings.append("extraction_overran_limits")
+                return result
+        except _WorkerLostError:
+            raise ContentError(
+                "extraction_empty", "the page exceeded the limits of every extractor"
+            ) from None
+        finally:
+            self._idle.put_nowait(worker)
+
+    async def close(self) -> None:
+        """End all workers."""
+        for worker in self._all:
+            await worker.stop()
+
+
+class _WorkerLostError(Exception):
+    """The worker died or had to be killed."""
+
+
+class _Worker:
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._process: asyncio.subprocess.Process | None = None
+        self._pages = 0
+
+    async def run(
+        self, body: bytes, url: str, content_type: str | None, options: dict[str, Any]
+    ) -> Extraction:
+        process = await self._started()
+        stdin, stdout = process.stdin, process.stdout
+        if stdin is None or stdout is None:
+            raise _WorkerLostError
+        header = json.dumps({"url": url, "content_type": content_type, "options": options}).encode()
+        try:
+            # CPU time is limited inside; the wall limit catches what waits instead of computing.
+            async with asyncio.timeout(self._limits.extract_cpu_seconds * 3):
+                stdin.write(_LENGTHS.pack(len(header), len(body)) + header + body)
+                await stdin.drain()
+                size, _ = _LENGTHS.unpack(await stdout.readexactly(_LENGTHS.size))
+                answer = json.loads(await stdout.readexactly(size))
+        except (OSError, TimeoutError, asyncio.IncompleteReadError, ValueError):
+            await self.stop()
+            raise _WorkerLostError from None
+        except BaseException:  # cancelled in the middle of a frame: the pipe is out of step
+            await self.stop()
+            raise
+        self._pages += 1
+        if self._pages >= PAGES_PER_WORKER:
+            await self.stop()
+        if "error" in answer:
+            error = answer["error"]
+            kind = InvalidRequestError if error["code"].startswith("invalid") else ContentError
+            raise kind(error["code"], error["message"], details=error["details"])
+        record = answer["record"]
+        record["links"] = [(link, text) for link, text in record["links"]]
+        return Extraction(**record)
+
+    async def _started(self) -> asyncio.subprocess.Process:
+        if self._process is None or self._process.returncode is not None:
+            self._pages = 0
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                __name__,
+                str(self._limits.extract_cpu_seconds),
+                str(self._limits.extract_memory_bytes),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                limit=_MAX_FRAME,
+            )
+        return self._process
+
+    async def stop(self) -> None:
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+            await self._process.wait()
+        self._process = None
+
+
+def serve(stdin: BinaryIO, stdout: BinaryIO, cpu_seconds: int, memory_bytes: int) -> None:
+    """The worker's loop: one frame in, one frame out, until the parent closes the pipe."""
+    from deepinfer_search_fetch.extract.dispatch import extract_document
+
+    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+    while len(lengths := stdin.read(_LENGTHS.size)) == _LENGTHS.size:
+        header_size, body_size = _LENGTHS.unpack(lengths)
+        header = json.loads(stdin.read(header_size))
+        body = stdin.read(body_size)
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        spent = int(used.ru_utime + used.ru_stime) + 1
+        resource.setrlimit(resource.RLIMIT_CPU, (spent + cpu_seconds, resource.RLIM_INFINITY))
+        try:
+            record = extract_document(
+                body, header["url"], header["content_type"], HtmlOptions(**header["options"])
+            )
+            answer: dict[str, Any] = {"record": asdict(record)}
+        except SearchFetchError as error:
+            answer = {
+                "error": {"code": error.code, "message": error.message, "details": error.details}
+            }
+        frame = json.dumps(answer).encode("utf-8", "surrogatepass")
+        stdout.write(_LENGTHS.pack(len(frame), 0) + frame)
+        stdout.flush()
+
+
+if __name__ == "__main__":
+    serve(sys.stdin.buffer, sys.stdout.buffer, int(sys.argv[1]), int(sys.argv[2]))

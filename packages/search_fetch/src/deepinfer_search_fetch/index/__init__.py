@@ -1,0 +1,1 @@
+"""The index: analyzers, the Tantivy backend, ingestion, source authority."""

@@ -1,0 +1,283 @@
+"""The embedded index. Text is analysed in Python and handed over as terms between blanks."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any, Protocol
+
+import tantivy
+from filelock import FileLock, Timeout
+
+from deepinfer_search_fetch.errors import InvalidRequestError, LimitError
+from deepinfer_search_fetch.index.analyzers import ANALYZER_VERSION, content_terms, terms
+from deepinfer_search_fetch.index.document import MAX_STORED_CHARS, IndexedPage
+
+TEXT_FIELDS = ("title", "headings", "body", "url_terms")
+_HEADING = re.compile(r"^#{1,6} (.+)$", re.M)
+_MARKUP = re.compile(r"\]\([^()\s]*\)|[*`\[\]|]")
+_HEAP_BYTES = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """One retrieved page with its retrieval score."""
+
+    page: IndexedPage
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
+class FieldTerm:
+    field: str
+    term: str
+    boost: float
+
+
+@dataclass(frozen=True, slots=True)
+class Retrieval:
+    """A query in the terms of any backend.
+
+    groups: one per query term; a document scores by the best field of each group (dis-max with
+    `tie`). minimum: how many groups must match. phrases, excluded: (field, terms). sites,
+    blocked_sites: label suffixes. day_range: days since 1970-01-01, inclusive.
+    """
+
+    groups: tuple[tuple[FieldTerm, ...], ...]
+    minimum: int = 1
+    tie: float = 0.1
+    phrases: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    excluded: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    sites: tuple[str, ...] = ()
+    blocked_sites: tuple[str, ...] = ()
+    language: str | None = None
+    day_range: tuple[int | None, int | None] | None = None
+    alternatives: tuple[tuple[int, ...], ...] = ()
+
+
+class SearchBackend(Protocol):
+    """What the search needs of an index."""
+
+    def index(self, pages: Iterable[IndexedPage]) -> None: ...
+    def delete(self, doc_ids: Sequence[str]) -> None: ...
+    def commit(self) -> int: ...
+    def get(self, doc_id: str) -> IndexedPage | None: ...
+    def retrieve(self, query: Retrieval, k: int) -> list[Hit]: ...
+    def doc_freq(self, field: str, term: str) -> int: ...
+    def size(self) -> int: ...
+    def generation(self) -> int: ...
+
+
+def _schema() -> tantivy.Schema:
+    builder = tantivy.SchemaBuilder()
+    builder.add_text_field("doc_id", stored=True, tokenizer_name="raw", index_option="basic")
+    builder.add_text_field("site", tokenizer_name="raw", index_option="basic")
+    builder.add_text_field("lang", tokenizer_name="raw", index_option="basic")
+    for name in TEXT_FIELDS:
+        builder.add_text_field(name, tokenizer_name="whitespace", index_option="position")
+    builder.add_unsigned_field("day", indexed=True, fast=True)
+    builder.add_bytes_field("record", stored=True)
+    return builder.build()
+
+
+class TantivyBackend:
+    """One index in `folder` (or in memory for None); one writing process, any number of readers."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._schema = _schema()
+        self._folder = folder
+        self._lock: FileLock | None = None
+        self._writer: tantivy.IndexWriter | None = None
+        self._generation_file = folder / "generation.json" if folder else None
+        self._memory_generation = 0
+        if folder is None:
+            self._index = tantivy.Index(self._schema)
+        else:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._check_version(folder / "generation.json")
+            self._index = tantivy.Index(self._schema, str(folder))
+        self._index.reload()
+
+    def _check_version(self, file: Path) -> None:
+        if not file.exists():
+            file.write_text(json.dumps({"analyzer": ANALYZER_VERSION, "generation": 0}))
+            return
+        found = json.loads(file.read_text())["analyzer"]
+        if found != ANALYZER_VERSION:
+            raise InvalidRequestError(
+                "conflict",
+                f"the index was written with analyzer {found}, this version has "
+                f"{ANALYZER_VERSION}; ingest into a new folder",
+            )
+
+    def index(self, pages: Iterable[IndexedPage]) -> None:
+        """Add or replace pages; visible after `commit`."""
+        writer = self._open_writer()
+        for page in pages:
+            writer.delete_documents_by_term("doc_id", page.doc_id)
+            writer.add_document(self._document(page))
+
+    def delete(self, doc_ids: Sequence[str]) -> None:
+        writer = self._open_writer()
+        for doc_id in doc_ids:
+            writer.delete_documents_by_term("doc_id", doc_id)
+
+    def commit(self) -> int:
+        """Make writes visible and durable; returns the new generation and frees the writer."""
+        if self._writer is None:
+            return self.generation()
+        self._writer.commit()
+        self._writer.wait_merging_threads()
+        self._writer = None
+        generation = self.generation() + 1
+        if self._generation_file is None:
+            self._memory_generation = generation
+        else:
+            temporary = self._generation_file.with_suffix(".tmp")
+            temporary.write_text(
+                json.dumps({"analyzer": ANALYZER_VERSION, "generation": generation})
+            )
+            temporary.replace(self._generation_file)
+        if self._lock is not None:
+            self._lock.release()
+        self._index.reload()
+        return generation
+
+    def generation(self) -> int:
+        if self._generation_file is None:
+            return self._memory_generation
+        return int(json.loads(self._generation_file.read_text())["generation"])
+
+    def size(self) -> int:
+        return self._searcher().num_docs
+
+    def doc_freq(self, field: str, term: str) -> int:
+        return self._searcher().doc_freq(field, term)
+
+    def get(self, doc_id: str) -> IndexedPage | None:
+        query = tantivy.Query.term_query(self._schema, "doc_id", doc_id, "basic")
+        searcher = self._searcher()
+        hits = searcher.search(query, 1, count=False).hits
+        return self._page(searcher, hits[0][1]) if hits else None
+
+    def retrieve(self, query: Retrieval, k: int) -> list[Hit]:
+        """The best `k` documents by score; ties are broken by document id."""
+        searcher = self._searcher()
+        hits = searcher.search(self._query(query), k, count=False).hits
+        found = [Hit(self._page(searcher, address), float(score)) for score, address in hits]
+        return sorted(found, key=lambda hit: (-hit.score, hit.page.doc_id))
+
+    def _searcher(self) -> tantivy.Searcher:
+        return self._index.searcher()
+
+    def _page(self, searcher: tantivy.Searcher, address: tantivy.DocAddress) -> IndexedPage:
+        raw: Any = searcher.doc(address).get_first("record")
+        return IndexedPage(**json.loads(bytes(raw)))
+
+    def _open_writer(self) -> tantivy.IndexWriter:
+        if self._writer is None:
+            if self._folder is not None:
+                self._lock = self._lock or FileLock(self._folder / "writer.lock", timeout=5)
+                try:
+                    self._lock.acquire()
+                except Timeout:
+                    raise LimitError(
+                        "host_busy", "another process is writing to this index; try again later"
+                    ) from None
+            self._writer = self._index.writer(_HEAP_BYTES, 1)
+        return self._writer
+
+    def _document(self, page: IndexedPage) -> tantivy.Document:
+        document = tantivy.Document()
+        document.add_text("doc_id", page.doc_id)
+        labels = page.host.split(".") if page.host else []
+        for i in range(len(labels)):
+            document.add_text("site", ".".join(labels[i:]))
+        if page.language:
+            document.add_text("lang", page.language)
+        headings = " ".join(m.group(1) for m in _HEADING.finditer(page.content))
+        title = content_terms(page.title)
+        document.add_text("title", " ".join(title))
+        document.add_text("headings", " ".join(content_terms(_plain(headings))))
+        # The body field holds the title too: a title word is then never worth less than a body word.
+        document.add_text("body", " ".join([*title, *content_terms(_plain(page.content))]))
+        document.add_text("url_terms", " ".join(terms(page.url)))
+        day = day_number(page.published or page.fetched_at)
+        if day is not None:
+            document.add_unsigned("day", day)
+        record = page.to_record()
+        record["content"] = page.content[:MAX_STORED_CHARS]
+        document.add_bytes(
+            "record", json.dumps(record, ensure_ascii=False).encode("utf-8", "replace")
+        )
+        return document
+
+    def _query(self, query: Retrieval) -> tantivy.Query:
+        must, must_not = tantivy.Occur.Must, tantivy.Occur.MustNot
+        clauses: list[tuple[tantivy.Occur, tantivy.Query]] = []
+        if query.groups:
+            should = [(tantivy.Occur.Should, self._group(g, query.tie)) for g in query.groups]
+            clauses.append((must, tantivy.Query.boolean_query(should, query.minimum)))
+        for members in query.alternatives:
+            options = [(tantivy.Occur.Should, self._group(query.groups[i], 0.0)) for i in members]
+            clauses.append((must, _filter(tantivy.Query.boolean_query(options))))
+        clauses += [(must, self._phrase(field, words)) for field, words in query.phrases]
+        clauses += [(must_not, self._phrase(field, words)) for field, words in query.excluded]
+        if query.sites:
+            clauses.append((must, _filter(self._set("site", query.sites))))
+        if query.blocked_sites:
+            clauses.append((must_not, self._set("site", query.blocked_sites)))
+        if query.language:
+            clauses.append((must, _filter(self._set("lang", (query.language,)))))
+        if query.day_range:
+            low, high = query.day_range
+            in_range = tantivy.Query.range_query(
+                self._schema, "day", tantivy.FieldType.Unsigned, low, high
+            )
+            clauses.append((must, _filter(in_range)))
+        if not any(occur == must for occur, _ in clauses):
+            clauses.append((must, tantivy.Query.all_query()))
+        return tantivy.Query.boolean_query(clauses)
+
+    def _group(self, group: Sequence[FieldTerm], tie: float) -> tantivy.Query:
+        parts = [
+            tantivy.Query.boost_query(
+                tantivy.Query.term_query(self._schema, t.field, t.term, "freq"), t.boost
+            )
+            for t in group
+        ]
+        return parts[0] if len(parts) == 1 else tantivy.Query.disjunction_max_query(parts, tie)
+
+    def _phrase(self, field: str, words: Sequence[str]) -> tantivy.Query:
+        if field == "any":
+            options = [(tantivy.Occur.Should, self._phrase(f, words)) for f in ("title", "body")]
+            return tantivy.Query.boolean_query(options)
+        if len(words) == 1:
+            return tantivy.Query.term_query(self._schema, field, words[0], "freq")
+        return tantivy.Query.phrase_query(self._schema, field, list(words))
+
+    def _set(self, field: str, values: Sequence[str]) -> tantivy.Query:
+        return tantivy.Query.term_set_query(self._schema, field, list(values))
+
+
+def _filter(query: tantivy.Query) -> tantivy.Query:
+    """A clause that must match but adds nothing to the score."""
+    return tantivy.Query.boost_query(tantivy.Query.const_score_query(query, 1.0), 0.0)
+
+
+def _plain(markdown: str) -> str:
+    return _MARKUP.sub(" ", markdown)
+
+
+def day_number(text: str | None) -> int | None:
+    """Days since 1970-01-01 of an RFC 3339 time or day; None for none or an earlier one."""
+    if not text:
+        return None
+    try:
+        return max(0, (date.fromisoformat(text[:10]) - date(1970, 1, 1)).days)
+    except ValueError:
+        return None

@@ -1,0 +1,219 @@
+"""Raw responses on disk: an SQLite index and content-addressed zstd blobs, least recent out first.
+
+Safe across processes: blobs are written to a temporary name and renamed, rows in transactions.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sqlite3
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+
+import zstandard
+
+from deepinfer_search_fetch import urls
+from deepinfer_search_fetch.models import RedirectHop
+from deepinfer_search_fetch.net.chain import Page
+from deepinfer_search_fetch.net.transport import Response
+
+MAX_TTL_SECONDS = 7 * 24 * 3600
+DEFAULT_TTL_SECONDS = 24 * 3600
+STALE_IF_ERROR_SECONDS = 24 * 3600
+_MAX_BLOB = 128 * 1024 * 1024
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS responses (
+    key TEXT PRIMARY KEY, requested TEXT NOT NULL, final TEXT NOT NULL, status INTEGER NOT NULL,
+    headers TEXT NOT NULL, hops TEXT NOT NULL, blob TEXT NOT NULL, bytes INTEGER NOT NULL,
+    stored REAL NOT NULL, expires REAL NOT NULL, used REAL NOT NULL
+);
+CREATE INDEX IF NOT EXISTS responses_used ON responses (used);
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheEntry:
+    """A stored page; `stored` and `expires` are seconds since the epoch."""
+
+    page: Page
+    stored: float
+    expires: float
+
+    @property
+    def etag(self) -> str | None:
+        return self.page.response.header("etag")
+
+    def validators(self) -> list[tuple[str, str]]:
+        """Conditional request headers, empty if the page gave no validator."""
+        headers: list[tuple[str, str]] = []
+        if self.etag:
+            headers.append(("If-None-Match", self.etag))
+        modified = self.page.response.header("last-modified")
+        if modified:
+            headers.append(("If-Modified-Since", modified))
+        return headers
+
+
+class PageCache:
+    """`get`, `put` and `refresh` by key; thread-bound SQLite is opened per instance."""
+
+    def __init__(
+        self, folder: Path, max_bytes: int, *, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._blobs = folder / "blobs"
+        self._max_bytes = max_bytes
+        self._clock = clock
+        self._blobs.mkdir(parents=True, exist_ok=True)
+        self._db = sqlite3.connect(folder / "index.sqlite3", timeout=10, isolation_level=None)
+        self._db.execute("PRAGMA journal_mode=WAL")
+        self._db.execute("PRAGMA synchronous=NORMAL")
+        self._db.executescript(_SCHEMA)
+
+    def close(self) -> None:
+        self._db.close()
+
+    @staticmethod
+    def key(url: urls.Url, accept_language: str | None) -> str:
+        return hashlib.sha256(
+            f"{url.without_fragment()}\n{accept_language or ''}".encode()
+        ).hexdigest()
+
+    def get(self, key: str) -> CacheEntry | None:
+        """The entry, fresh or not; None if unknown or its blob is gone or damaged."""
+        row = self._db.execute(
+            "SELECT requested, final, status, headers, hops, blob, bytes, stored, expires"
+            " FROM responses WHERE key = ?",
+            (key,),
+        ).fetchone()
+        if row is None:
+            return None
+        requested, final, status, headers, hops, blob, size, stored, expires = row
+        body = self._read_blob(blob)
+        if body is None:
+            self._db.execute("DELETE FROM responses WHERE key = ?", (key,))
+            return None
+        self._db.execute("UPDATE responses SET used = ? WHERE key = ?", (self._clock(), key))
+        response = Response(
+            urls.parse(final), status, tuple((k, v) for k, v in json.loads(headers)), body, size
+        )
+        chain = tuple(RedirectHop.model_validate(h) for h in json.loads(hops))
+        return CacheEntry(Page(urls.parse(requested), response, chain), stored, expires)
+
+    def put(self, key: str, page: Page, max_age: float) -> CacheEntry | None:
+        """Store a page for at most `max_age` seconds; None if the response forbids storing."""
+        response = page.response
+        if not storable(response):
+            return None
+        now = self._clock()
+        ttl = min(max_age, MAX_TTL_SECONDS, freshness_seconds(response, now))
+        blob = hashlib.sha256(response.body).hexdigest()
+        compressed = zstandard.ZstdCompressor(level=3).compress(response.body)
+        if self._max_bytes and len(compressed) > self._max_bytes // 4:
+            return None
+        self._write_blob(blob, compressed)
+        self._db.execute(
+            "INSERT OR REPLACE INTO responses VALUES (?,?,?,?,?,?,?,?,?,?,?)",
+            (
+                key,
+                str(page.requested),
+                str(response.url),
+                response.status,
+                json.dumps(response.headers),
+                json.dumps([h.model_dump(by_alias=True) for h in page.hops]),
+                blob,
+                len(compressed),
+                now,
+                now + ttl,
+                now,
+            ),
+        )
+        self._evict()
+        return CacheEntry(page, now, now + ttl)
+
+    def refresh(self, key: str, entry: CacheEntry, max_age: float) -> CacheEntry:
+        """A 304 arrived: the stored page is fresh again."""
+        now = self._clock()
+        ttl = min(max_age, MAX_TTL_SECONDS, freshness_seconds(entry.page.response, now))
+        self._db.execute(
+            "UPDATE responses SET stored = ?, expires = ?, used = ? WHERE key = ?",
+            (now, now + ttl, now, key),
+        )
+        return CacheEntry(entry.page, now, now + ttl)
+
+    def _evict(self) -> None:
+        total = self._db.execute("SELECT COALESCE(SUM(bytes), 0) FROM responses").fetchone()[0]
+        while total > self._max_bytes:
+            row = self._db.execute(
+                "SELECT key, blob, bytes FROM responses ORDER BY used LIMIT 1"
+            ).fetchone()
+            if row is None:
+                return
+            self._db.execute("DELETE FROM responses WHERE key = ?", (row[0],))
+            shared = self._db.execute(
+                "SELECT 1 FROM responses WHERE blob = ? LIMIT 1", (row[1],)
+            ).fetchone()
+            if shared is None:
+                self._blob_path(row[1]).unlink(missing_ok=True)
+            total -= row[2]
+
+    def _blob_path(self, name: str) -> Path:
+        return self._blobs / name[:2] / name
+
+    def _write_blob(self, name: str, compressed: bytes) -> None:
+        path = self._blob_path(name)
+        if path.exists():
+            return
+        path.parent.mkdir(exist_ok=True)
+        temporary = path.with_suffix(f".{os.getpid()}.tmp")
+        temporary.write_bytes(compressed)
+        temporary.replace(path)
+
+    def _read_blob(self, name: str) -> bytes | None:
+        """The body, or None when the blob is missing, truncated or not what its name says."""
+        try:
+            raw = self._blob_path(name).read_bytes()
+            body = zstandard.ZstdDecompressor().decompress(raw, max_output_size=_MAX_BLOB)
+        except (OSError, zstandard.ZstdError):
+            return None
+        return body if hashlib.sha256(body).hexdigest() == name else None
+
+
+def storable(response: Response) -> bool:
+    """Only complete, public 200 pages without cookies enter the shared cache."""
+    control = (response.header("cache-control") or "").lower()
+    return (
+        response.status == 200
+        and "no-store" not in control
+        and "private" not in control
+        and response.header("set-cookie") is None
+        and response.header("vary") != "*"
+    )
+
+
+def freshness_seconds(response: Response, now: float) -> float:
+    """How long HTTP says the response stays fresh; a day where it says nothing."""
+    directives = dict(
+        (part.partition("=")[0].strip().lower(), part.partition("=")[2].strip('" '))
+        for part in (response.header("cache-control") or "").split(",")
+    )
+    if "no-cache" in directives:
+        return 0.0
+    for name in ("s-maxage", "max-age"):
+        value = directives.get(name, "")
+        if value.isdigit():
+            return float(min(int(value), MAX_TTL_SECONDS))
+    expires = response.header("expires")
+    if expires:
+        try:
+            when = parsedate_to_datetime(expires)
+        except (TypeError, ValueError):
+            return 0.0
+        when = when if when.tzinfo else when.replace(tzinfo=UTC)
+        return max(0.0, (when - datetime.fromtimestamp(now, UTC)).total_seconds())
+    return DEFAULT_TTL_SECONDS

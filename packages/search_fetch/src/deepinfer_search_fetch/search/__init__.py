@@ -1,0 +1,1 @@
+"""Query parsing, retrieval, relevance, order, snippets."""

@@ -1,0 +1,113 @@
+"""From a parsed query to candidates: fields, boosts, and expansion by feedback (RM3)."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from deepinfer_search_fetch.index.analyzers import STOP_WORDS, content_terms, is_cjk, is_unigram
+from deepinfer_search_fetch.index.tantivy_backend import FieldTerm, Hit, Retrieval, SearchBackend
+from deepinfer_search_fetch.search.query import ParsedQuery
+
+# Summed per term (tie 1.0): the body field repeats the title, so a title word counts 1 + 0.5.
+FIELD_BOOSTS: Final = (("body", 1.0), ("title", 0.5), ("headings", 0.2), ("url_terms", 0.3))
+CJK_TITLE_BOOST = 1.0
+UNIGRAM_WEIGHT = 0.3
+CANDIDATES = 200
+FEEDBACK_DOCUMENTS = 10
+FEEDBACK_TERMS = 20
+ORIGINAL_WEIGHT = 0.6
+EXPAND_FROM_TERMS = 4
+_FEEDBACK_CHARS = 8000
+
+
+@dataclass(frozen=True, slots=True)
+class Filters:
+    """Request-level restrictions, added to those of the query text."""
+
+    sites: tuple[str, ...] = ()
+    blocked_sites: tuple[str, ...] = ()
+    language: str | None = None
+    day_range: tuple[int | None, int | None] | None = None
+
+
+def inverse_frequencies(backend: SearchBackend, terms: Sequence[str]) -> dict[str, float]:
+    """idf(t) = ln(1 + (N - n + 0.5) / (n + 0.5)) over the body field; a unigram weighs 0.3 of it."""
+    total = backend.size()
+    out: dict[str, float] = {}
+    for term in terms:
+        n = min(backend.doc_freq("body", term), total)
+        idf = math.log(1 + (total - n + 0.5) / (n + 0.5))
+        out[term] = idf * (UNIGRAM_WEIGHT if is_unigram(term) else 1.0)
+    return out
+
+
+def retrieve(
+    backend: SearchBackend, parsed: ParsedQuery, filters: Filters, *, expand: bool | None
+) -> list[Hit]:
+    """Up to CANDIDATES hits, best first.
+
+    expand: None decides by the query (at least EXPAND_FROM_TERMS words, no CJK).
+    """
+    weights = dict.fromkeys(parsed.terms, 1.0)
+    hits = backend.retrieve(_request(parsed, weights, filters), CANDIDATES)
+    words = [t for t in parsed.terms if not is_unigram(t)]
+    wanted = expand if expand is not None else len(words) >= EXPAND_FROM_TERMS
+    if not wanted or not hits or any(is_unigram(t) for t in parsed.terms):
+        return hits
+    expanded = _feedback(backend, parsed.terms, hits[:FEEDBACK_DOCUMENTS])
+    return backend.retrieve(_request(parsed, expanded, filters), CANDIDATES)
+
+
+def _request(parsed: ParsedQuery, weights: dict[str, float], filters: Filters) -> Retrieval:
+    groups = tuple(_group(term, weight) for term, weight in weights.items())
+    low, high = filters.day_range or (None, None)
+    low = max((d for d in (low, parsed.after) if d is not None), default=None)
+    high = min((d for d in (high, parsed.before) if d is not None), default=None)
+    return Retrieval(
+        groups,
+        tie=1.0,
+        phrases=tuple(parsed.phrases),
+        excluded=tuple(parsed.excluded),
+        sites=(*parsed.sites, *filters.sites),
+        blocked_sites=(*parsed.blocked_sites, *filters.blocked_sites),
+        language=parsed.language or filters.language,
+        day_range=None if low is None and high is None else (low, high),
+        alternatives=tuple(parsed.alternatives),
+    )
+
+
+def _group(term: str, weight: float) -> tuple[FieldTerm, ...]:
+    if is_unigram(term):
+        weight *= UNIGRAM_WEIGHT
+    boosts = dict(FIELD_BOOSTS)
+    if is_cjk(term):
+        boosts["title"] = CJK_TITLE_BOOST
+    return tuple(FieldTerm(name, term, boost * weight) for name, boost in boosts.items())
+
+
+def _feedback(
+    backend: SearchBackend, query_terms: Sequence[str], hits: Sequence[Hit]
+) -> dict[str, float]:
+    """RM3 (Lavrenko and Croft's relevance model, interpolated with the query).
+
+    Term weights sum to one: ORIGINAL_WEIGHT spread over the query's terms, the rest over the terms
+    most likely in the feedback documents, each document weighted by its score.
+    """
+    total_score = sum(hit.score for hit in hits) or 1.0
+    model: Counter[str] = Counter()
+    for hit in hits:
+        found = content_terms(f"{hit.page.title} {hit.page.content[:_FEEDBACK_CHARS]}")
+        counts = Counter(t for t in found if t not in STOP_WORDS and len(t) > 2)
+        length = sum(counts.values()) or 1
+        for term, n in counts.items():
+            model[term] += hit.score / total_score * n / length
+    best = sorted(model.items(), key=lambda item: (-item[1], item[0]))[:FEEDBACK_TERMS]
+    mass = sum(weight for _, weight in best) or 1.0
+    weights = dict.fromkeys(query_terms, ORIGINAL_WEIGHT / len(query_terms))
+    for term, weight in best:
+        weights[term] = weights.get(term, 0.0) + (1 - ORIGINAL_WEIGHT) * weight / mass
+    return weights
