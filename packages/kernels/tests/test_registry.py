@@ -215,3 +215,14 @@ def test_public_operators_follow_use() -> None:
 
 def test_every_public_operator_is_registered_and_the_other_way_round() -> None:
     assert set(ops.__all__) == set(registry.op_names())
+
+
+def test_checked_mode_hands_out_the_checking_functions() -> None:
+    before = registry.default_registry.config
+    try:
+        registry.configure(KernelConfig(checked=True))
+        assert registry.resolve("rms_norm") is ops.rms_norm
+    finally:
+        registry.configure(before)
+    assert registry.resolve("rms_norm") is registry.choose("rms_norm").impl.fn
+    assert KernelConfig.from_env({"DEEPINFER_KERNELS_CHECK": "yes"}).checked

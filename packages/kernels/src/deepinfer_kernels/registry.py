@@ -211,9 +211,17 @@ class Registry:
     def resolve(self, name: str, device: str | torch.device = "cpu") -> Kernel:
         """The callable to use for ``name`` on ``device`` under the preferences in force now.
 
-        It does no shape checks and follows no later `use`: hold it where dispatch would cost.
+        It follows no later `use` and checks no shapes: hold it where dispatch would cost, and give
+        it what the function of that name in `deepinfer_kernels.ops` accepts. A native form trusts
+        the shapes, as compiled code does. With ``KernelConfig(checked=True)`` the checking
+        function itself is returned, which finds such a mistake at the price of some microseconds.
         """
-        return self.choose(name, device).impl.fn
+        choice = self.choose(name, device)
+        if self.config.checked:
+            from deepinfer_kernels import ops  # the operators import this module
+
+            return getattr(ops, name)
+        return choice.impl.fn
 
     def choose(self, name: str, device: str | torch.device = "cpu") -> Choice:
         """As `resolve`, with the reasons."""

@@ -2,6 +2,7 @@
 
 ``DEEPINFER_KERNELS``         ``op=backend,op=backend`` or a bare ``backend`` for every operator
 ``DEEPINFER_KERNELS_STRICT``  ``1``: falling back to a slower back end is an error
+``DEEPINFER_KERNELS_CHECK``   ``1``: `registry.resolve` hands out the functions with shape checks
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ class KernelConfig:
     backend: str | None = None
     per_op: Mapping[str, str] = field(default_factory=dict[str, str])
     strict: bool = False
+    checked: bool = False
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] | None = None) -> KernelConfig:
@@ -41,7 +43,16 @@ class KernelConfig:
                 raise ConfigError(
                     f"DEEPINFER_KERNELS wants op=backend,... or a back end, got {item.strip()!r}"
                 )
-        strict = env.get("DEEPINFER_KERNELS_STRICT", "").strip().lower()
-        if strict not in _TRUE | _FALSE:
-            raise ConfigError(f"DEEPINFER_KERNELS_STRICT wants 0 or 1, got {strict!r}")
-        return cls(backend=backend, per_op=per_op, strict=strict in _TRUE)
+        return cls(
+            backend=backend,
+            per_op=per_op,
+            strict=_flag(env, "DEEPINFER_KERNELS_STRICT"),
+            checked=_flag(env, "DEEPINFER_KERNELS_CHECK"),
+        )
+
+
+def _flag(env: Mapping[str, str], name: str) -> bool:
+    value = env.get(name, "").strip().lower()
+    if value not in _TRUE | _FALSE:
+        raise ConfigError(f"{name} wants 0 or 1, got {value!r}")
+    return value in _TRUE

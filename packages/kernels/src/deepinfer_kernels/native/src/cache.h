@@ -5,7 +5,7 @@
 
 namespace di {
 
-enum Record { kFp8 = 0, kFp4 = 1, kIndexFp4 = 2 };
+enum Record { kFp8 = 0, kFp4 = 1, kIndexFp4 = 2, kRaw = 3 };
 
 // E4M3 code of v, nearest with ties to even, saturating at 448. NaN keeps its sign.
 inline uint8_t encode_e4m3(float v) {
@@ -69,6 +69,10 @@ inline int block_of(int record) { return record == kFp4 ? 16 : 32; }
 // One vector to payload and scales.
 template <class T>
 inline void pack_row(const T* x, int64_t dim, int record, uint8_t* data, uint8_t* scales) {
+  if (record == kRaw) {
+    std::memcpy(data, x, dim * sizeof(T));
+    return;
+  }
   const int block = block_of(record);
   float values[32];
   for (int64_t start = 0; start < dim; start += block) {
@@ -91,6 +95,10 @@ inline void pack_row(const T* x, int64_t dim, int record, uint8_t* data, uint8_t
 
 template <class T>
 inline void unpack_row(const uint8_t* data, const uint8_t* scales, int64_t dim, int record, T* to) {
+  if (record == kRaw) {
+    std::memcpy(to, data, dim * sizeof(T));
+    return;
+  }
   const int block = block_of(record);
   const Tables& table = tables();
   for (int64_t start = 0; start < dim; start += block) {
@@ -117,7 +125,9 @@ struct Layout {
                      : data(page, place) + data_bytes;
   }
 };
+template <class T>
 inline Layout layout_of(int64_t stride, int64_t entries, int64_t dim, int record) {
+  if (record == kRaw) return {stride, entries, dim * static_cast<int64_t>(sizeof(T)), 0, false};
   return {stride, entries, record == kFp8 ? dim : dim / 2, dim / block_of(record),
           record == kIndexFp4};
 }
@@ -125,7 +135,7 @@ inline Layout layout_of(int64_t stride, int64_t entries, int64_t dim, int record
 template <class T>
 int kv_store(const T* x, uint8_t* cache, const int64_t* slot, int64_t n, int64_t dim,
              int64_t pages, int64_t stride, int64_t entries, int record) {
-  const Layout at = layout_of(stride, entries, dim, record);
+  const Layout at = layout_of<T>(stride, entries, dim, record);
   for (int64_t i = 0; i < n; ++i)  // all or nothing: look before the first byte is written
     if (slot[i] >= pages * entries) return kIndexOutOfRange;
   for (int64_t i = 0; i < n; ++i, x += dim) {
@@ -140,7 +150,7 @@ int kv_store(const T* x, uint8_t* cache, const int64_t* slot, int64_t n, int64_t
 template <class T>
 int kv_load(const uint8_t* cache, const int64_t* slot, int64_t n, int64_t dim, int64_t pages,
             int64_t stride, int64_t entries, int record, T* out) {
-  const Layout at = layout_of(stride, entries, dim, record);
+  const Layout at = layout_of<T>(stride, entries, dim, record);
   for (int64_t i = 0; i < n; ++i, out += dim) {
     if (slot[i] >= pages * entries) return kIndexOutOfRange;
     if (slot[i] < 0) {

@@ -1,0 +1,43 @@
+"""Python side of the native forms: contiguous tensors in, pointers down, new tensors out.
+
+These run in microseconds, so each does the least it can: the checks are those of
+`deepinfer_kernels.ops`. Mixed dtypes and anything that needs a gradient go to the torch form.
+Indices are checked in C++: one past its table raises IndexError, and a cache stays as it was.
+"""
+
+from __future__ import annotations
+
+from deepinfer_kernels.native.forms.attention import mla_sparse
+from deepinfer_kernels.native.forms.cache import compress_pool, fake_quant, kv_load, kv_store
+from deepinfer_kernels.native.forms.engram import engram_gate, engram_hash
+from deepinfer_kernels.native.forms.indexer import (
+    candidate_blocks,
+    candidate_mask,
+    index_logits,
+    topk_select,
+)
+from deepinfer_kernels.native.forms.mhc import mhc_collapse, mhc_post, mhc_pre
+from deepinfer_kernels.native.forms.moe import moe_experts, moe_gate
+from deepinfer_kernels.native.forms.norm import rms_norm, rope, swiglu
+
+__all__ = [
+    "candidate_blocks",
+    "candidate_mask",
+    "compress_pool",
+    "engram_gate",
+    "engram_hash",
+    "fake_quant",
+    "index_logits",
+    "kv_load",
+    "kv_store",
+    "mhc_collapse",
+    "mhc_post",
+    "mhc_pre",
+    "mla_sparse",
+    "moe_experts",
+    "moe_gate",
+    "rms_norm",
+    "rope",
+    "swiglu",
+    "topk_select",
+]

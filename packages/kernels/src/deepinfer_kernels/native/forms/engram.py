@@ -1,0 +1,61 @@
+"""Engram."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from deepinfer_kernels.native.forms.call import CODE, LIBRARY, dense, torch_form
+from deepinfer_kernels.reference import engram as reference_engram
+
+
+def engram_hash(ids: Tensor, multipliers: Tensor, primes: Tensor, offsets: Tensor) -> Tensor:
+    ids, multipliers = dense(ids), dense(multipliers)
+    primes, offsets = dense(primes), dense(offsets)
+    n, grams = ids.shape
+    heads = primes.shape[1]
+    out = torch.empty((n, (grams - 1) * heads), dtype=torch.int64)
+    LIBRARY.di_engram_hash(
+        ids.data_ptr(),
+        multipliers.data_ptr(),
+        primes.data_ptr(),
+        offsets.data_ptr(),
+        n,
+        grams,
+        heads,
+        out.data_ptr(),
+    )
+    return out
+
+
+def engram_gate(
+    S: Tensor,
+    key: Tensor,
+    value: Tensor,
+    q_weight: Tensor,
+    k_weight: Tensor,
+    eps: float,
+    blocked: Tensor | None,
+) -> Tensor:
+    if torch_form(S.dtype, S, key, value, q_weight, k_weight):
+        return reference_engram.engram_gate(S, key, value, q_weight, k_weight, eps, blocked)
+    n, h, width = S.shape
+    streams, key, value = dense(S), dense(key), dense(value)
+    q_weight, k_weight = dense(q_weight), dense(k_weight)
+    blocked = None if blocked is None else dense(blocked)
+    out = torch.empty_like(streams)
+    LIBRARY.di_engram_gate(
+        CODE[S.dtype],
+        streams.data_ptr(),
+        key.data_ptr(),
+        value.data_ptr(),
+        q_weight.data_ptr(),
+        k_weight.data_ptr(),
+        eps,
+        None if blocked is None else blocked.data_ptr(),
+        n,
+        h,
+        width,
+        out.data_ptr(),
+    )
+    return out
