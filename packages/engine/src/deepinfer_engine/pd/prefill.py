@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -29,6 +30,8 @@ from deepinfer_engine.pd.sending import Outgoing, Unit
 from deepinfer_engine.pd.service import WorkerService, abort_body, xid_of
 from deepinfer_engine.pd.transport import Connection, Frame
 from deepinfer_engine.pd.wire import Body, FrameType, Xid
+
+log = logging.getLogger(__name__)
 
 LEASE_S = 30.0
 """How long a prompt's KV is kept after COMMIT for a decode worker that says nothing."""
@@ -211,6 +214,9 @@ class PrefillService(WorkerService):
             await decode.drain()
         except (OSError, TransferError, TimeoutError) as error:
             self._fail(job, "decode_lost", f"cannot reach the decode worker: {error}")
+        except Exception as error:
+            log.exception("sending the prompt of %s failed", job.xid.key)
+            self._fail(job, "engine", f"sending the prompt failed: {error}")
 
     async def _send(self, decode: Connection, units: list[Unit]) -> None:
         for unit in units:

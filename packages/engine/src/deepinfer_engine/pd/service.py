@@ -223,6 +223,8 @@ class WorkerService(ABC):
                 self._dispatch(peer, frame)
         except TransferError as error:
             log.warning("closing the connection of %s: %s", peer.name, error)
+        except Exception:
+            log.exception("a message of %s could not be handled; closing it", peer.name)
         finally:
             self.peers.discard(peer)
             peer.close()

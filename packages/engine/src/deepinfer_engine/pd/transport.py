@@ -75,12 +75,14 @@ class Connection:
         """Raises ConnectionError when the peer is gone."""
         await self._writer.drain()
 
-    async def receive(self) -> Frame | None:
+    async def receive(self, *, limit: int = wire.MAX_CONTROL_BYTES) -> Frame | None:
         """The next frame; None at the end. TransferError on a frame that breaks the protocol."""
         try:
             header = wire.unpack_frame(
                 await self._reader.readexactly(wire.FRAME.size), self._received
             )
+            if header.length > limit:
+                raise TransferError(f"a frame here has at most {limit} bytes, got {header.length}")
             data = await self._reader.readexactly(header.length)
         except (asyncio.IncompleteReadError, ConnectionError):
             return None
@@ -179,12 +181,12 @@ def _connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> C
 
 
 async def _expect(connection: Connection, kind: FrameType) -> Body:
-    frame = await connection.receive()
+    frame = await connection.receive(limit=wire.MAX_HELLO_BYTES)
     if frame is None:
         raise TransferError("the peer closed the connection during the handshake")
     if frame.type == FrameType.UNSUPPORTED:
         raise TransferError(f"the peer refused: {frame.body().get('reason')}")
-    if frame.type != kind or len(frame.data) > wire.MAX_HELLO_BYTES:
+    if frame.type != kind:
         raise TransferError(f"expected {kind.name} of the peer, got a frame of type {frame.type}")
     return frame.body()
 

@@ -80,6 +80,9 @@ class _Attempt:
         self.request = request
         self.xid = xid
         self.prefill, self.decode = placement.prefill, placement.decode
+        if self.prefill.info is None or self.decode.info is None:
+            raise RuntimeError("a request was placed on a worker that was never connected")
+        self.prefill_info, self.decode_info = self.prefill.info, self.decode.info
         self.deadline = deadline
         self.mailbox: Mailbox = asyncio.Queue()
         self.emitted = 0
@@ -121,8 +124,8 @@ class _Attempt:
                 **xid_body(self.xid),
                 **request_body(self.request),
                 "prompt_len": len(self.request.token_ids),
-                "layout_hash": self.prefill.hello["layout_hash"],
-                "epoch": self.decode.epoch,
+                "layout_hash": self.prefill_info.layout_hash,
+                "epoch": self.decode_info.epoch,
             },
         )
         while True:
@@ -137,9 +140,9 @@ class _Attempt:
                 **xid_body(self.xid),
                 **request_body(self.request),
                 "tokens": pack_tokens(self.request.token_ids),
-                "epoch": self.prefill.epoch,
+                "epoch": self.prefill_info.epoch,
                 "decode_address": self.decode.address,
-                "decode_epoch": self.decode.epoch,
+                "decode_epoch": self.decode_info.epoch,
                 "grant_id": grant,
             },
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import time
 from collections.abc import Generator
@@ -12,11 +13,13 @@ from dataclasses import dataclass, field
 from deepinfer_engine.errors import EngineError, EngineUnavailable, TransferError
 from deepinfer_engine.pd import transport
 from deepinfer_engine.pd.messages import read_xid, reading
-from deepinfer_engine.pd.transport import Connection, Frame
+from deepinfer_engine.pd.transport import Connection
 from deepinfer_engine.pd.wire import Body, FrameType, Xid
 from deepinfer_engine.router.client import WorkerStatus
 
 log = logging.getLogger(__name__)
+
+KNOWN = frozenset(FrameType)
 
 BACKOFF_FIRST_S = 0.05
 BACKOFF_MAX_S = 2.0
@@ -37,6 +40,43 @@ class Mail:
 Mailbox = asyncio.Queue[Mail]
 
 
+@dataclass(frozen=True, slots=True)
+class WorkerInfo:
+    """What a worker says of itself in HELLO."""
+
+    epoch: int
+    pid: int
+    layout_hash: str
+    block_tokens: int
+    num_blocks: int
+    max_model_len: int
+    vocab_size: int
+    nextn: int
+
+    @classmethod
+    def read(cls, hello: Body) -> WorkerInfo:
+        return cls(
+            layout_hash=str(hello["layout_hash"]),
+            **{
+                name: int(hello[name])
+                for name in (
+                    "epoch",
+                    "pid",
+                    "block_tokens",
+                    "num_blocks",
+                    "max_model_len",
+                    "vocab_size",
+                    "nextn",
+                )
+            },
+        )
+
+    @property
+    def capacity_tokens(self) -> int:
+        """Tokens that fit when nothing else is there."""
+        return (self.num_blocks - 1) * self.block_tokens
+
+
 @dataclass(eq=False, slots=True)
 class WorkerLink:
     """One worker by address; `run` keeps the connection until `close`."""
@@ -47,8 +87,12 @@ class WorkerLink:
     changed: asyncio.Event
     """Set whenever a worker came or went."""
     load: float = 0.0
+    requests: int = 0
+    """Attempts given to this worker, and how many of them it failed or refused."""
+    failures: int = 0
     connection: Connection | None = None
-    hello: Body = field(default_factory=Body)
+    info: WorkerInfo | None = None
+    """Of the present connection, or of the last one."""
     trouble: str = "not connected yet"
     draining: bool = False
     counters: dict[str, float] = field(default_factory=dict[str, float])
@@ -63,10 +107,6 @@ class WorkerLink:
     @property
     def ready(self) -> bool:
         return self.connection is not None and not self.draining
-
-    @property
-    def epoch(self) -> int:
-        return int(self.hello.get("epoch", 0))
 
     def start(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self._run())
@@ -85,6 +125,7 @@ class WorkerLink:
         """Deliver this attempt's messages to `mailbox`, and count its load, until left."""
         self._streams[xid.key] = mailbox
         self.load += load
+        self.requests += 1
         try:
             yield
         finally:
@@ -114,9 +155,13 @@ class WorkerLink:
             role=self.role,
             ready=self.ready,
             detail="" if self.ready else detail,
-            pid=self.hello.get("pid") if self.connection is not None else None,
-            epoch=self.epoch,
-            counters=self.counters,
+            pid=self.info.pid if self.info and self.connection is not None else None,
+            epoch=self.info.epoch if self.info else 0,
+            counters={
+                **self.counters,
+                "router_requests": self.requests,
+                "router_failures": self.failures,
+            },
             gauges={**self.gauges, "router_load_tokens": self.load},
         )
 
@@ -126,14 +171,14 @@ class WorkerLink:
         while True:
             try:
                 connection = await transport.connect(self.address, hello, self.cluster_key)
-                self._check_role(connection)
+                info = self._identify(connection)
             except (OSError, TransferError, TimeoutError, EngineError) as error:
                 self.trouble = f"cannot connect: {str(error) or type(error).__name__}"
                 await asyncio.sleep(backoff)
                 backoff = min(2 * backoff, BACKOFF_MAX_S)
                 continue
             backoff = BACKOFF_FIRST_S
-            self._up(connection)
+            self._up(connection, info)
             try:
                 await self._receive(connection)
             except TransferError as error:
@@ -141,11 +186,16 @@ class WorkerLink:
             finally:
                 self._down(connection)
 
-    def _check_role(self, connection: Connection) -> None:
+    def _identify(self, connection: Connection) -> WorkerInfo:
         role = connection.hello.get("role")
-        if role != self.role:
+        try:
+            if role == self.role:
+                return reading(WorkerInfo.read, connection.hello)
+        except TransferError:
             connection.close()
-            raise TransferError(f"it is a {role} worker, not a {self.role} worker")
+            raise
+        connection.close()
+        raise TransferError(f"it is a {role} worker, not a {self.role} worker")
 
     async def _receive(self, connection: Connection) -> None:
         heard = time.monotonic()
@@ -158,17 +208,14 @@ class WorkerLink:
             if frame is None:
                 return
             heard = time.monotonic()
-            self._deliver(frame)
+            if frame.type in KNOWN:
+                body = frame.body()
+                reading(functools.partial(self._deliver, FrameType(frame.type)), body)
 
-    def _deliver(self, frame: Frame) -> None:
-        try:
-            kind = FrameType(frame.type)
-        except ValueError:
-            return
-        body = frame.body()
+    def _deliver(self, kind: FrameType, body: Body) -> None:
         match kind:
             case FrameType.HEARTBEAT:
-                self.counters, self.gauges = body["counters"], body["gauges"]
+                self.counters, self.gauges = dict(body["counters"]), dict(body["gauges"])
                 self.draining = bool(body.get("draining"))
                 self.changed.set()
             case FrameType.FLUSHED:
@@ -176,12 +223,12 @@ class WorkerLink:
                 if future is not None and not future.done():
                     future.set_result(None)
             case _:
-                mailbox = self._streams.get(reading(read_xid, body).key)
+                mailbox = self._streams.get(read_xid(body).key)
                 if mailbox is not None:
                     mailbox.put_nowait(Mail(self, kind, body))
 
-    def _up(self, connection: Connection) -> None:
-        self.connection, self.hello = connection, connection.hello
+    def _up(self, connection: Connection, info: WorkerInfo) -> None:
+        self.connection, self.info = connection, info
         self.draining, self.trouble = False, ""
         self.counters, self.gauges = {}, {}
         self.changed.set()

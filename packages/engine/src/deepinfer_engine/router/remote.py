@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Sequence
 from contextlib import aclosing
 
 from deepinfer_engine.core.types import GenerateEvent, GenerateRequest
-from deepinfer_engine.errors import CapacityError, EngineUnavailable, PromptTooLong
+from deepinfer_engine.errors import CapacityError, EngineUnavailable, PromptTooLong, RequestError
 from deepinfer_engine.pd.wire import Xid
 from deepinfer_engine.router.attempt import Placement, Retry, run_attempt
 from deepinfer_engine.router.choose import affinity_key, by_affinity, by_load
@@ -27,7 +27,7 @@ class RemoteEngine:
         self._links: dict[tuple[str, str], WorkerLink] = {}
         self._changed = asyncio.Event()
         self._closing: set[asyncio.Task[None]] = set()
-        self.counters = {"attempts": 0, "retries": 0}
+        self._running: set[str] = set()
 
     @classmethod
     async def connect(
@@ -75,41 +75,31 @@ class RemoteEngine:
     # -- EngineClient ---------------------------------------------------------------------------
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[GenerateEvent]:
-        """See `EngineClient.generate`. Attempts that emitted nothing are retried elsewhere."""
-        refused: set[WorkerLink] = set()
-        failed: set[WorkerLink] = set()
-        deadline = None
-        if request.timeout_s is not None:
-            deadline = asyncio.get_running_loop().time() + request.timeout_s
-        for number in range(1, RETRIES + 2):
-            placement = self._place(request, refused, failed)
-            xid = Xid(request.request_id, number)
-            self.counters["attempts"] += 1
-            self.counters["retries"] += number > 1
-            try:
-                async with aclosing(run_attempt(request, xid, placement, deadline)) as events:
-                    async for event in events:
-                        yield event
-            except Retry as retry:
-                if number > RETRIES:
-                    raise retry.final from None
-                (refused if retry.refused else failed).add(retry.failed)
-                if retry.refused and not self._candidates("decode", refused):
-                    raise retry.final from None
-            else:
-                return
+        """See `EngineClient.generate`. What emitted nothing is tried again elsewhere."""
+        if request.request_id in self._running:
+            raise RequestError(
+                f"request {request.request_id} runs already; every request needs its own id"
+            )
+        self._running.add(request.request_id)
+        try:
+            async with aclosing(self._attempts(request)) as events:
+                async for event in events:
+                    yield event
+        finally:
+            self._running.discard(request.request_id)
 
     async def model_info(self) -> ModelInfo:
-        """What every connected worker agrees on; EngineUnavailable while none is connected."""
-        hellos = [link.hello for link in self._links.values() if link.connection is not None]
-        if not hellos:
+        """What the connected workers agree on; EngineUnavailable while none is connected."""
+        links = [link for link in self._links.values() if link.connection is not None]
+        infos = [link.info for link in links if link.info is not None]
+        if not infos:
             raise EngineUnavailable("no worker is connected yet")
-        decode = next((h for h in hellos if h["role"] == "decode"), hellos[0])
+        decode = next((x.info for x in links if x.role == "decode" and x.info), infos[0])
         return ModelInfo(
-            max_model_len=min(h["max_model_len"] for h in hellos),
-            vocab_size=decode["vocab_size"],
-            nextn=decode["nextn"],
-            layout_hash=decode["layout_hash"],
+            max_model_len=min(info.max_model_len for info in infos),
+            vocab_size=decode.vocab_size,
+            nextn=decode.nextn,
+            layout_hash=decode.layout_hash,
         )
 
     async def status(self) -> list[WorkerStatus]:
@@ -123,6 +113,30 @@ class RemoteEngine:
         await asyncio.gather(*self._closing, return_exceptions=True)
 
     # -- inside ---------------------------------------------------------------------------------
+
+    async def _attempts(self, request: GenerateRequest) -> AsyncGenerator[GenerateEvent]:
+        """The request on one pair of workers after the other, until it has emitted something."""
+        refused: set[WorkerLink] = set()
+        failed: set[WorkerLink] = set()
+        deadline = None
+        if request.timeout_s is not None:
+            deadline = asyncio.get_running_loop().time() + request.timeout_s
+        for number in range(1, RETRIES + 2):
+            placement = self._place(request, refused, failed)
+            xid = Xid(request.request_id, number)
+            try:
+                async with aclosing(run_attempt(request, xid, placement, deadline)) as events:
+                    async for event in events:
+                        yield event
+            except Retry as retry:
+                retry.failed.failures += 1
+                if number > RETRIES:
+                    raise retry.final from None
+                (refused if retry.refused else failed).add(retry.failed)
+                if retry.refused and not self._candidates("decode", refused):
+                    raise retry.final from None
+            else:
+                return
 
     async def _wait_ready(self) -> None:
         while not (self._candidates("prefill") and self._candidates("decode")):
@@ -156,7 +170,7 @@ class RemoteEngine:
         self._check_fits(tokens, prefills)
         key = affinity_key(request)
         decode = by_load([d for d in decodes if d not in failed] or decodes, key)
-        alike = [p for p in prefills if p.hello["layout_hash"] == decode.hello["layout_hash"]]
+        alike = [p for p in prefills if _layout(p) == _layout(decode)]
         if not alike:
             raise EngineUnavailable(
                 "prefill and decode workers run different models, dtypes or cache formats; "
@@ -166,12 +180,17 @@ class RemoteEngine:
         return Placement(by_affinity(fresh, key, tokens), decode)
 
     def _check_fits(self, tokens: int, links: Sequence[WorkerLink]) -> None:
-        longest = max(link.hello["max_model_len"] for link in links)
+        infos = [link.info for link in links if link.info is not None]
+        longest = max(info.max_model_len for info in infos)
         if tokens >= longest:
             raise PromptTooLong(tokens, longest - 1)
-        room = max((link.hello["num_blocks"] - 1) * link.hello["block_tokens"] for link in links)
+        room = max(info.capacity_tokens for info in infos)
         if tokens + 1 > room:
             raise CapacityError(
                 f"the prompt has {tokens} tokens, and the largest {links[0].role} worker holds "
                 f"{room} tokens at all; shorten it, or start the worker with more blocks"
             )
+
+
+def _layout(link: WorkerLink) -> str | None:
+    return link.info.layout_hash if link.info is not None else None

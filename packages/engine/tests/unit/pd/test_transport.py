@@ -119,8 +119,9 @@ def test_the_key_itself_never_travels():
         wire.pack_frame(FrameType.HELLO, 0, 1) + b"\x80",
         wire.pack_frame(FrameType.HELLO, 0, 3) + b"\xc1\xff\x00",
         wire.FRAME.pack(1 << 31, FrameType.HELLO, 1, 0, 0),
+        wire.FRAME.pack(1 << 23, FrameType.RESERVE, 1, 0, 0),
     ],
-    ids=["http", "no hello", "no nonce", "not msgpack", "huge"],
+    ids=["http", "no hello", "no nonce", "not msgpack", "huge", "large before it is known"],
 )
 def test_a_stranger_is_turned_away(bytes_first):
     async def body():
