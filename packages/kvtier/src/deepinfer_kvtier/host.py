@@ -57,11 +57,10 @@ class HostTier:
 
     # -- finding
 
-    def pinned_prefix(self, digests: Sequence[bytes]) -> list[HostRecord | None]:
-        """Block records for each digest, pinned; None where one is not here."""
+    def pin_all(self, kind: int, digests: Sequence[bytes]) -> list[HostRecord | None]:
+        """The record of each digest, pinned; None where one is not here."""
         with self._lock:
-            table = self._records[_BLOCK]
-            found = [table.get(digest) for digest in digests]
+            found = list(map(self._records[kind].get, digests))
             for record in found:
                 if record is not None:
                     record.pins += 1

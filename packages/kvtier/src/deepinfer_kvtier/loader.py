@@ -28,19 +28,18 @@ class Flights:
     def claim(self, kind: int, digests: Sequence[bytes]) -> dict[bytes, threading.Event]:
         """Claim what nobody reads yet; returns the events of those that somebody else reads."""
         others: dict[bytes, threading.Event] = {}
+        mine = threading.Event()
         with self._lock:
             for digest in digests:
-                event = self._events.get((kind, digest))
-                if event is None:
-                    self._events[kind, digest] = threading.Event()
-                else:
+                event = self._events.setdefault((kind, digest), mine)
+                if event is not mine:
                     others[digest] = event
         return others
 
     def land(self, kind: int, digests: Sequence[bytes]) -> None:
         """The claimed reads have ended, well or not."""
         with self._lock:
-            events = [self._events.pop((kind, digest)) for digest in digests]
+            events = {self._events.pop((kind, digest)) for digest in digests}
         for event in events:
             event.set()
 
@@ -82,13 +81,17 @@ class Loader:
             report(i, status)
 
         absent: list[int] = []
-        for i, want in enumerate(wanted):
-            if not in_time():
-                settle(i, Status.TIMEOUT)
-            elif self._copy_from_host(kind, want):
-                settle(i, Status.OK)
-            else:
-                absent.append(i)
+        records = self._host.pin_all(kind, [want.digest for want in wanted])
+        try:
+            for i, (want, record) in enumerate(zip(wanted, records, strict=True)):
+                if not in_time():
+                    settle(i, Status.TIMEOUT)
+                elif record is not None and self._copy(record, want):
+                    settle(i, Status.OK)
+                else:
+                    absent.append(i)
+        finally:
+            self._host.unpin(record for record in records if record is not None)
         if self._directory is None:
             for i in absent:
                 settle(i, Status.MISS)
@@ -175,22 +178,28 @@ class Loader:
         if record is None:
             return False
         try:
-            if record.data.nbytes != want.nbytes:
-                return False
-            at = 0
-            for view in want.views:
-                if view.nbytes:
-                    target = np.frombuffer(view, dtype=np.uint8)
-                    target[:] = record.data[at : at + view.nbytes]
-                    at += view.nbytes
-            good = self._host.verified(record)
+            return self._copy(record, want)
         finally:
             self._host.unpin([record])
-        if not good:
-            self._host.remove(kind, want.digest)
-        return good
+
+    def _copy(self, record: HostRecord, want: Wanted) -> bool:
+        """Bytes of a pinned record into the destination; False when it turns out to be bad."""
+        if record.data.nbytes != want.nbytes:
+            return False
+        source, at = record.data.data, 0
+        for view in want.views:
+            end = at + view.nbytes
+            if end > at:  # an empty view may be a read-only stand-in
+                view[:] = source[at:end]
+            at = end
+        if self._host.verified(record):
+            return True
+        self._host.remove(record.kind, record.digest)
+        return False
 
     def _promote(self, kind: int, want: Wanted) -> None:
+        if want.nbytes > self._host.capacity_bytes:
+            return
         data = self._host.take(kind, want.nbytes)
         if data is None:
             return

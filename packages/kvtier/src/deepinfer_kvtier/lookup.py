@@ -94,7 +94,7 @@ def _look(
     host_only: bool = False,
 ) -> _Survey:
     cache = ns.cache
-    records = cache.host.pinned_prefix(probe)
+    records = cache.host.pin_all(_BLOCK, probe)
     directory = None if host_only else cache.directory
     if directory is not None and directory.breaker.is_open:
         directory = None

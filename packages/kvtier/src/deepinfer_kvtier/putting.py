@@ -149,6 +149,7 @@ def _put_in_queue(
             depth=request.first_depth + i,
             fingerprint=request.fingerprint,
             views=views,
+            nbytes=nbytes,
             approximate=request.approximate,
             generation=request.generation,
         ),

@@ -32,10 +32,12 @@ class Wanted:
     checksum: bytes = b""
     approximate: bool = False
     generation: int = 0
+    nbytes: int = field(init=False)
+    slot_bytes: int = field(init=False)
 
-    @property
-    def nbytes(self) -> int:
-        return sum(view.nbytes for view in self.views)
+    def __post_init__(self) -> None:
+        self.nbytes = sum([view.nbytes for view in self.views])
+        self.slot_bytes = fmt.slot_bytes(self.nbytes)
 
 
 @dataclass(slots=True)
@@ -57,13 +59,13 @@ class Outcome:
 
 def plan_runs(rows: NDArray[Any], wanted: Sequence[Wanted]) -> list[Run]:
     """Group the rows that exist and have the expected length into runs, in reading order."""
-    there = [i for i, want in enumerate(wanted) if int(rows["length"][i]) == want.nbytes]
-    there.sort(key=lambda i: (int(rows["segment"][i]), int(rows["page"][i])))
+    lengths, segments, pages = (rows[name].tolist() for name in ("length", "segment", "page"))
+    there = [i for i, want in enumerate(wanted) if lengths[i] == want.nbytes]
+    there.sort(key=lambda i: (segments[i], pages[i]))
     runs: list[Run] = []
     next_page = iov = size = 0
     for i in there:
-        segment, page = int(rows["segment"][i]), int(rows["page"][i])
-        slot = fmt.slot_bytes(wanted[i].nbytes)
+        segment, page, slot = segments[i], pages[i], wanted[i].slot_bytes
         vectors = len(wanted[i].views) + 1
         joins = (
             runs
@@ -86,7 +88,7 @@ def read_run(
     io: IoEngine, fd: int, offset: int, kind: int, shard: int, members: Sequence[Wanted]
 ) -> Outcome:
     """Read slots that lie next to each other and verify each one. raises: OSError."""
-    tails = [bytearray(fmt.slot_bytes(want.nbytes) - want.nbytes) for want in members]
+    tails = [bytearray(want.slot_bytes - want.nbytes) for want in members]
     buffers: list[memoryview] = []
     for want, tail in zip(members, tails, strict=True):
         buffers.extend(view for view in want.views if view.nbytes)
@@ -94,7 +96,7 @@ def read_run(
     got = _read_fully(io, fd, buffers, offset)
     outcome = Outcome([])
     for want, tail in zip(members, tails, strict=True):
-        size = fmt.slot_bytes(want.nbytes)
+        size = want.slot_bytes
         if got < size:
             # The bytes behind a short read are whatever the buffer held before.
             status, got = Status.MISS, 0

@@ -38,13 +38,10 @@ class Outgoing:
     depth: int
     fingerprint: bytes
     views: Sequence[memoryview]
+    nbytes: int
     approximate: bool
     generation: int
     checksum: bytes | None = None
-
-    @property
-    def nbytes(self) -> int:
-        return sum(view.nbytes for view in self.views)
 
 
 @dataclass(slots=True)
