@@ -37,7 +37,7 @@ plan follows noise) and on loads that do."""
 FEW_SWAPS: Final = 8
 JUDGED_LAYERS: Final = 8
 JUDGED_BLOCKS: Final = 4
-SWAP_PRICE: Final = 1e-5
+SWAP_PRICE: Final = 2e-5
 """Imbalance a swap must win on held-out blocks to be worth moving two experts."""
 WORTH_ALL_SWAPS: Final = 0.01
 """Gain over the old placement from which on the held-out curve, a noisy one, is not asked."""
