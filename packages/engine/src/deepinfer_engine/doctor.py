@@ -8,7 +8,6 @@ import os
 import platform
 import shutil
 import socket
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -51,7 +50,11 @@ def run_doctor(settings: Settings, *, as_json: bool) -> int:
                 console.print(f"     -> {finding.remedy}", markup=False)
     failed = any(finding.status == "fail" for finding in findings)
     if as_json:
-        print(json.dumps({"ok": not failed, "checks": [asdict(finding) for finding in findings]}, indent=2))
+        print(
+            json.dumps(
+                {"ok": not failed, "checks": [asdict(finding) for finding in findings]}, indent=2
+            )
+        )
     return CHECK_FAILED_EXIT if failed else 0
 
 
@@ -77,9 +80,8 @@ def examine(settings: Settings) -> Iterator[Finding]:
 
 
 def _python(_: Settings) -> Finding:
-    detail = f"{platform.python_version()} on {platform.system()} {platform.machine()}, {os.cpu_count()} cores"
-    if sys.version_info < (3, 11):
-        return Finding("python", "fail", detail, "use Python 3.11 or newer")
+    where = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
+    detail = f"{platform.python_version()} on {where}"
     if platform.system() != "Linux":
         return Finding("python", "warn", detail, "only Linux is tested")
     return Finding("python", "ok", detail)
@@ -96,27 +98,41 @@ def _packages(_: Settings) -> Finding:
 def _torch(_: Settings) -> Finding:
     import torch
 
-    devices = f"{torch.cuda.device_count()} CUDA devices" if torch.cuda.is_available() else "CPU only"
-    return Finding("torch", "ok", f"{torch.__version__}, {torch.get_num_threads()} threads, {devices}")
+    devices = (
+        f"{torch.cuda.device_count()} CUDA devices" if torch.cuda.is_available() else "CPU only"
+    )
+    return Finding(
+        "torch", "ok", f"{torch.__version__}, {torch.get_num_threads()} threads, {devices}"
+    )
 
 
 def _compiler(_: Settings) -> Finding:
     name = os.environ.get("CXX") or "c++"
     if found := shutil.which(name):
         return Finding("compiler", "ok", found)
-    return Finding("compiler", "warn", f"no {name}", "a C++ compiler speeds up some CPU kernels; all work without")
+    return Finding(
+        "compiler",
+        "warn",
+        f"no {name}",
+        "a C++ compiler speeds up some CPU kernels; all work without",
+    )
 
 
 def _memory(_: Settings) -> Finding:
     free = total = 0
     for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-        name, _, rest = line.partition(":")
+        name, _colon, rest = line.partition(":")
         if name in ("MemAvailable", "MemTotal"):
             value = int(rest.split()[0]) * 1024
             free, total = (value, total) if name == "MemAvailable" else (free, value)
     detail = f"{free / _GIB:.1f} GiB free of {total / _GIB:.1f}"
     if free < 2 * _GIB:
-        return Finding("memory", "warn", detail, "three processes want about 2 GiB; --single-process wants less")
+        return Finding(
+            "memory",
+            "warn",
+            detail,
+            "three processes want about 2 GiB; --single-process wants less",
+        )
     return Finding("memory", "ok", detail)
 
 
@@ -136,7 +152,9 @@ def _cache_dir(settings: Settings) -> Finding:
     free = shutil.disk_usage(directory).free
     detail = f"{directory} is writable, {free / _GIB:.1f} GiB free"
     if free < _GIB:
-        return Finding("cache directory", "warn", detail, "free some space, or choose another --cache-dir")
+        return Finding(
+            "cache directory", "warn", detail, "free some space, or choose another --cache-dir"
+        )
     return Finding("cache directory", "ok", detail)
 
 
@@ -146,12 +164,18 @@ def _tokenizer(settings: Settings) -> Finding:
     ids = codec.tokenize(sample)
     back = codec.detokenize(ids)
     if back != sample:
-        return Finding("tokenizer", "fail", f"{sample!r} came back as {back!r}", "the tokenizer.json is damaged")
+        return Finding(
+            "tokenizer",
+            "fail",
+            f"{sample!r} came back as {back!r}",
+            "the tokenizer.json is damaged",
+        )
     return Finding("tokenizer", "ok", f"{model_dir(settings)}, {len(ids)} tokens there and back")
 
 
 def _model(settings: Settings) -> Finding:
     runner = build_runner(settings.model_copy(update={"num_blocks": 8, "max_num_seqs": 1}))
     caps = runner.caps
-    detail = f"loads; {caps.max_model_len} tokens of context, vocabulary {caps.vocab_size}, {caps.nextn} drafts a step"
+    context = f"{caps.max_model_len} tokens of context, vocabulary {caps.vocab_size}"
+    detail = f"loads; {context}, {caps.nextn} drafts a step"
     return Finding("model", "ok", detail)

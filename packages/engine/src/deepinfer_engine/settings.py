@@ -1,7 +1,7 @@
 """Every knob of the server and the command line, in one model.
 
-Precedence: flag > environment `DEEPINFER_<NAME>` > TOML file > default. A key nobody knows is an error
-that names the nearest one, so that a typing slip never becomes a silently ignored setting.
+Precedence: flag > environment `DEEPINFER_<NAME>` > TOML file > default. A key nobody knows is an
+error that names the nearest one, so that a typing slip never becomes a silently ignored setting.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from deepinfer_engine.errors import ConfigError
 
 ENV_PREFIX = "DEEPINFER_"
 # Read by other parts of the process, never a setting, and never shown.
-_RESERVED_ENV = frozenset({"DEEPINFER_CLUSTER_KEY", "DEEPINFER_SUPERVISED", "DEEPINFER_DEBUG", "DEEPINFER_API_KEY"})
+_RESERVED_ENV = frozenset(
+    {"DEEPINFER_CLUSTER_KEY", "DEEPINFER_SUPERVISED", "DEEPINFER_DEBUG", "DEEPINFER_API_KEY"}
+)
 
 Dtype = Literal["bfloat16", "float32", "float64"]
 CacheQuant = Literal["reference", "none"]
@@ -62,7 +64,9 @@ class Settings(BaseModel):
     # HTTP
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 = any free one")
-    api_key_file: Path | None = Field(None, description="one `key` or `id:key` a line; unset = open")
+    api_key_file: Path | None = Field(
+        None, description="one `key` or `id:key` a line; unset = open"
+    )
     admin_key_file: Path | None = Field(None, description="first line: key of the admin routes")
     max_body_bytes: int = Field(32 * 1024 * 1024, ge=1024, description="request body limit")
     max_concurrent_requests: int = Field(256, ge=1, description="requests in flight, all keys")
@@ -73,7 +77,9 @@ class Settings(BaseModel):
     keepalive_s: float = Field(10.0, gt=0, description="silence after which a keep-alive is sent")
     first_token_timeout_s: float = Field(600.0, gt=0, description="longest wait for a first token")
     token_timeout_s: float = Field(120.0, gt=0, description="longest wait between tokens")
-    slow_reader_timeout_s: float = Field(60.0, gt=0, description="longest block of one socket write")
+    slow_reader_timeout_s: float = Field(
+        60.0, gt=0, description="longest block of one socket write"
+    )
     drain_timeout_s: float = Field(120.0, ge=0, description="SIGTERM: time for running requests")
     start_timeout_s: float = Field(120.0, gt=0, description="time for workers to become ready")
 
@@ -83,7 +89,11 @@ class Settings(BaseModel):
     @classmethod
     def _split_text(cls, value: Any) -> Any:
         # An environment variable holds a list as text with commas.
-        return tuple(v.strip() for v in value.split(",") if v.strip()) if isinstance(value, str) else value
+        return (
+            tuple(v.strip() for v in value.split(",") if v.strip())
+            if isinstance(value, str)
+            else value
+        )
 
     @field_validator("prefill", "decode")
     @classmethod

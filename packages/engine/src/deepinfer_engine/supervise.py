@@ -1,8 +1,8 @@
 """Child processes: start them, learn their address, restart them, and never leave one behind.
 
-A child tells its parent one JSON object a line on standard output (`Notice`); everything else it has to
-say goes to standard error. Its standard input is a pipe that the parent holds: end of file there means
-that the parent is gone, however it went.
+A child tells its parent one JSON object a line on standard output (`Notice`); everything else it
+has to say goes to standard error. Its standard input is a pipe that the parent holds: end of file
+there means that the parent is gone, however it went.
 """
 
 from __future__ import annotations
@@ -73,15 +73,18 @@ class Supervisor:
     ) -> None:
         """`on_notice` hears every notice of every child: for progress displays."""
         self._children = [_Child(spec) for spec in specs]
-        self._environ = {**(os.environ if environ is None else environ), SUPERVISED_ENV: str(os.getpid())}
+        self._environ = {
+            **(os.environ if environ is None else environ),
+            SUPERVISED_ENV: str(os.getpid()),
+        }
         self._on_notice = on_notice
         self._stopping = False
 
     async def start(self, timeout_s: float) -> dict[str, str]:
         """Start all and wait until each has told its address; returns them by name.
 
-        Raises what a child reported (ConfigError, CheckpointError) or EngineUnavailable when one died
-        without a word or is not ready in time. Then none is left running.
+        Raises what a child reported (ConfigError, CheckpointError) or EngineUnavailable when one
+        died without a word or is not ready in time. Then none is left running.
         """
         try:
             for child in self._children:
@@ -92,7 +95,9 @@ class Supervisor:
                     await asyncio.gather(*waits)
             except TimeoutError:
                 late = [child.spec.name for child in self._children if not child.ready.is_set()]
-                raise EngineUnavailable(f"not ready after {timeout_s:g} s: {', '.join(late)}") from None
+                raise EngineUnavailable(
+                    f"not ready after {timeout_s:g} s: {', '.join(late)}"
+                ) from None
             finally:
                 for wait in waits:
                     wait.cancel()
@@ -103,7 +108,9 @@ class Supervisor:
 
     def pids(self) -> dict[str, int]:
         """Process ids of the children that are alive, by name."""
-        return {c.spec.name: c.process.pid for c in self._children if c.process is not None and c.alive}
+        return {
+            c.spec.name: c.process.pid for c in self._children if c.process is not None and c.alive
+        }
 
     def restarts(self) -> dict[str, int]:
         """How often each child had to be started again."""
@@ -112,7 +119,9 @@ class Supervisor:
     async def stop(self, grace_s: float) -> None:
         """SIGTERM, wait for them to drain and flush, SIGKILL what is left after `grace_s`."""
         self._signal_all(signal.SIGTERM)
-        running = [asyncio.create_task(c.process.wait()) for c in self._children if c.process and c.alive]
+        running = [
+            asyncio.create_task(c.process.wait()) for c in self._children if c.process and c.alive
+        ]
         if running:
             await asyncio.wait(running, timeout=grace_s)
             for wait in running:
@@ -164,9 +173,15 @@ class Supervisor:
             if loop.time() - began > _HEALTHY_S:
                 backoff = _BACKOFF_FIRST_S
             if not child.bound:
-                # Somebody else may have taken the port meanwhile; `on_notice` tells the new address.
+                # Somebody else may have taken the port meanwhile; `on_notice` tells the new
+                # address.
                 child.address = "127.0.0.1:0"
-            log.error("the %s process ended with code %s; next start in %.1f s", child.spec.name, code, backoff)
+            log.error(
+                "the %s process ended with code %s; next start in %.1f s",
+                child.spec.name,
+                code,
+                backoff,
+            )
             await asyncio.sleep(backoff)
             backoff = min(2 * backoff, _BACKOFF_MAX_S)
             child.restarts += 1
@@ -180,7 +195,8 @@ class Supervisor:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             env=self._environ,
-            # Ctrl-C in a terminal signals the whole process group; the parent alone decides on draining.
+            # Ctrl-C in a terminal signals the whole process group; the parent alone decides on
+            # draining.
             start_new_session=True,
         )
         assert process.stdout is not None

@@ -87,8 +87,15 @@ def test_messages_reports_the_same_hit_outside_input_tokens(shared, claude, syst
 
 
 def test_a_hit_changes_nothing_in_the_answer(shared, chat, system_prompt):
-    ask = {"model": model_of(shared), "temperature": 0, "max_tokens": 32, "messages": [
-        {"role": "system", "content": "Three. " + system_prompt}, {"role": "user", "content": "Tell me a story."}]}  # fmt: skip
+    ask = {
+        "model": model_of(shared),
+        "temperature": 0,
+        "max_tokens": 32,
+        "messages": [
+            {"role": "system", "content": "Three. " + system_prompt},
+            {"role": "user", "content": "Tell me a story."},
+        ],
+    }
     cold, warm = chat.create(**ask), chat.create(**ask)
     assert cold.usage.prompt_tokens_details.cached_tokens == 0
     assert warm.usage.prompt_tokens_details.cached_tokens > 0
@@ -96,8 +103,15 @@ def test_a_hit_changes_nothing_in_the_answer(shared, chat, system_prompt):
 
 
 def test_another_user_never_hits_what_the_first_one_stored(shared, chat, system_prompt):
-    ask = {"model": model_of(shared), "temperature": 0, "max_tokens": 4, "messages": [
-        {"role": "system", "content": "Four. " + system_prompt}, {"role": "user", "content": "Hi"}]}  # fmt: skip
+    ask = {
+        "model": model_of(shared),
+        "temperature": 0,
+        "max_tokens": 4,
+        "messages": [
+            {"role": "system", "content": "Four. " + system_prompt},
+            {"role": "user", "content": "Hi"},
+        ],
+    }
     hits = [
         chat.create(**ask, user=user).usage.prompt_tokens_details.cached_tokens
         for user in ("a", "a", "b")
@@ -108,8 +122,12 @@ def test_another_user_never_hits_what_the_first_one_stored(shared, chat, system_
 
 
 def test_stream_and_whole_answer_are_the_same(shared, chat, claude):
-    ask = {"model": model_of(shared), "temperature": 0, "max_tokens": 40,
-           "messages": [{"role": "user", "content": "What is 12 plus 7?"}]}  # fmt: skip
+    ask = {
+        "model": model_of(shared),
+        "temperature": 0,
+        "max_tokens": 40,
+        "messages": [{"role": "user", "content": "What is 12 plus 7?"}],
+    }
     whole = chat.create(**ask).choices[0].message
     content = thought = ""
     for chunk in chat.create(**ask, stream=True):
@@ -127,8 +145,13 @@ def test_stream_and_whole_answer_are_the_same(shared, chat, claude):
 
 
 def test_a_seed_makes_sampling_repeatable(shared, chat):
-    ask = {"model": model_of(shared), "temperature": 1.0, "max_tokens": 24, "seed": 5,
-           "messages": [{"role": "user", "content": "Tell me a story."}]}  # fmt: skip
+    ask = {
+        "model": model_of(shared),
+        "temperature": 1.0,
+        "max_tokens": 24,
+        "seed": 5,
+        "messages": [{"role": "user", "content": "Tell me a story."}],
+    }
     texts = {json.dumps(chat.create(**ask).choices[0].message.to_dict()) for _ in range(2)}
     assert len(texts) == 1
 
@@ -137,8 +160,13 @@ def test_eight_streams_at_once_all_end_and_everything_is_free_again(shared, unti
     model = model_of(shared)
 
     def one(number: int) -> int:
-        body = {"model": model, "stream": True, "max_tokens": 32, "seed": number,
-                "messages": [{"role": "user", "content": f"Count to {number}."}]}  # fmt: skip
+        body = {
+            "model": model,
+            "stream": True,
+            "max_tokens": 32,
+            "seed": number,
+            "messages": [{"role": "user", "content": f"Count to {number}."}],
+        }
         with httpx.stream(
             "POST", shared.url + "/v1/chat/completions", json=body, timeout=120
         ) as reply:
@@ -155,8 +183,13 @@ def test_eight_streams_at_once_all_end_and_everything_is_free_again(shared, unti
 def test_a_client_that_leaves_frees_its_place(shared, until):
     before = shared.metric("deepinfer_aborts_total", cause="disconnect")
     free = shared.metric("deepinfer_worker_blocks_free")
-    body = {"model": model_of(shared), "stream": True, "max_tokens": 4000, "ignore_eos": True,
-            "messages": [{"role": "user", "content": "Tell me a story."}]}  # fmt: skip
+    body = {
+        "model": model_of(shared),
+        "stream": True,
+        "max_tokens": 4000,
+        "ignore_eos": True,
+        "messages": [{"role": "user", "content": "Tell me a story."}],
+    }
     with httpx.stream("POST", shared.url + "/v1/chat/completions", json=body, timeout=60) as reply:
         next(reply.iter_lines())
     until(lambda: shared.metric("deepinfer_aborts_total", cause="disconnect") == before + 1)

@@ -13,6 +13,7 @@ import sys
 
 import httpx
 import pytest
+
 from deepinfer_engine.demo import demo_path
 
 BLOCK = 128

@@ -1,4 +1,6 @@
-"""Doubles of the server's neighbours: an engine that says what a script tells it, and a hand-driven clock."""
+"""Doubles of the server's neighbours: an engine that says what a script tells it, and a hand-driven
+clock.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,6 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
 import tokenizers
-from deepinfer_recipe import SpecialToken, Tokenizer
 from tokenizers import AddedToken
 from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
@@ -25,13 +26,15 @@ from deepinfer_engine.core.types import (
     Usage,
 )
 from deepinfer_engine.router.client import ModelInfo, WorkerStatus
+from deepinfer_recipe import SpecialToken, Tokenizer
 
 
 @dataclass
 class Script:
     """What the fake engine does with one request.
 
-    steps: token ids of each step. gates: an event to wait for before step i. raise_at: (step, error).
+    steps: token ids of each step. gates: an event to wait for before step i. raise_at: (step,
+    error).
     """
 
     steps: Sequence[Sequence[int]] = ()
@@ -51,7 +54,11 @@ class FakeEngine:
         self.live: set[str] = set()
         self.aborted: list[str] = []
         self.flushed = 0
-        self.workers = [WorkerStatus("w0", "single", ready=True, counters={"steps_total": 3.0}, gauges={"running": 1.0})]
+        self.workers = [
+            WorkerStatus(
+                "w0", "single", ready=True, counters={"steps_total": 3.0}, gauges={"running": 1.0}
+            )
+        ]
         self.info = ModelInfo(max_model_len=4096, vocab_size=512, nextn=2, layout_hash="h")
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[GenerateEvent]:
@@ -69,7 +76,11 @@ class FakeEngine:
                 budget = request.sampling.max_tokens - index
                 ids = tuple(step)[:budget]
                 if ids:
-                    logprobs = tuple(TokenLogprob(i, -0.5, ((i, -0.5),)) for i in ids) if script.logprobs else ()
+                    logprobs = (
+                        tuple(TokenLogprob(i, -0.5, ((i, -0.5),)) for i in ids)
+                        if script.logprobs
+                        else ()
+                    )
                     cached = script.cached if index == 0 else None
                     yield TokensEvent(index, ids, logprobs, cached)
                     index += len(ids)
@@ -100,6 +111,9 @@ class FakeEngine:
         self.flushed += 1
 
     async def close(self) -> None: ...
+
+
+EOS = 1
 
 
 class FakeClock:
@@ -150,14 +164,16 @@ def byte_codec(names: Sequence[str] = ("toy",)) -> RecipeCodec:
 
 
 def byte_tokenizer_json() -> str:
-    """`tokenizer.json`: 256 byte tokens at 3..258, BOS/EOS/PAD at 0..2, the other specials above."""
+    """`tokenizer.json`: BOS/EOS/PAD at 0..2, 256 byte tokens, the other specials above."""
     specials = [token.value for token in SpecialToken]
-    first = ["<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜▁pad▁｜>"]
+    first = [SpecialToken.Bos.value, SpecialToken.Eos.value, "<pad>"]
     alphabet = sorted(ByteLevel.alphabet())
     vocab = {token: index for index, token in enumerate([*first, *alphabet])}
     tokenizer = tokenizers.Tokenizer(BPE(vocab, merges=[]))
     tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = ByteLevelDecoder()
     rest = [token for token in specials if token not in first]
-    tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in [*first, *rest]])
+    tokenizer.add_special_tokens(
+        [AddedToken(t, special=True, normalized=False) for t in [*first, *rest]]
+    )
     return tokenizer.to_str()

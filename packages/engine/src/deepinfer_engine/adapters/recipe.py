@@ -10,6 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from deepinfer_engine.core.types import FinishReason, SamplingParams, TokensEvent, TrafficClass
+from deepinfer_engine.errors import CheckpointError, EngineLost, EngineUnavailable, UnknownModel
+from deepinfer_engine.server.codec import WireEvent
+from deepinfer_engine.server.errors import ContextLengthExceeded, InvalidRequest, Protocol
+from deepinfer_engine.server.extras import apply_extras
 from deepinfer_recipe import (
     ChatCompletionRequest,
     ChatCompletionResponse,
@@ -28,12 +33,6 @@ from deepinfer_recipe import (
     StreamProcessor,
     Tokenizer,
 )
-
-from deepinfer_engine.core.types import FinishReason, SamplingParams, TokensEvent, TrafficClass
-from deepinfer_engine.errors import CheckpointError, EngineLost, EngineUnavailable, UnknownModel
-from deepinfer_engine.server.codec import WireEvent
-from deepinfer_engine.server.errors import ContextLengthExceeded, InvalidRequest, Protocol
-from deepinfer_engine.server.extras import apply_extras
 
 _MAX_USER_BYTES = 512
 _REQUESTS: dict[str, Any] = {"chat": ChatCompletionRequest, "messages": MessagesRequest}

@@ -40,7 +40,8 @@ def run_chat(settings: Settings, options: ChatOptions) -> int:
 
 
 async def _chat(settings: Settings, options: ChatOptions) -> int:
-    out, about = Console(highlight=False, soft_wrap=True), Console(stderr=True, highlight=False)
+    out = Console(highlight=False, soft_wrap=True)
+    about = Console(stderr=True, highlight=False, soft_wrap=True)
     if options.url is None and settings.model is None:
         about.print(TOY_NOTICE, style="yellow")
     opened = http_source(options.url, options.api_key) if options.url else local_source(settings)

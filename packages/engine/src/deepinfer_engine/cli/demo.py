@@ -68,10 +68,8 @@ def run_demo(settings: Settings, *, keep: bool) -> int:
 
 
 async def _demo(settings: Settings, keep: bool) -> int:
-    out, about = (
-        Console(highlight=False, soft_wrap=True),
-        Console(stderr=True, highlight=False, soft_wrap=True),
-    )
+    out = Console(highlight=False, soft_wrap=True)
+    about = Console(stderr=True, highlight=False, soft_wrap=True)
     about.print(TOY_NOTICE, style="yellow")
     workers = (
         "one process" if settings.single_process else "a router, a prefill and a decode process"

@@ -89,7 +89,10 @@ async def _generate(
                             failed += 1
                             message = result["error"]["message"]
                             console.print(
-                                f"{source}:{line.number}: {message}", style="red", highlight=False
+                                f"{source}:{line.number}: {message}",
+                                style="red",
+                                highlight=False,
+                                soft_wrap=True,
                             )
                             if strict:
                                 return 1

@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 from deepinfer_engine.server.codec import PreparedRequest
 from deepinfer_engine.server.errors import InvalidRequest, Protocol, wire_error
 from deepinfer_engine.server.generation import Generation
-from deepinfer_engine.server.limits import check_declared_length, discard_body, read_body
+from deepinfer_engine.server.limits import BodyReader, check_declared_length
 from deepinfer_engine.server.services import Services
 from deepinfer_engine.server.streaming import (
     AnswerWriter,
@@ -46,17 +46,15 @@ class AnswerResponse(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         services, metrics = self.services, self.services.metrics
         writer = AnswerWriter(send, self.protocol, False, services.settings.slow_reader_timeout_s)
-        body_read = False
+        reader = BodyReader(receive, services.settings.max_body_bytes)
         try:
             headers = Headers(scope=scope)
-            limit = services.settings.max_body_bytes
             arrived = services.clock.monotonic()
+            limit = services.settings.max_body_bytes
             check_declared_length(headers.get("content-length"), limit)
             caller = services.keys.identify(headers)
             with services.gate.enter(caller.key_id), metrics.in_flight.track_inprogress():
-                body = await read_body(receive, limit)
-                body_read = True
-                prepared = await self._prepare(body)
+                prepared = await self._prepare(await reader.read())
                 writer.stream = prepared.stream
                 generation = Generation(
                     engine=services.engine,
@@ -76,8 +74,7 @@ class AnswerResponse(Response):
         except Exception as exc:
             if isinstance(exc, Deadline):
                 metrics.aborts.labels(self.protocol, "deadline").inc()
-            if not body_read:
-                await discard_body(receive, 2 * services.settings.max_body_bytes)
+            await reader.discard()
             await self._fail(exc, writer)
 
     async def _prepare(self, body: bytes) -> PreparedRequest:

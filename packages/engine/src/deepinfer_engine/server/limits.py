@@ -24,41 +24,49 @@ def check_declared_length(content_length: str | None, limit: int) -> None:
         raise BodyTooLarge(f"the body has {content_length} bytes, and the limit is {limit}")
 
 
-async def read_body(receive: Receive, limit: int) -> bytes:
-    """The whole body, counted while it arrives; raises BodyTooLarge before holding more than
-    `limit`.
-    """
-    parts: list[bytes] = []
-    size = 0
-    while True:
-        message = await receive()
+class BodyReader:
+    """The body of one request, read once, never more of it in memory than `limit` bytes."""
+
+    def __init__(self, receive: Receive, limit: int) -> None:
+        self._receive = receive
+        self._limit = limit
+        self._ended = False
+
+    async def read(self) -> bytes:
+        """All of it, counted while it arrives; raises BodyTooLarge or ClientDisconnect."""
+        parts: list[bytes] = []
+        size = 0
+        while not self._ended:
+            parts.append(await self._next())
+            size += len(parts[-1])
+            if size > self._limit:
+                raise BodyTooLarge(
+                    f"the body has more than {self._limit} bytes, which is the limit"
+                )
+        return b"".join(parts)
+
+    async def discard(self, seconds: float = 5.0) -> None:
+        """Read on without keeping anything, up to twice the limit, so that a refusal is not lost.
+
+        Closing a socket with unread bytes resets the connection, and the client sees that reset
+        instead of the error that was sent to it.
+        """
+        size = 0
+        try:
+            async with asyncio.timeout(seconds):
+                while not self._ended and size <= 2 * self._limit:
+                    size += len(await self._next())
+        except (TimeoutError, ClientDisconnect):
+            return
+
+    async def _next(self) -> bytes:
+        message = await self._receive()
         if message["type"] == "http.disconnect":
+            self._ended = True
             raise ClientDisconnect
+        self._ended = not message.get("more_body", False)
         part: bytes = message.get("body", b"")
-        size += len(part)
-        if size > limit:
-            raise BodyTooLarge(f"the body has more than {limit} bytes, which is the limit")
-        parts.append(part)
-        if not message.get("more_body", False):
-            return b"".join(parts)
-
-
-async def discard_body(receive: Receive, limit: int, seconds: float = 5.0) -> None:
-    """Read on without keeping anything, so that a refusal is not lost.
-
-    Closing a socket with unread bytes resets the connection, and the client sees that reset instead
-    of the error that was sent to it.
-    """
-    try:
-        async with asyncio.timeout(seconds):
-            size = 0
-            while size <= limit:
-                message = await receive()
-                size += len(message.get("body", b""))
-                if message["type"] == "http.disconnect" or not message.get("more_body", False):
-                    return
-    except TimeoutError:
-        return
+        return part
 
 
 class Gate:

@@ -6,9 +6,10 @@ import asyncio
 import json
 
 import pytest
+from server_fakes import FakeEngine, Script, byte_codec
+
 from deepinfer_engine.cli.generate import Line, answers, resume_point
 from deepinfer_engine.errors import ConfigError, EngineLost
-from server_fakes import FakeEngine, Script, byte_codec
 
 
 @pytest.fixture

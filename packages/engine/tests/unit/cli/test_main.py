@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+
 from deepinfer_engine import __version__
 from deepinfer_engine.cli import main as cli
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from pydantic import ValidationError
+
 from deepinfer_engine.errors import ConfigError
 from deepinfer_engine.settings import Settings, load_settings, split_address
-from pydantic import ValidationError
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import sys
 import textwrap
 
 import pytest
+
 from deepinfer_engine.errors import CheckpointError, ConfigError, EngineUnavailable
 from deepinfer_engine.supervise import ChildSpec, Supervisor, cluster_key_from_environ
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import io
 
+from rich.console import Console
+
 from deepinfer_engine.cli.client import ChatSource
 from deepinfer_engine.cli.turn import show_turn
-from rich.console import Console
 
 
 def chunk(delta, finish=None, usage=None):

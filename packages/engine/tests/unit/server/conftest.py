@@ -1,21 +1,16 @@
-"""Fixtures of the server's tests: an application over a scripted engine, in memory or on a socket."""
+"""Fixtures of the server's tests: an application over a scripted engine."""
 
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import httpx
 import pytest
-
-# Helpers are plain modules: under importlib mode a test folder is no package to import from.
-sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
+from server_fakes import EOS, FakeClock, FakeEngine, Script, byte_codec
 
 from deepinfer_engine.server.app import create_app
 from deepinfer_engine.settings import Settings
-from server_fakes import FakeClock, FakeEngine, Script, byte_codec
 
 
 @pytest.fixture
@@ -30,7 +25,7 @@ def say(codec) -> Callable[..., Script]:
     def build(text: str, *, size: int = 3, eos: bool = True, **more: object) -> Script:
         ids = codec.tokenize(text)
         if eos:
-            ids += codec.tokenize("<｜end▁of▁sentence｜>")
+            ids += [EOS]
         return Script([ids[i : i + size] for i in range(0, len(ids), size)], **more)
 
     return build

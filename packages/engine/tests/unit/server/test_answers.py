@@ -7,8 +7,9 @@ import json
 
 import httpx
 import pytest
-from deepinfer_engine.errors import EngineLost, EngineUnavailable
 from server_fakes import Script
+
+from deepinfer_engine.errors import EngineLost, EngineUnavailable
 
 CHAT = {
     "model": "toy",
@@ -193,11 +194,25 @@ def test_the_length_limit_is_told(ask, say):
 
 def test_sampling_fields_reach_the_engine(ask, say):
     _, engine = ask(
-        "chat", say("x"), temperature=0, top_p=0.5, seed=7, top_k=3, min_p=0.1, repetition_penalty=1.2,
-        min_tokens=2, ignore_eos=True, stop_token_ids=[5], logit_bias={"9": -1.5}, presence_penalty=0.5,
-        frequency_penalty=0.25, logprobs=True, top_logprobs=2, max_completion_tokens=9,
+        "chat",
+        say("x"),
+        temperature=0,
+        top_p=0.5,
+        seed=7,
+        top_k=3,
+        min_p=0.1,
+        repetition_penalty=1.2,
+        min_tokens=2,
+        ignore_eos=True,
+        stop_token_ids=[5],
+        logit_bias={"9": -1.5},
+        presence_penalty=0.5,
+        frequency_penalty=0.25,
+        logprobs=True,
+        top_logprobs=2,
+        max_completion_tokens=9,
         thinking={"type": "enabled"},
-    )  # fmt: skip
+    )
     got = engine.requests[0].sampling
     assert (got.temperature, got.top_p, got.seed, got.top_k) == (0.0, 0.5, 7, 3)
     assert (got.min_p, got.repetition_penalty, got.min_tokens, got.ignore_eos) == (
@@ -219,12 +234,23 @@ def test_a_request_without_a_seed_gets_one(ask, say):
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("temperature", 3), ("top_p", 0), ("top_k", -2), ("min_p", 2), ("repetition_penalty", 0),
-        ("min_tokens", -1), ("ignore_eos", "yes"), ("stop_token_ids", ["a"]), ("stop_token_ids", [10**6]),
-        ("logit_bias", {"x": 1}), ("logit_bias", {"1": 101}), ("n", 2), ("seed", -1), ("max_tokens", 0),
+        ("temperature", 3),
+        ("top_p", 0),
+        ("top_k", -2),
+        ("min_p", 2),
+        ("repetition_penalty", 0),
+        ("min_tokens", -1),
+        ("ignore_eos", "yes"),
+        ("stop_token_ids", ["a"]),
+        ("stop_token_ids", [10**6]),
+        ("logit_bias", {"x": 1}),
+        ("logit_bias", {"1": 101}),
+        ("n", 2),
+        ("seed", -1),
+        ("max_tokens", 0),
         ("stop", [""]),
     ],
-)  # fmt: skip
+)
 def test_a_field_out_of_range_is_400_and_named(ask, say, field, value):
     reply, engine = ask("chat", say("x"), **{field: value})
     assert reply.status_code == 400
@@ -235,9 +261,17 @@ def test_a_field_out_of_range_is_400_and_named(ask, say, field, value):
 
 def test_fields_of_load_generators_are_accepted(ask, say):
     reply, _ = ask(
-        "chat", say("x"), logprobs=None, ignore_eos=False, min_tokens=0, repetition_penalty=1.0, seed=1,
-        stream=True, stream_options={"include_usage": True, "continuous_usage_stats": True}, unknown_field={"a": 1},
-    )  # fmt: skip
+        "chat",
+        say("x"),
+        logprobs=None,
+        ignore_eos=False,
+        min_tokens=0,
+        repetition_penalty=1.0,
+        seed=1,
+        stream=True,
+        stream_options={"include_usage": True, "continuous_usage_stats": True},
+        unknown_field={"a": 1},
+    )
     assert reply.status_code == 200
 
 
@@ -287,10 +321,15 @@ def test_requests_with_tools_are_agent_traffic(ask, say):
     assert engine.requests[0].traffic_class == "agent"
     history = [
         {"role": "user", "content": "q"},
-        {"role": "assistant", "content": None, "tool_calls": [
-            {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}]},
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [
+                {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+            ],
+        },
         {"role": "tool", "tool_call_id": "c", "content": "r"},
-    ]  # fmt: skip
+    ]
     _, engine = ask("chat", say("x"), messages=history)
     assert engine.requests[0].traffic_class == "agent"
     _, engine = ask("chat", say("x"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from deepinfer_engine.errors import ConfigError
 from deepinfer_engine.server.auth import AdminGate, Caller, KeyRing, read_keys, read_secret
 from deepinfer_engine.server.errors import AuthenticationFailed, PermissionDenied

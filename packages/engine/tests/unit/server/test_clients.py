@@ -7,19 +7,24 @@ import json
 import anthropic
 import openai
 import pytest
-from deepinfer_engine.errors import EngineUnavailable
-from deepinfer_engine.server.app import create_app
-from deepinfer_engine.settings import Settings
 from server_fakes import FakeEngine, Script
 from server_socket import serving
 
+from deepinfer_engine.errors import EngineUnavailable
+from deepinfer_engine.server.app import create_app
+from deepinfer_engine.settings import Settings
+from deepinfer_recipe import SpecialToken
+
 QUESTION = [{"role": "user", "content": "hi"}]
-CALL = (
-    'Looking.\n\n<｜DSML｜ calls>\n<｜DSML｜ invoke name="weather">\n'
-    '<｜DSML｜ parameter name="city" string="true">Oslo</｜DSML｜ parameter>\n'
-    '<｜DSML｜ parameter name="days" string="false">3</｜DSML｜ parameter>\n'
-    "</｜DSML｜ invoke>\n</｜DSML｜ calls>"
-)
+MARK = SpecialToken.Dsml.value
+CALL = f"""Looking.
+
+<{MARK} calls>
+<{MARK} invoke name="weather">
+<{MARK} parameter name="city" string="true">Oslo</{MARK} parameter>
+<{MARK} parameter name="days" string="false">3</{MARK} parameter>
+</{MARK} invoke>
+</{MARK} calls>"""
 SCHEMA = {
     "type": "object",
     "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
+from server_fakes import Script
+
 from deepinfer_engine.errors import (
     CapacityError,
     EngineLost,
@@ -14,7 +16,6 @@ from deepinfer_engine.errors import (
 )
 from deepinfer_engine.router.client import WorkerStatus
 from deepinfer_engine.server import errors as wire
-from server_fakes import Script
 
 CHAT = {"model": "toy", "messages": [{"role": "user", "content": "hi"}]}
 MESSAGES = {"model": "toy", "max_tokens": 20, "messages": [{"role": "user", "content": "hi"}]}
@@ -170,8 +171,11 @@ def test_models_in_both_shapes(request_json):
     header = {"anthropic-version": "2023-06-01"}
     listed = request_json(Script(), "GET", "/v1/models", headers=header).json()
     assert listed["data"][0] == {
-        "type": "model", "id": "toy", "display_name": "toy", "created_at": "2023-11-14T22:13:20Z",
-    }  # fmt: skip
+        "type": "model",
+        "id": "toy",
+        "display_name": "toy",
+        "created_at": "2023-11-14T22:13:20Z",
+    }
     assert request_json(Script(), "GET", "/v1/models/toy").json()["object"] == "model"
     assert request_json(Script(), "GET", "/v1/models/nope").status_code == 404
 

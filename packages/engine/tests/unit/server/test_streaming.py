@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from server_fakes import FakeClock, settle
+
 from deepinfer_engine.server.codec import WireEvent
 from deepinfer_engine.server.errors import Draining
 from deepinfer_engine.server.streaming import AnswerWriter, ClientGone, Deadline, Timing, watch
-from server_fakes import FakeClock, settle
 
 TIMING = Timing(silence_first=5, silence=10, first_token=600, between_tokens=120, slow_reader=60)
 BATCH = [WireEvent(None, "{}")]
