@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import deepinfer_kvtier as kvtier
@@ -79,7 +79,7 @@ class KVTierStore:
         blocks: Sequence[memoryview],
         states: Sequence[tuple[int, memoryview]],
         traffic_class: TrafficClass,
-    ) -> None:
+    ) -> Callable[[], None]:
         namespace = self._namespace(salt)
         hasher = namespace.hasher()
         hasher.extend(tokens)
@@ -112,8 +112,12 @@ class KVTierStore:
                     confirmed_tokens=len(tokens),
                 )
             )
-        for ticket in tickets:
-            ticket.wait(PUT_TIMEOUT_S)
+
+        def findable() -> None:
+            for ticket in tickets:
+                ticket.wait(PUT_TIMEOUT_S)
+
+        return findable
 
     def flush(self) -> None:
         report = self._cache.flush()

@@ -21,6 +21,7 @@ from deepinfer_engine.kv.store import Hit, PrefixStore
 log = logging.getLogger(__name__)
 
 MAX_BYTES_IN_FLIGHT = 256 << 20
+MAX_UNSETTLED = 32
 
 
 class KVConnector:
@@ -40,6 +41,8 @@ class KVConnector:
         self._publisher = ThreadPoolExecutor(1, "kv-publish")
         self._lock = threading.Lock()
         self._in_flight = 0
+        self._unsettled: list[tuple[Callable[[], None], int]] = []
+        """Puts that were handed over but may not be findable yet; the publishing thread's own."""
         self._counters: Counter[str] = Counter()
 
     # -- loads ----------------------------------------------------------------------------------
@@ -122,8 +125,9 @@ class KVConnector:
         states: list[tuple[int, bytes]],
         size: int,
     ) -> None:
+        findable: Callable[[], None] = _at_once
         try:
-            self._store.put(
+            findable = self._store.put(
                 tokens,
                 seq.request.salt,
                 first,
@@ -135,17 +139,39 @@ class KVConnector:
         except Exception:
             log.exception("publishing a prefix failed; it will be recomputed when asked again")
             self._count(prefix_errors=1)
-        finally:
+        self._unsettled.append((findable, size))
+        if len(self._unsettled) >= MAX_UNSETTLED or self._in_flight > self._limit // 2:
+            self._settle()
+
+    def _settle(self) -> None:
+        """Wait for all puts together: the store writes them in groups."""
+        for findable, size in self._unsettled:
+            try:
+                findable()
+            except Exception:
+                log.exception("a publication failed after it was handed over")
+                self._count(prefix_errors=1)
             with self._lock:
                 self._in_flight -= size
+        self._unsettled.clear()
 
     def after_publications(self, call: Callable[[], None]) -> None:
         """Call `call` on the publishing thread once everything published before is findable."""
-        self._publisher.submit(call)
+
+        def settled() -> None:
+            self._settle()
+            call()
+
+        self._publisher.submit(settled)
 
     def flush(self) -> None:
         """Block until everything published so far survives `kill -9`."""
-        self._publisher.submit(self._store.flush).result()
+
+        def flushed() -> None:
+            self._settle()
+            self._store.flush()
+
+        self._publisher.submit(flushed).result()
 
     def counters(self) -> dict[str, float]:
         with self._lock:
@@ -159,9 +185,14 @@ class KVConnector:
     def close(self) -> None:
         """Finish what was submitted, then close the store."""
         self._loader.shutdown(wait=True)
+        self._publisher.submit(self._settle)
         self._publisher.shutdown(wait=True)
         self._store.close()
 
     def _count(self, **amounts: int) -> None:
         with self._lock:
             self._counters.update(amounts)
+
+
+def _at_once() -> None:
+    """Nothing to wait for."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -71,7 +71,7 @@ class MemoryStore:
         blocks: Sequence[memoryview],
         states: Sequence[tuple[int, memoryview]],
         traffic_class: TrafficClass,
-    ) -> None:
+    ) -> Callable[[], None]:
         digests = self._digests(tokens, salt, len(tokens))
         with self._lock:
             for i, block in enumerate(blocks):
@@ -80,6 +80,7 @@ class MemoryStore:
                 self._set(
                     ("state", digests[position // self._layout.block_tokens - 1]), bytes(state)
                 )
+        return _findable
 
     def flush(self) -> None:
         """Memory survives nothing; there is nothing to wait for."""
@@ -120,3 +121,7 @@ class MemoryStore:
             _, gone = self._records.popitem(last=False)
             self._bytes -= len(gone)
             self._counters["evicted"] += 1
+
+
+def _findable() -> None:
+    """A put into memory is findable when it returns."""

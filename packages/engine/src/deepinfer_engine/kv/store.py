@@ -6,7 +6,7 @@ end. A store may lose anything at any time; it may never return other bytes than
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -54,11 +54,12 @@ class PrefixStore(Protocol):
         blocks: Sequence[memoryview],
         states: Sequence[tuple[int, memoryview]],
         traffic_class: TrafficClass,
-    ) -> None:
+    ) -> Callable[[], None]:
         """Store blocks `first_block ..` of this chain and whole states by position.
 
-        Returns when every process that shares the store can find them. Best effort: a full store
-        drops. `tokens` covers at least the last block and the last state.
+        Returns at once; calling the result returns when every process that shares the store can
+        find them, and until then the views must not change. Best effort: a full store drops.
+        `tokens` covers at least the last block and the last state.
         """
         ...
 

@@ -49,7 +49,7 @@ class Faulty(MemoryStore):
 
     def put(self, *arguments):
         self._maybe_fail("put")
-        super().put(*arguments)
+        return super().put(*arguments)
 
 
 class Shared:

@@ -22,7 +22,7 @@ def state(position: int) -> bytes:
 
 
 def put(store, first, n, borders, *, tokens=TOKENS, salt="s"):
-    store.put(
+    findable = store.put(
         tokens,
         salt,
         first,
@@ -30,6 +30,7 @@ def put(store, first, n, borders, *, tokens=TOKENS, salt="s"):
         [(p, memoryview(state(p))) for p in borders],
         "chat",
     )
+    findable()
 
 
 def load(store, hit):
