@@ -14,6 +14,15 @@ from deepinfer_recipe.errors import (
     StreamError,
 )
 from deepinfer_recipe.exchange import Answer, Exchange
+from deepinfer_recipe.images.fetch import ImageFetcher, ReqwestImageFetcher
+from deepinfer_recipe.images.preprocess import ImagePreprocessor, OpenCvImagePreprocessor
+from deepinfer_recipe.images.resolver import ImageResolver
+from deepinfer_recipe.images.source import (
+    ImageInfo,
+    ImageQuota,
+    MultiModalData,
+    PreprocessOptions,
+)
 from deepinfer_recipe.inference import (
     InferenceChunk,
     InferenceFinishReason,
@@ -89,6 +98,11 @@ __all__ = [
     "EncodeError",
     "Exchange",
     "ImageError",
+    "ImageFetcher",
+    "ImageInfo",
+    "ImagePreprocessor",
+    "ImageQuota",
+    "ImageResolver",
     "ImageSource",
     "InferenceChunk",
     "InferenceFinishReason",
@@ -100,8 +114,11 @@ __all__ = [
     "MessagesResponse",
     "MessagesStreamEvent",
     "ModelVersion",
+    "MultiModalData",
+    "OpenCvImagePreprocessor",
     "OutputConstraint",
     "ParsingOptions",
+    "PreprocessOptions",
     "Profile",
     "PromptUsage",
     "ReasoningContentBehavior",
@@ -109,6 +126,7 @@ __all__ = [
     "RenderedPrompt",
     "RequestConsumedError",
     "RequestParseError",
+    "ReqwestImageFetcher",
     "ResponsesChunkGenerator",
     "ResponsesEcho",
     "ResponsesRequest",

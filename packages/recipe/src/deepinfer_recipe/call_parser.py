@@ -213,9 +213,11 @@ class CallParser:
     def finish(self, held: str, *, mends: bool) -> None:
         """The answer ended inside a call. `mends` makes its arguments a JSON object."""
         if self._state == self._value_text:
-            self._emit_value(held)
             if mends:
+                # What is held may be the beginning of the closing tag.
                 self._close_value()
+            else:
+                self._emit_value(held)
         elif self._state == self._header and not mends:
             self._cut_header(held)
         if mends:
@@ -229,8 +231,8 @@ class CallParser:
         elif self._recovers:
             closed = text + closing_of(text)
             self._sink.call_arguments(self._as_json(closed))
-        else:
-            self._sink.call_arguments(closing_of(text))
+        elif closing := closing_of(text):
+            self._sink.call_arguments(closing)
 
     def _cut_header(self, held: str) -> None:
         """Leave a call cut inside a parameter's tag as it is: its key, as far as known."""

@@ -110,15 +110,15 @@ class ImageFetcher:
             target += f"?{parts.query}"
         try:
             connection.request("GET", target, headers={"Accept": "image/*"})
-            response = connection.getresponse()
-            location = response.getheader("Location")
-            if response.status in _REDIRECTS and location:
-                return location
-            if response.status != 200:
-                raise ImageError(
-                    "Fetch", f"{host} answered with status {response.status}", is_retryable=True
-                )
-            return self._body(response, deadline)
+            with connection.getresponse() as response:
+                location = response.getheader("Location")
+                if response.status in _REDIRECTS and location:
+                    return location
+                if response.status != 200:
+                    raise ImageError(
+                        "Fetch", f"{host} answered with status {response.status}", is_retryable=True
+                    )
+                return self._body(response, deadline)
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise ImageError(
                 "Fetch", f"cannot fetch from {host}: {error}", is_retryable=True

@@ -12,7 +12,14 @@ from deepinfer_recipe.errors import RequestParseError
 class Body(BaseModel):
     """A part of a request body: exact types, unknown fields ignored."""
 
-    model_config = ConfigDict(strict=True, extra="ignore", frozen=True, populate_by_name=True)
+    model_config = ConfigDict(
+        strict=True,
+        extra="ignore",
+        frozen=True,
+        populate_by_name=True,
+        # Validators are built on first use: importing the package must stay cheap.
+        defer_build=True,
+    )
 
 
 UInt32 = Annotated[int, Field(ge=0, le=2**32 - 1)]

@@ -1,0 +1,129 @@
+"""The `deepinfer-recipe` command: look at prompts and answers without writing a program."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from deepinfer_recipe.errors import RecipeError
+from deepinfer_recipe.exchange import Exchange
+from deepinfer_recipe.render import RenderedPrompt
+from deepinfer_recipe.tokenizer import Tokenizer
+
+_PROTOCOLS = ("chat", "responses", "messages")
+_MARK_ON, _MARK_OFF = "\x1b[7m", "\x1b[0m"
+
+
+def _read(path: str) -> bytes:
+    if path == "-":
+        return sys.stdin.buffer.read()
+    return Path(path).read_bytes()
+
+
+def _highlighted(rendered: RenderedPrompt) -> str:
+    """The prompt with its special tokens in reverse video."""
+    out: list[str] = []
+    position = 0
+    for start, end in rendered.special_ranges:
+        out += [rendered.prompt[position:start], _MARK_ON, rendered.prompt[start:end], _MARK_OFF]
+        position = end
+    return "".join([*out, rendered.prompt[position:]])
+
+
+def _render(options: argparse.Namespace) -> int:
+    exchange = Exchange(options.protocol, _read(options.request), id="render", created=0)
+    rendered = exchange.rendered
+    if options.json:
+        print(
+            json.dumps(
+                {"prompt": rendered.prompt, "special_ranges": rendered.special_ranges},
+                ensure_ascii=False,
+            )
+        )
+    elif sys.stdout.isatty() or options.color:
+        print(_highlighted(rendered))
+    else:
+        print(rendered.prompt)
+    if options.tokenizer is not None:
+        count = len(exchange.encode(Tokenizer.from_file(options.tokenizer)))
+        print(f"{count} tokens", file=sys.stderr)
+    return 0
+
+
+def _default_request(options: argparse.Namespace) -> dict[str, Any]:
+    """A request under which the output would have been produced."""
+    effort = "high" if options.thinking else "none"
+    tool = {"name": "any", "description": "", "parameters": {"type": "object"}}
+    turn = [{"role": "user", "content": ""}]
+    model = "DeepSeek-V4.1-Flash"
+    if options.protocol == "chat":
+        tools = [{"type": "function", "function": tool}]
+        return {"model": model, "messages": turn, "tools": tools, "reasoning_effort": effort}
+    if options.protocol == "responses":
+        tools = [{"type": "function", **tool}]
+        return {"model": model, "input": "", "tools": tools, "reasoning": {"effort": effort}}
+    tools = [{"name": "any", "input_schema": tool["parameters"]}]
+    config = {"effort": effort}
+    return {"model": model, "messages": turn, "tools": tools, "output_config": config}
+
+
+def _parse(options: argparse.Namespace) -> int:
+    body = _default_request(options) if options.request is None else _read(options.request)
+    exchange = Exchange(options.protocol, body, id="parse", created=0)
+    answer = exchange.answer
+    frames = answer.ready(prompt_tokens=0)
+    try:
+        text = _read(options.output).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{options.output} is not UTF-8: {error}") from None
+    frames += answer.text(text, tokens=0)
+    frames += answer.finish(options.finish)
+    if options.events:
+        print("".join(frames), end="")
+    else:
+        print(json.dumps(exchange.response(), ensure_ascii=False, indent=2))
+    for repair in answer.tool_call_repairs:
+        print(f"repaired: {repair}", file=sys.stderr)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="deepinfer-recipe",
+        description="Look at the prompts and answers of DeepSeek V4 and V4.1 models.",
+    )
+    commands = parser.add_subparsers(required=True, metavar="command")
+    render = commands.add_parser("render", help="show the prompt of a request body")
+    render.add_argument("request", help="file with the request body as JSON, - for stdin")
+    render.add_argument("--protocol", choices=_PROTOCOLS, default="chat")
+    render.add_argument("--tokenizer", help="tokenizer.json to count the prompt's tokens with")
+    render.add_argument("--json", action="store_true", help="print prompt and ranges as JSON")
+    render.add_argument("--color", action="store_true", help="highlight special tokens in a pipe")
+    render.set_defaults(run=_render)
+    parse = commands.add_parser("parse", help="show a model's raw output as a response")
+    parse.add_argument("output", help="file with the raw output, - for stdin")
+    parse.add_argument("--protocol", choices=_PROTOCOLS, default="chat")
+    parse.add_argument("--request", help="the request it answers; by default one with tools")
+    parse.add_argument("--thinking", action="store_true", help="the output begins with thinking")
+    parse.add_argument("--events", action="store_true", help="print the server-sent events")
+    parse.add_argument("--finish", choices=("stop", "length", "content_filter"), default="stop")
+    parse.set_defaults(run=_parse)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; errors are one line on stderr and exit status 1."""
+    options = _parser().parse_args(arguments)
+    try:
+        return options.run(options)
+    except (RecipeError, OSError, ValueError) as error:
+        print(f"deepinfer-recipe: {error}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

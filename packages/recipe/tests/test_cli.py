@@ -1,0 +1,83 @@
+"""The command line: what it prints, and one clear line when it cannot."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from deepinfer_recipe.cli import main
+
+REQUEST = {"model": "DeepSeek-V4.1-Flash", "messages": [{"role": "user", "content": "hi"}]}
+
+
+@pytest.fixture
+def request_file(tmp_path: Path) -> str:
+    path = tmp_path / "request.json"
+    path.write_text(json.dumps(REQUEST))
+    return str(path)
+
+
+def test_render_prints_the_prompt(request_file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["render", request_file]) == 0
+    assert "<｜User｜>hi<｜Assistant｜><think>" in capsys.readouterr().out
+
+
+def test_render_highlights_exactly_the_special_tokens(
+    request_file: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["render", request_file, "--color"])
+    assert "\x1b[7m<｜User｜>\x1b[0mhi\x1b[7m<｜Assistant｜>" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("protocol", ["chat", "responses", "messages"])
+def test_parse_prints_a_response(
+    protocol: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "output.txt"
+    path.write_text("hm</think>\n\nyes")
+    assert main(["parse", str(path), "--protocol", protocol, "--thinking"]) == 0
+    out = capsys.readouterr().out
+    json.loads(out)
+    assert '"yes"' in out
+    assert '"hm"' in out
+
+
+def test_parse_reports_repairs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "output.txt"
+    path.write_text('<｜DSML｜ calls><｜DSML｜ invoke name="f">')
+    assert main(["parse", str(path), "--events"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out.endswith("data: [DONE]\n\n")
+    assert captured.err == "repaired: a call cut short was closed\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{"model": "x", "messages": [{"role": "user", "content": 3}]}', "messages[0].content"),
+        ('{"model": "x", "messages": [{"role": "user", "content": "a"}]}', "passed x"),
+        ("nope", "invalid JSON"),
+    ],
+)
+def test_bad_request_is_one_line_and_status_one(
+    content: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "request.json"
+    path.write_text(content)
+    assert main(["render", str(path)]) == 1
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_missing_file_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["render", "/nonexistent/request.json"]) == 1
+    assert capsys.readouterr().err.startswith("deepinfer-recipe: ")
+
+
+def test_wrong_usage_is_status_two() -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["render"])
+    assert caught.value.code == 2

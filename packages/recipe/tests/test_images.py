@@ -1,0 +1,291 @@
+"""Pictures: sizes and token counts, preparation, and fetching only where it is allowed."""
+
+from __future__ import annotations
+
+import base64
+import io
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from deepinfer_recipe import (
+    BytesImageSource,
+    DataUrlImageSource,
+    ImageError,
+    ImageFetcher,
+    ImageInfo,
+    ImagePreprocessor,
+    ImageQuota,
+    ImageResolver,
+    MultiModalData,
+    PreprocessOptions,
+    UrlImageSource,
+)
+from deepinfer_recipe.images.destination import is_public_address
+from deepinfer_recipe.images.size import MAX_TOKENS, fitted_size, image_tokens, limited_size
+
+pillow = pytest.importorskip("PIL.Image")
+HIGH = PreprocessOptions("high", 8192, 544)
+
+
+def picture(size: tuple[int, int] = (20, 10), mode: str = "RGB", kind: str = "PNG") -> bytes:
+    out = io.BytesIO()
+    pillow.new(mode, size).save(out, kind)
+    return out.getvalue()
+
+
+def test_size_and_tokens_are_as_recorded(images_case: dict[str, Any]) -> None:
+    size = (images_case["width"], images_case["height"])
+    before = size
+    if images_case["detail"] == "low":
+        before = limited_size(*size, images_case["low_detail_max_dimension_px"])
+    after = fitted_size(*before)
+    assert images_case["expect"] == {
+        "size_after": {"width": after[0], "height": after[1]},
+        "image_tokens_of_original_size": image_tokens(*size),
+        "image_tokens_after": image_tokens(*after),
+    }
+
+
+def test_no_picture_takes_more_tokens_than_allowed() -> None:
+    for width in range(1, 8192, 611):
+        for height in range(1, 8192, 487):
+            assert 0 < image_tokens(width, height) <= MAX_TOKENS
+
+
+def test_adjustment_counts_tokens_beyond_the_placeholders() -> None:
+    data = MultiModalData([ImageInfo(b"", 800, 600), ImageInfo(b"", 1, 1)])
+    assert data.image_token_adjustment() == (317 - 1) + (184 - 1)
+    assert MultiModalData().is_empty()
+
+
+@pytest.mark.parametrize(("mode", "kind"), [("RGBA", "PNG"), ("L", "JPEG"), ("P", "GIF")])
+def test_preparation_makes_an_rgb_webp_of_the_fitted_size(mode: str, kind: str) -> None:
+    prepared = ImagePreprocessor().preprocess(picture((100, 60), mode, kind), HIGH)
+    with pillow.open(io.BytesIO(prepared.data)) as image:
+        assert (image.format, image.mode, image.size) == ("WEBP", "RGB", (714, 434))
+    assert (prepared.width, prepared.height) == (714, 434)
+
+
+def test_transparency_is_laid_on_white() -> None:
+    prepared = ImagePreprocessor().preprocess(picture(mode="RGBA"), HIGH)
+    with pillow.open(io.BytesIO(prepared.data)) as image:
+        assert min(image.getpixel((5, 5))) > 250
+
+
+def test_orientation_of_the_camera_is_applied_unless_switched_off() -> None:
+    out = io.BytesIO()
+    exif = pillow.Exif()
+    exif[0x0112] = 6  # a quarter turn
+    pillow.new("RGB", (1400, 700)).save(out, "JPEG", exif=exif)
+    turned = ImagePreprocessor().preprocess(out.getvalue(), HIGH)
+    kept = ImagePreprocessor(applies_orientation=False).preprocess(out.getvalue(), HIGH)
+    assert (turned.width, turned.height) == (kept.height, kept.width)
+    assert turned.height > turned.width
+
+
+@pytest.mark.parametrize(
+    ("data", "kind"),
+    [
+        (b"", "EmptyImage"),
+        (b"GIF8 no", "Decode"),
+        (b"plain text", "UnsupportedMediaType"),
+        (picture()[:40], "Decode"),
+        (picture(kind="BMP"), "UnsupportedMediaType"),
+        (picture((8193, 1)), "ImageDimensionsTooLarge"),
+    ],
+)
+def test_what_is_no_usable_picture_is_told_apart(data: bytes, kind: str) -> None:
+    with pytest.raises(ImageError) as caught:
+        ImagePreprocessor().preprocess(data, HIGH)
+    assert (caught.value.kind, caught.value.is_retryable) == (kind, False)
+
+
+def resolver() -> ImageResolver:
+    return ImageResolver(ImageFetcher(), ImagePreprocessor())
+
+
+def test_quota_counts_only_what_was_resolved() -> None:
+    quota = ImageQuota()
+    good = picture()
+    encoded = base64.b64encode(good).decode()
+    sources = [
+        BytesImageSource(good),
+        DataUrlImageSource(f"data:image/png;base64,{encoded}"),
+        DataUrlImageSource("data:image/png," + "".join(f"%{b:02x}" for b in good)),
+    ]
+    assert len(resolver().resolve(sources, quota).images) == 3
+    assert (quota.image_count(), quota.byte_size()) == (3, 3 * len(good))
+    with pytest.raises(ImageError, match=r"messages\[0\]: "):
+        resolver().resolve([sources[0], BytesImageSource(b"x", path="messages[0]")], quota)
+    assert quota.image_count() == 3
+
+
+def test_too_many_pictures_are_refused_before_any_is_read() -> None:
+    with pytest.raises(ImageError) as caught:
+        resolver().resolve([BytesImageSource(b"")] * 601, ImageQuota())
+    assert caught.value.kind == "TooManyImages"
+
+
+def test_too_large_pictures_are_refused() -> None:
+    with pytest.raises(ImageError) as caught:
+        resolver().resolve([BytesImageSource(bytes(32 * 2**20 + 1))], ImageQuota())
+    assert caught.value.kind == "ImageTooLarge"
+    quota = ImageQuota()
+    quota.record(1, 64 * 2**20)
+    with pytest.raises(ImageError) as caught:
+        resolver().resolve([BytesImageSource(picture())], quota)
+    assert caught.value.kind == "TotalSizeTooLarge"
+
+
+@pytest.mark.parametrize(
+    ("url", "kind"),
+    [
+        ("data:text/plain,hi", "UnsupportedMediaType"),
+        ("data:image/png;base64,@@", "InvalidDataUrl"),
+        ("data:image/png", "InvalidDataUrl"),
+    ],
+)
+def test_bad_data_urls_are_told_apart(url: str, kind: str) -> None:
+    with pytest.raises(ImageError) as caught:
+        resolver().resolve([DataUrlImageSource(url)], ImageQuota())
+    assert caught.value.kind == kind
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        *("127.0.0.1", "10.1.2.3", "172.16.0.1", "192.168.1.1", "169.254.169.254", "0.0.0.0"),
+        *("100.64.0.1", "192.0.0.8", "198.18.0.1", "224.0.0.1", "240.0.0.1", "255.255.255.255"),
+        *("::1", "::", "fe80::1", "fe80::1%eth0", "fc00::1", "ff02::1", "::ffff:8.8.8.8"),
+        *("64:ff9b::808:808", "2002:a00:1::1", "fec0::1", "2001:db8::1"),
+    ],
+)
+def test_addresses_that_are_not_public_are_denied_by_default(address: str) -> None:
+    assert not is_public_address("host", address)
+
+
+@pytest.mark.parametrize("address", ["8.8.8.8", "93.184.216.34", "2606:4700::1111"])
+def test_public_addresses_are_allowed(address: str) -> None:
+    assert is_public_address("host", address)
+
+
+class Site(BaseHTTPRequestHandler):
+    """Serves a picture, a redirect, a redirect loop, and something large."""
+
+    def do_GET(self) -> None:
+        if self.path == "/to-picture":
+            self._redirect("/picture?x=1")
+        elif self.path == "/to-loopback":
+            self._redirect(f"http://127.0.0.1:{self.server.server_address[1]}/picture")
+        elif self.path == "/loop":
+            self._redirect("/loop")
+        elif self.path == "/missing":
+            self.send_error(404)
+        else:
+            body = bytes(5000) if self.path == "/large" else picture()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+    def _redirect(self, target: str) -> None:
+        self.send_response(302)
+        self.send_header("Location", target)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, format: str, *args: Any) -> None:
+        return
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Site)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def allowing_loopback(max_bytes: int = 4000) -> ImageFetcher:
+    return ImageFetcher.with_max_bytes(max_bytes).with_destination_filter(
+        lambda host, address: address == "127.0.0.1"
+    )
+
+
+def test_loopback_is_rejected_by_default(site: str) -> None:
+    with pytest.raises(ImageError) as caught:
+        ImageFetcher().fetch(site + "/picture")
+    assert caught.value.kind == "DestinationRejected"
+
+
+def test_allowed_picture_is_fetched_through_a_redirect(site: str) -> None:
+    assert allowing_loopback().fetch(site + "/to-picture") == picture()
+    data = ImageResolver(allowing_loopback(), ImagePreprocessor()).resolve(
+        [UrlImageSource(site + "/picture")], ImageQuota()
+    )
+    assert len(data.images) == 1
+
+
+def test_every_redirect_is_put_to_the_rule(site: str) -> None:
+    asked: list[tuple[str, str]] = []
+
+    def once(host: str, address: str) -> bool:
+        asked.append((host, address))
+        return len(asked) == 1
+
+    fetcher = ImageFetcher(destination_filter=once)
+    with pytest.raises(ImageError) as caught:
+        fetcher.fetch(site + "/to-loopback")
+    assert caught.value.kind == "DestinationRejected"
+    assert len(asked) == 2
+
+
+def broken_rule(host: str, address: str) -> bool:
+    raise OSError(host)
+
+
+@pytest.mark.parametrize("rule", [broken_rule, lambda host, address: 1])
+def test_rule_that_fails_or_does_not_say_true_means_no(site: str, rule: Any) -> None:
+    with pytest.raises(ImageError) as caught:
+        ImageFetcher(destination_filter=rule).fetch(site + "/picture")
+    assert caught.value.kind == "DestinationRejected"
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "retryable"),
+    [("/loop", "Fetch", True), ("/missing", "Fetch", True), ("/large", "ImageTooLarge", False)],
+)
+def test_trouble_while_fetching_is_told_apart(
+    site: str, path: str, kind: str, retryable: bool
+) -> None:
+    with pytest.raises(ImageError) as caught:
+        allowing_loopback().fetch(site + path)
+    assert (caught.value.kind, caught.value.is_retryable) == (kind, retryable)
+
+
+@pytest.mark.parametrize(
+    "url", ["ftp://x/y", "http://", "http://a b/", "http://[::1/", "http://x:99999/", "x"]
+)
+def test_what_is_no_http_url_is_refused(url: str) -> None:
+    with pytest.raises(ImageError) as caught:
+        allowing_loopback().fetch(url)
+    assert caught.value.kind == "InvalidUrl"
+
+
+def test_fetch_gives_up_when_its_time_is_over(site: str) -> None:
+    ticks = iter([0.0, 100.0])
+    fetcher = ImageFetcher(destination_filter=lambda host, address: True, clock=lambda: next(ticks))
+    with pytest.raises(ImageError, match=r"no answer in 20\.0 s"):
+        fetcher.fetch(site + "/picture")
+
+
+def test_filter_that_is_no_callable_is_misuse() -> None:
+    with pytest.raises(TypeError):
+        ImageFetcher().with_destination_filter(3)  # type: ignore[arg-type]
