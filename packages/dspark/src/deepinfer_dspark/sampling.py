@@ -6,7 +6,7 @@ grammar mask, temperature, top-p, top-k, min-p, softmax. Temperature 0 is argmax
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,16 @@ class Penalties:
     frequency: npt.NDArray[np.floating[Any]]
     repetition: npt.NDArray[np.floating[Any]]
     prompt: RaggedIds | None = None
+
+    def select(self, requests: npt.NDArray[np.int64]) -> Penalties:
+        """Penalties of the given requests, in that order."""
+        return Penalties(
+            output=self.output.select(requests),
+            presence=self.presence[requests],
+            frequency=self.frequency[requests],
+            repetition=self.repetition[requests],
+            prompt=None if self.prompt is None else self.prompt.select(requests),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +103,17 @@ class SamplingBatch:
     @property
     def requests(self) -> int:
         return int(self.temperature.shape[0])
+
+    def select(self, requests: npt.NDArray[np.int64]) -> SamplingBatch:
+        """Parameters of the given requests, in that order."""
+        changes: dict[str, Any] = {}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, np.ndarray):
+                changes[field.name] = value[requests]
+            elif isinstance(value, RaggedIds | Penalties):
+                changes[field.name] = value.select(requests)
+        return replace(self, **changes)
 
     @classmethod
     def greedy(cls, requests: int) -> SamplingBatch:
