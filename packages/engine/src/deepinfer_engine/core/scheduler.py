@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Literal, Protocol
 
 from deepinfer_engine.backend.base import Caps, StepOutput
@@ -213,9 +212,11 @@ class Scheduler:
     def admit(self, now: float) -> list[LiveSequence]:
         """Give waiting prompts their memory, first come first served with bounded overtaking."""
         admitted: list[LiveSequence] = []
-        head = self._waiting[0] if self._waiting else None
-        for seq in list(islice(self._waiting, 1 + self.config.skip_ahead)):
-            if not self._has_place() or self._parked:
+        blocked: LiveSequence | None = None
+        for seq in list(self._waiting):
+            if self._parked or not self._has_place():
+                break
+            if blocked is not None and not self._may_overtake(blocked, now):
                 break
             need = self._blocks_for(seq.prompt_len)
             taken = None
@@ -228,11 +229,12 @@ class Scheduler:
                 self._waiting.remove(seq)
                 self._prefilling.append(seq)
                 admitted.append(seq)
-            elif seq is head:
+                if blocked is not None:
+                    blocked.overtaken += 1
+            elif blocked is None:
+                blocked = seq
                 if seq.blocked_since is None:
                     seq.blocked_since = now
-                elif now - seq.blocked_since >= self.config.hol_s:
-                    break
         return admitted
 
     def ready(self, seq: LiveSequence, cached_tokens: int) -> None:
@@ -339,6 +341,10 @@ class Scheduler:
 
     def _has_place(self) -> bool:
         return self._active() < self.config.max_num_seqs
+
+    def _may_overtake(self, blocked: LiveSequence, now: float) -> bool:
+        since = now if blocked.blocked_since is None else blocked.blocked_since
+        return blocked.overtaken < self.config.skip_ahead and now - since < self.config.hol_s
 
     def _growth_reserve(self) -> int:
         """Blocks to leave free for running sequences when one more is admitted."""

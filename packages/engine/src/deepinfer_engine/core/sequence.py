@@ -56,6 +56,7 @@ class LiveSequence:
         "key",
         "num_tokens",
         "order",
+        "overtaken",
         "phase",
         "prompt_len",
         "published_blocks",
@@ -87,6 +88,8 @@ class LiveSequence:
         """A step or a load may read or write its memory: nothing may be freed now."""
         self.aborting = False
         self.blocked_since: float | None = None
+        self.overtaken = 0
+        """How many later requests were admitted while this one waited at the head."""
         self.fresh: tuple[int, ...] = ()
         """Tokens of the step that has been absorbed but not settled, and their logprobs."""
         self.fresh_logprobs: tuple[TokenLogprob, ...] = ()

@@ -74,7 +74,15 @@ def test_requests_behind_a_blocked_head_overtake_within_bounds():
     turn(s)
     for name, length in [("big", 9 * BLOCK), ("a", 4), ("b", 4), ("c", 4)]:
         add(s, name, length)
-    assert [seq.key for seq in s.admit(1.0)] == ["a", "b"], "c is too far behind"
+    assert [seq.key for seq in s.admit(1.0)] == ["a", "b"], "two may overtake, and no third"
+    assert s.admit(1.1) == []
+
+
+def test_everything_that_fits_is_admitted_at_once():
+    s = scheduler(blocks=400, slots=100, skip_ahead=0, max_num_seqs=50)
+    for i in range(60):
+        add(s, f"r{i}", 20)
+    assert [seq.key for seq in s.admit(0.0)] == [f"r{i}" for i in range(50)]
 
 
 def test_a_head_overtaken_for_too_long_is_not_overtaken_any_more():
