@@ -88,6 +88,16 @@ class Conversation:
         return list(self._messages)
 
     @property
+    def history(self) -> tuple[Message, ...]:
+        """The messages, not copied."""
+        return self._messages
+
+    @property
+    def has_tools(self) -> bool:
+        """Whether there is a tool and the model may call it."""
+        return bool(self._tools) and self._tool_choice != "none"
+
+    @property
     def thinking_mode(self) -> bool:
         """Whether the answer begins with a thinking part."""
         return self._thinking_mode

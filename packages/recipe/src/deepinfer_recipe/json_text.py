@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from typing import Any
 
 from deepinfer_recipe.errors import RequestParseError
 
 MAX_DEPTH = 127
+_SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
 _INT64_MIN = -(2**63)
 _UINT64_MAX = 2**64 - 1
 
@@ -77,7 +79,7 @@ def loads(text: str) -> Any:
         value = _decoder.decode(text)
     except RecursionError:
         raise ValueError("recursion limit exceeded") from None
-    if "\\u" in text and _has_lone_surrogate(value):
+    if _SURROGATE_ESCAPE.search(text) and _has_lone_surrogate(value):
         raise ValueError("lone surrogate in a string")
     if (
         text.count("[") + text.count("{") > MAX_DEPTH
@@ -101,9 +103,10 @@ def load_body(body: bytes | str | dict[str, Any]) -> Any:
         except ValueError as error:
             raise RequestParseError(f"invalid request body: {error}") from None
     try:
-        text = body.decode("utf-8") if isinstance(body, bytes) else body
-        text.encode("utf-8")
-        return loads(text)
+        if isinstance(body, bytes):
+            return loads(body.decode("utf-8"))
+        body.encode("utf-8")
+        return loads(body)
     except ValueError as error:
         raise RequestParseError(f"invalid JSON request: {error}") from None
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias
 
+from deepinfer_recipe.json_text import compact_json, prompt_json
 from deepinfer_recipe.special_tokens import SpecialToken
 
 ToolChoice: TypeAlias = Literal["auto", "none", "required"]
@@ -81,7 +82,15 @@ class ToolDefinition(_Value):
     conversion, which normalizes the parameters of a tool with `strict: true`.
     """
 
-    __slots__ = ("_defer_loading", "_description", "_name", "_parameters", "_strict")
+    __slots__ = (
+        "_constraint",
+        "_defer_loading",
+        "_description",
+        "_line",
+        "_name",
+        "_parameters",
+        "_strict",
+    )
 
     def __init__(
         self,
@@ -97,6 +106,43 @@ class ToolDefinition(_Value):
         self._parameters = parameters
         self._strict = strict
         self._defer_loading = defer_loading
+        # Made on first use: tools are shared by the requests of a session.
+        self._line: str | None = None
+        self._constraint: str | None = None
+
+    def _key(self) -> tuple[Any, ...]:
+        return (self._name, self._description, self._parameters, self._strict, self._defer_loading)
+
+    @property
+    def prompt_line(self) -> str:
+        """The JSON line that announces the tool in a prompt."""
+        if self._line is None:
+            self._line = prompt_json(
+                {
+                    "name": self._name,
+                    "description": self._description or "",
+                    "parameters": self._parameters,
+                }
+            )
+        return self._line
+
+    @property
+    def constraint_json(self) -> str:
+        """The tool as a constraint on the output lists it: compact JSON of a Chat tool."""
+        if self._constraint is None:
+            entry: dict[str, Any] = {
+                "type": "function",
+                "function": {
+                    "name": self._name,
+                    "description": self._description,
+                    "parameters": self._parameters,
+                    "strict": self._strict,
+                },
+            }
+            if self._defer_loading:
+                entry["defer_loading"] = True
+            self._constraint = compact_json(entry)
+        return self._constraint
 
     @property
     def name(self) -> str:

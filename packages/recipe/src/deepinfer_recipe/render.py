@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from deepinfer_recipe.conversation import Conversation
 from deepinfer_recipe.formats.prompt_format import PromptFormat, TemplatePiece
@@ -14,7 +15,6 @@ from deepinfer_recipe.messages import (
     SystemMessage,
     ToolCall,
     ToolDefinition,
-    ToolMessage,
 )
 from deepinfer_recipe.special_tokens import SpecialToken, SpecialTokens
 
@@ -38,65 +38,83 @@ class RenderedPrompt:
     """What assistants wrote: from behind the token that opens each turn to its end token."""
 
 
-@dataclass(slots=True)
 class _Builder:
-    format: PromptFormat
-    tokens: SpecialTokens
-    parts: list[str] = field(default_factory=list[str])
-    ranges: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
-    sources: list[ImageSource] = field(default_factory=list[ImageSource])
-    answers: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
-    length: int = 0
+    """Collects the pieces of a prompt; offsets are counted once, at the end.
+
+    A piece is plain text or, if its number is in `_marks`, the spelling of a special token.
+    """
+
+    __slots__ = ("_answers", "_marks", "_parts", "_spellings", "format", "sources")
+
+    def __init__(self, form: PromptFormat, tokens: SpecialTokens) -> None:
+        self.format = form
+        self.sources: list[ImageSource] = []
+        self._spellings = tokens.spellings
+        self._parts: list[str] = []
+        self._marks: list[int] = []
+        self._answers: list[tuple[int, int]] = []
 
     def text(self, text: str) -> None:
-        if text:
-            self.parts.append(text)
-            self.length += len(text)
+        self._parts.append(text)
 
     def special(self, token: SpecialToken) -> None:
-        spelling = self.tokens.token(token)
-        start = self.length
-        self.parts.append(spelling)
-        self.length = start + len(spelling)
-        self.ranges.append((start, self.length))
+        self._marks.append(len(self._parts))
+        self._parts.append(self._spellings[token])
 
     def pieces(self, pieces: Iterable[TemplatePiece]) -> None:
         for piece in pieces:
-            if isinstance(piece, str):
-                self.text(piece)
+            if type(piece) is str:
+                self._parts.append(piece)
             else:
-                self.special(piece)
+                self.special(piece)  # type: ignore[arg-type]
+
+    def tag(self, opening: str, rest: str) -> None:
+        """`opening`, the DSML token, and the rest of a tag."""
+        parts = self._parts
+        self._marks.append(len(parts) + 1)
+        parts += (opening, self._spellings[SpecialToken.Dsml], rest)
 
     def message(self, message: Message) -> None:
         """The text of a message, its pictures as placeholders where the format has any."""
-        first, *rest = message.segments
-        self.text(first)
-        for segment in rest:
+        segments = message.segments
+        self._parts.append(segments[0])
+        for segment in segments[1:]:
             if self.format.has_pictures:
                 self.special(SpecialToken.Image)
             else:
-                self.text(UNSUPPORTED_IMAGE)
-            self.text(segment)
+                self._parts.append(UNSUPPORTED_IMAGE)
+            self._parts.append(segment)
         if self.format.has_pictures:
             self.sources.extend(message.image_sources)
 
+    @property
+    def place(self) -> int:
+        """Number of the next piece."""
+        return len(self._parts)
+
+    def is_empty_since(self, place: int) -> bool:
+        """Whether the pieces from `place` on hold no character."""
+        return not any(self._parts[place:])
+
+    def drop_since(self, place: int) -> None:
+        """Take back the pieces from `place` on."""
+        del self._parts[place:]
+        while self._marks and self._marks[-1] >= place:
+            self._marks.pop()
+
+    def answer(self, start: int) -> None:
+        """The pieces from `start` on are what an assistant wrote."""
+        self._answers.append((start, len(self._parts)))
+
     def finish(self) -> RenderedPrompt:
-        return RenderedPrompt("".join(self.parts), self.ranges, self.sources, self.answers)
-
-
-def tool_line(tool: ToolDefinition) -> str:
-    """The JSON line that announces a tool."""
-    return prompt_json(
-        {
-            "name": tool.name,
-            "description": tool.description or "",
-            "parameters": tool.parameters,
-        }
-    )
+        ends = list(accumulate(map(len, self._parts), initial=0))
+        ranges = [(ends[mark], ends[mark + 1]) for mark in self._marks]
+        answers = [(ends[start], ends[end]) for start, end in self._answers]
+        return RenderedPrompt("".join(self._parts), ranges, self.sources, answers)
 
 
 def _tool_lines(tools: Iterable[ToolDefinition]) -> str:
-    return "\n".join([tool_line(tool) for tool in tools])
+    return "\n".join([tool.prompt_line for tool in tools])
 
 
 def _system_block(
@@ -104,12 +122,12 @@ def _system_block(
 ) -> None:
     """Effort, leading system text, tools, response format: what stands before the turns."""
     form = out.format
-    mark_length, mark_parts = out.length, len(out.parts)
+    start = out.place
     if form.system_in_place:
         out.special(SpecialToken.System)
-    start = out.length
+    behind = out.place
     # A V4.1 prompt about nothing at all stays empty, without even the effort.
-    about_something = conversation.messages or _has_blocks(conversation)
+    about_something = conversation.history or _has_blocks(conversation)
     if conversation.thinking_mode and (about_something or not form.system_in_place):
         out.text(form.effort_texts[conversation.reasoning_effort or "high"])
     separator = ""
@@ -118,10 +136,9 @@ def _system_block(
             out.text(separator)
             out.message(message)
             separator = "\n\n"
-    if _tools_active(conversation):
-        shown = [tool for tool in conversation.tools if not tool.defer_loading]
+    if conversation.has_tools:
         out.pieces(form.tools_block_head)
-        out.text(_tool_lines(shown))
+        out.text(_tool_lines(tool for tool in conversation.tools if not tool.defer_loading))
         out.pieces(form.tools_block_tail)
     if conversation.response_format == "json_object":
         out.text(form.json_object_block)
@@ -129,10 +146,8 @@ def _system_block(
         out.text(form.json_schema_head + prompt_json(conversation.response_schema))
     if form.system_in_place and first_texts:
         _late_tools(out, first_texts[0])
-    if form.system_in_place and out.length == start and not first_texts:
-        del out.parts[mark_parts:]
-        out.ranges.pop()
-        out.length = mark_length
+    if form.system_in_place and not first_texts and out.is_empty_since(behind):
+        out.drop_since(start)
 
 
 def _late_tools(out: _Builder, message: Message) -> None:
@@ -140,71 +155,61 @@ def _late_tools(out: _Builder, message: Message) -> None:
         out.text(out.format.updated_tools_head + _tool_lines(message.tools))
 
 
-def _tools_active(conversation: Conversation) -> bool:
-    return bool(conversation.tools) and conversation.tool_choice != "none"
-
-
 def _has_blocks(conversation: Conversation) -> bool:
     """Whether something besides the effort stands in the system part by itself."""
-    return _tools_active(conversation) or conversation.response_format.startswith("json")
+    return conversation.has_tools or conversation.response_format.startswith("json")
 
 
 def _invocation(out: _Builder, call: ToolCall) -> None:
     form = out.format
-    dsml = SpecialToken.Dsml
-    out.pieces(("<", dsml, f'{form.invoke_tag} name="{call.name}">\n'))
+    out.tag("<", f'{form.invoke_tag} name="{call.name}">\n')
     arguments = parse_object(call.arguments)
     if arguments is None:
         arguments = {"arguments": call.arguments}
-    separator = ""
+    closing = f"{form.parameter_tag}>\n"
     for key, value in arguments.items():
-        is_string = isinstance(value, str)
-        text = value if isinstance(value, str) else prompt_json(value)
-        flag = "true" if is_string else "false"
-        out.text(separator)
-        out.pieces(("<", dsml, f'{form.parameter_tag} name="{key}" string="{flag}">{text}'))
-        out.pieces(("</", dsml, f"{form.parameter_tag}>"))
-        separator = "\n"
-    if arguments:
-        out.text("\n")
-    else:
+        if isinstance(value, str):
+            out.tag("<", f'{form.parameter_tag} name="{key}" string="true">{value}')
+        else:
+            out.tag("<", f'{form.parameter_tag} name="{key}" string="false">{prompt_json(value)}')
+        out.tag("</", closing)
+    if not arguments:
         out.text(form.empty_arguments_line)
-    out.pieces(("</", dsml, f"{form.invoke_tag}>"))
+    out.tag("</", f"{form.invoke_tag}>\n")
 
 
 def _calls(out: _Builder, calls: Sequence[ToolCall]) -> None:
-    out.pieces(("\n\n<", SpecialToken.Dsml, f"{out.format.calls_tag}>\n"))
+    out.tag("\n\n<", f"{out.format.calls_tag}>\n")
     _invocations(out, calls)
 
 
 def _invocations(out: _Builder, calls: Sequence[ToolCall]) -> None:
     for call in calls:
         _invocation(out, call)
-        out.text("\n")
-    out.pieces(("</", SpecialToken.Dsml, f"{out.format.calls_tag}>"))
+    out.tag("</", f"{out.format.calls_tag}>")
 
 
 def _thinking_part(
     out: _Builder, message: Message, conversation: Conversation, *, keeps: bool
 ) -> int:
-    """Render the thinking part; returns where the model's own text begins."""
+    """Render the thinking part; returns the place where the model's own text begins."""
     reasoning = message.reasoning_content
     if out.format.fills_missing_reasoning:
         keeps = keeps and conversation.thinking_mode
         reasoning = reasoning or ""
     if keeps and reasoning is not None:
         out.special(SpecialToken.ThinkingStart)
-        start = out.length
+        start = out.place
         out.text(reasoning)
         out.special(SpecialToken.ThinkingEnd)
         return start
     out.special(SpecialToken.ThinkingEnd)
-    return out.length
+    return out.place
 
 
 def _assistant_turn(out: _Builder, conversation: Conversation, index: int) -> bool:
     """Render one assistant turn; True if it is left open for the model to continue."""
-    messages = conversation.messages
+    messages = conversation.history
     message = messages[index]
     form = out.format
     is_last = index == len(messages) - 1
@@ -219,29 +224,31 @@ def _assistant_turn(out: _Builder, conversation: Conversation, index: int) -> bo
     if bare and conversation.thinking_mode:
         if message.reasoning_content is not None or form.fills_missing_reasoning:
             out.special(SpecialToken.ThinkingStart)
-        start = out.length
+        start = out.place
         out.text(message.reasoning_content or "")
-        out.answers.append((start, out.length))
+        out.answer(start)
         return True
-    keeps = _tools_active(conversation) or own
+    keeps = conversation.has_tools or own
     start = _thinking_part(out, message, conversation, keeps=keeps)
     out.message(message)
     if calls:
         _calls(out, calls)
     if not continued:
         out.special(SpecialToken.Eos)
-    out.answers.append((start, out.length))
+    out.answer(start)
     return continued and is_last
 
 
 def _sorted_results(run: list[Message], calls: Sequence[ToolCall]) -> list[Message]:
     """Put the tool results of a run into the order of the calls they answer."""
+    if len(run) < 2 or len(calls) < 2:
+        return run
     order = {call.id: position for position, call in enumerate(calls)}
 
     def rank(message: Message) -> int:
         return order.get(message.tool_call_id or "", -1)
 
-    places = [i for i, m in enumerate(run) if isinstance(m, ToolMessage) and rank(m) >= 0]
+    places = [i for i, m in enumerate(run) if m.role == "tool" and rank(m) >= 0]
     results = sorted((run[i] for i in places), key=rank)
     arranged = list(run)
     for place, message in zip(places, results, strict=True):
@@ -293,7 +300,7 @@ def _user_runs(form: PromptFormat, messages: Sequence[Message], start: int) -> i
 
 def render(conversation: Conversation, form: PromptFormat, tokens: SpecialTokens) -> RenderedPrompt:
     """Render a conversation into the prompt that asks for its next assistant turn."""
-    messages = conversation.messages
+    messages = conversation.history
     out = _Builder(form, tokens)
     out.special(SpecialToken.Bos)
     if form.system_in_place:
@@ -333,7 +340,7 @@ def render_completion(
 
 
 def _turns(out: _Builder, conversation: Conversation, index: int) -> bool:
-    messages = conversation.messages
+    messages = conversation.history
     form = out.format
     calls: Sequence[ToolCall] = ()
     left_open = False
@@ -368,4 +375,4 @@ def _open_answer(out: _Builder, conversation: Conversation) -> None:
     thinking = conversation.thinking_mode
     out.special(SpecialToken.ThinkingStart if thinking else SpecialToken.ThinkingEnd)
     if conversation.tool_choice == "required" and conversation.tools:
-        out.pieces(("\n\n<", SpecialToken.Dsml, f"{out.format.calls_tag}>\n"))
+        out.tag("\n\n<", f"{out.format.calls_tag}>\n")

@@ -32,6 +32,9 @@ class SpecialToken(Enum):
     Polygon = "<｜polygon｜>"
     PolygonEnd = "<｜/polygon｜>"
 
+    # Members are single; Enum's own hash of the name is Python code in the renderer's way.
+    __hash__ = object.__hash__
+
     def default_str(self) -> str:
         """Return the default literal spelling of this token."""
         return self.value
@@ -47,7 +50,7 @@ class SpecialTokens:
     need to be supplied.
     """
 
-    __slots__ = ("_spellings",)
+    __slots__ = ("spellings",)
 
     def __init__(
         self,
@@ -91,23 +94,23 @@ class SpecialTokens:
             SpecialToken.Polygon: polygon,
             SpecialToken.PolygonEnd: polygon_end,
         }
-        self._spellings: dict[SpecialToken, str] = {
+        self.spellings: dict[SpecialToken, str] = {
             token: token.value if spelling is None else spelling
             for token, spelling in given.items()
         }
 
     def token(self, token: SpecialToken) -> str:
         """Return the spelling of `token` in this mapping."""
-        return self._spellings[token]
+        return self.spellings[token]
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, SpecialTokens) and self._spellings == other._spellings
+        return isinstance(other, SpecialTokens) and self.spellings == other.spellings
 
     def __hash__(self) -> int:
-        return hash(tuple(self._spellings.values()))
+        return hash(tuple(self.spellings.values()))
 
     def __repr__(self) -> str:
-        changed = {t.name: s for t, s in self._spellings.items() if s != t.value}
+        changed = {t.name: s for t, s in self.spellings.items() if s != t.value}
         return f"SpecialTokens({changed})"
 
 

@@ -15,6 +15,7 @@ from deepinfer_recipe.messages import (
     ToolCall,
     ToolDefinition,
     ToolMessage,
+    UserMessage,
 )
 from deepinfer_recipe.options import ConversionOptions, Profile
 from deepinfer_recipe.protocols import chat_body as wire
@@ -39,7 +40,7 @@ from deepinfer_recipe.protocols.tools import (
     check_name,
     check_same_strictness,
     check_unique,
-    checked_parameters,
+    define,
 )
 from deepinfer_recipe.render import UNSUPPORTED_IMAGE
 from deepinfer_recipe.special_tokens import SpecialToken
@@ -86,7 +87,7 @@ def convert(
         sampling=_sampling(body, profile),
         stream=bool(body.stream),
         include_usage=bool(body.stream_options and body.stream_options.include_usage),
-        user=_user(body),
+        user=_end_user(body),
     )
     if body.stream_options is not None and not body.stream:
         raise ConversionError(
@@ -118,7 +119,7 @@ def convert(
     return finish(draft)
 
 
-def _user(body: wire.ChatBody) -> str | None:
+def _end_user(body: wire.ChatBody) -> str | None:
     for value in (body.user_id, body.user):
         if isinstance(value, str):
             return value
@@ -182,6 +183,12 @@ def _parts(content: wire.Content, place: str, draft: Draft) -> Iterator[str | Im
             yield pictures.from_file(part.file_id, part.file_data, place)
 
 
+def _user(content: wire.Content, index: int, draft: Draft) -> UserMessage:
+    if isinstance(content, str):
+        return UserMessage(content)
+    return _joined(content, index, draft).user()
+
+
 def _joined(content: wire.Content, index: int, draft: Draft) -> JoinedContent:
     joined = JoinedContent(
         draft.version.prompt_format.has_pictures,
@@ -210,7 +217,7 @@ def _messages(turns: Sequence[wire.Turn], draft: Draft) -> list[Message]:
         elif isinstance(turn, wire.ReminderTurn):
             messages.append(LatestReminderMessage(turn.content))
         elif isinstance(turn, wire.UserTurn):
-            messages.append(_joined(turn.content, index, draft).user())
+            messages.append(_user(turn.content, index, draft))
         else:
             content = _joined(turn.content, index, draft)
             if content.text:
@@ -232,9 +239,12 @@ def _assistant(turn: wire.AssistantTurn, index: int, draft: Draft) -> AssistantM
             "1, but got an empty array instead.",
             param=f"{place}.tool_calls",
         )
-    content = JoinedContent(True, "").extend(_parts(turn.content or "", f".{place}", draft))
-    if content.sources:
-        raise ConversionError("Image in assistant message is not supported", param=place)
+    text = turn.content or ""
+    if not isinstance(text, str):
+        content = JoinedContent(True, "").extend(_parts(text, f".{place}", draft))
+        if content.sources:
+            raise ConversionError("Image in assistant message is not supported", param=place)
+        text = content.text
     seen: set[str] = set()
     for call in calls or ():
         if call.id in seen:
@@ -245,7 +255,7 @@ def _assistant(turn: wire.AssistantTurn, index: int, draft: Draft) -> AssistantM
         seen.add(call.id)
     history = [ToolCall(c.id, c.function.name, c.function.arguments) for c in calls or ()]
     return AssistantMessage(
-        content.text, turn.reasoning_content, None if calls is None else history, bool(turn.prefix)
+        text, turn.reasoning_content, None if calls is None else history, bool(turn.prefix)
     )
 
 
@@ -276,8 +286,12 @@ def _results(turns: Sequence[wire.Turn], index: int, draft: Draft) -> list[ToolM
                 f"response messages: {result.tool_call_id}",
                 param=f"messages[{place}].tool_call_id",
             )
-        content = _joined(result.content, place, draft)
-        answered[result.tool_call_id] = content.tool(result.tool_call_id)
+        call_id = result.tool_call_id
+        answered[call_id] = (
+            ToolMessage(result.content, call_id)
+            if isinstance(result.content, str)
+            else _joined(result.content, place, draft).tool(call_id)
+        )
     return list(answered.values())
 
 
@@ -306,19 +320,16 @@ def _choice(
 
 def _tools(declared: Sequence[wire.Tool], profile: Profile) -> list[ToolDefinition]:
     check_unique([tool.function.name for tool in declared])
-    tools: list[ToolDefinition] = []
-    for index, tool in enumerate(declared):
-        function = tool.function
-        place = f"tools[{index}].function"
-        parameters = checked_parameters(
-            function.name,
-            function.parameters,
-            f"{place}.parameters",
-            strict=bool(function.strict),
+    tools = [
+        define(
+            tool.function.name,
+            tool.function.description,
+            tool.function.parameters,
+            f"tools[{index}].function.parameters",
+            strict=tool.function.strict,
             profile=profile,
         )
-        tools.append(
-            ToolDefinition(function.name, function.description, parameters, function.strict)
-        )
+        for index, tool in enumerate(declared)
+    ]
     check_same_strictness(tools)
     return tools

@@ -38,7 +38,7 @@ from deepinfer_recipe.protocols.tools import (
     check_name,
     check_same_strictness,
     check_unique,
-    checked_parameters,
+    define,
 )
 from deepinfer_recipe.render import UNSUPPORTED_IMAGE
 from deepinfer_recipe.special_tokens import SpecialToken
@@ -131,23 +131,24 @@ def _tools(
                 raise ConversionError(f"{place}: server tools are not supported", param=place)
             tool = _custom(tool, place)
         check_name(tool.name, f"{place}.name")
-        parameters = tool.input_schema
+        parameters, place = tool.input_schema, f"{place}.input_schema"
         strict = True if is_extended and tool.strict is True else None
-        if checks_schemas:
-            if parameters is None:
-                # Unlike the other protocols, parameters are not optional here.
-                what = f"Invalid schema for function '{tool.name}'"
-                require_schema(None, what, f"{place}.input_schema")
-            parameters = checked_parameters(
-                tool.name,
-                parameters,
-                f"{place}.input_schema",
-                strict=bool(strict),
-                profile=draft.profile,
-            )
+        late = bool(tool.defer_loading)
+        if not checks_schemas:
+            tools.append(ToolDefinition(tool.name, tool.description, parameters, strict, late))
+            continue
+        if parameters is None:
+            # Unlike the other protocols, parameters are not optional here.
+            require_schema(None, f"Invalid schema for function '{tool.name}'", place)
         tools.append(
-            ToolDefinition(
-                tool.name, tool.description, parameters, strict, bool(tool.defer_loading)
+            define(
+                tool.name,
+                tool.description,
+                parameters,
+                place,
+                strict=strict,
+                profile=draft.profile,
+                defer_loading=late,
             )
         )
     if tools and all(tool.defer_loading for tool in tools):

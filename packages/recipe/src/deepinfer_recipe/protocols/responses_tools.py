@@ -11,7 +11,7 @@ from deepinfer_recipe.formats.prompt_format import PromptFormat
 from deepinfer_recipe.messages import ToolDefinition
 from deepinfer_recipe.options import ConversionOptions, Profile, WebSearchBehavior
 from deepinfer_recipe.protocols import responses_body as wire
-from deepinfer_recipe.protocols.tools import check_name, checked_parameters
+from deepinfer_recipe.protocols.tools import check_name, checked_parameters, define
 
 APPLY_PATCH = "apply_patch"
 TOOL_SEARCH = "tool_search"
@@ -61,10 +61,14 @@ def _function(
 ) -> ToolDefinition:
     if not checks_schemas:
         return ToolDefinition(name, description, tool.parameters, tool.strict)
-    parameters = checked_parameters(
-        name, tool.parameters, f"{place}.parameters", strict=bool(tool.strict), profile=profile
+    return define(
+        name,
+        description,
+        tool.parameters,
+        f"{place}.parameters",
+        strict=tool.strict,
+        profile=profile,
     )
-    return ToolDefinition(name, description, parameters, tool.strict)
 
 
 def full_name(namespace: str, own: str, form: PromptFormat) -> str:

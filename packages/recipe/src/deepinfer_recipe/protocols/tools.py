@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import marshal
 import re
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
@@ -88,6 +90,42 @@ def checked_parameters(
     return parameters
 
 
+_MAX_DEFINITIONS = 1024
+_MAX_KEY_BYTES = 65536
+_definitions: OrderedDict[bytes, ToolDefinition] = OrderedDict()
+
+
+def define(
+    name: str,
+    description: str | None,
+    parameters: Any,
+    param: str,
+    *,
+    strict: bool | None,
+    profile: Profile,
+    defer_loading: bool = False,
+) -> ToolDefinition:
+    """A checked tool. The same declaration, sent again, is the same object.
+
+    Tool lists repeat from turn to turn, and checking and printing them is most of the work of
+    a conversion. The bytes of `marshal` (version 2: no sharing, so equal values give equal
+    bytes) are the cheapest exact key; they are never read back.
+    """
+    is_extended = profile == "extended"
+    declaration = (name, description, parameters, strict, is_extended, defer_loading)
+    key = marshal.dumps(declaration, 2)
+    known = _definitions.get(key)
+    if known is not None:
+        return known
+    checked = checked_parameters(name, parameters, param, strict=bool(strict), profile=profile)
+    tool = ToolDefinition(name, description, checked, strict, defer_loading)
+    if len(key) <= _MAX_KEY_BYTES:
+        _definitions[key] = tool
+        if len(_definitions) > _MAX_DEFINITIONS:
+            _definitions.popitem(last=False)
+    return tool
+
+
 def check_unique(names: Sequence[str]) -> None:
     """Raise `ConversionError` if two tools share a name."""
     if len(set(names)) != len(names):
@@ -139,19 +177,5 @@ def resolve_choice(
 
 def tool_constraint(tools: Sequence[ToolDefinition], mode: ToolChoice) -> OutputConstraint:
     """The constraint that keeps calls within the declared tools."""
-    declared: list[dict[str, Any]] = []
-    for tool in tools:
-        entry: dict[str, Any] = {
-            "type": "function",
-            "function": {
-                "name": tool.name,
-                "description": tool.description,
-                "parameters": tool.parameters,
-                "strict": tool.strict,
-            },
-        }
-        if tool.defer_loading:
-            entry["defer_loading"] = True
-        declared.append(entry)
     kind = "tool_call_required" if mode == "required" else "tool_call"
-    return OutputConstraint(kind, compact_json(declared))
+    return OutputConstraint(kind, f"[{','.join([tool.constraint_json for tool in tools])}]")
