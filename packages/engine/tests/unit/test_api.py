@@ -1,4 +1,4 @@
-"""The public surface: what `__init__` exports, with signatures; and that every module stands by itself."""
+"""The public surface, with signatures; and that every module stands by itself."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,7 @@ def test_every_third_party_import_is_declared() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     declared = {
         re.split(r"[\[<>=!~ ;]", line)[0].lower()
-        for line in [*project["dependencies"], *sum(project["optional-dependencies"].values(), [])]
+        for line in chain(project["dependencies"], *project["optional-dependencies"].values())
     }
     names = {IMPORT_NAMES.get(d, d.replace("-", "_")) for d in declared}
     names |= {"starlette", "anyio"}  # fastapi's own foundation, re-exported by it
