@@ -89,7 +89,7 @@ def _squeeze(text: str) -> str:
 
 
 def score(samples: list[Sample], texts: dict[str, str]) -> dict[str, float]:
-    """All figures of one system: word_f1 (+ per type, macro), boilerplate, shingle_f1, segment_f1."""
+    """All figures of one system: word_f1 (per type, macro), boilerplate, shingle and segment F1."""
     by_type: dict[str, list[float]] = {}
     kept = total = 0
     shingles: list[tuple[float, float]] = []

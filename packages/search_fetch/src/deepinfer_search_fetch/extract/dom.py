@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from lxml import etree, html
+from lxml import etree, html  # pyright: ignore[reportAttributeAccessIssue]
 from resiliparse.parse.html import HTMLTree
 
 MAX_TAGS = 300_000

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from lxml import etree
+from typing import Any
+
+from lxml import etree  # pyright: ignore[reportAttributeAccessIssue]
 from lxml import html as lxml_html
 
 from deepinfer_search_fetch import urls
@@ -59,11 +61,11 @@ def extract_feed(text: str, url: urls.Url | None) -> TextDocument:
     return TextDocument("\n".join(lines) + "\n" if lines else "", title, links, warnings)
 
 
-def _name(element: etree._Element) -> str:
+def _name(element: Any) -> str:
     return etree.QName(element).localname if isinstance(element.tag, str) else ""
 
 
-def _plain(element: etree._Element | None) -> str | None:
+def _plain(element: Any) -> str | None:
     """Text of a feed field, HTML inside it reduced to its text."""
     if element is None:
         return None
@@ -76,7 +78,7 @@ def _plain(element: etree._Element | None) -> str | None:
     return " ".join(raw.split()) or None
 
 
-def _link(entry: etree._Element, url: urls.Url | None) -> str | None:
+def _link(entry: Any, url: urls.Url | None) -> str | None:
     for child in entry:
         if _name(child) != "link" or child.get("rel", "alternate") != "alternate":
             continue

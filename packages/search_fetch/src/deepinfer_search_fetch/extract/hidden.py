@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from lxml import etree, html
+from lxml import etree, html  # pyright: ignore[reportAttributeAccessIssue]
 
 _DROP_TAGS = (
     "script",
@@ -149,7 +149,7 @@ def _rgb(value: str) -> tuple[int, int, int] | None:
 
 
 def _hiding_selectors(tree: html.HtmlElement) -> set[str]:
-    """Simple selectors (.class, #id, tag.class) whose in-page rule hides; media rules are not read."""
+    """Simple selectors (.class, #id, tag.class) whose in-page rule hides; no media rules."""
     found: set[str] = set()
     for sheet in tree.iter("style"):
         if "media" in sheet.attrib and sheet.attrib["media"] not in ("all", "screen"):
@@ -219,5 +219,5 @@ _VARIATION_RUN = re.compile("[\ufe00-\ufe0f\U000e0100-\U000e01ef]{3,}")
 
 
 def strip_invisible_characters(text: str) -> str:
-    """Without tag, zero-width (joiners stay), bidi control, soft hyphen and private-use code points."""
+    """Without tag, zero-width (joiners stay), bidi, soft hyphen and private-use code points."""
     return _VARIATION_RUN.sub("", _INVISIBLE_CHARS.sub("", text))

@@ -65,7 +65,7 @@ def extract_html(text: str, url: urls.Url | None, options: HtmlOptions) -> HtmlR
         return HtmlResult("", Metadata(), "other", 0.0, [], warnings)
     if options.selector or options.exclude_selector:
         _scope(tree, options)
-        text = html.tostring(tree, encoding="unicode")
+        text = str(html.tostring(tree, encoding="unicode"))
     normalise(tree)
     original = deepcopy(tree)
     removed = remove_invisible(tree)

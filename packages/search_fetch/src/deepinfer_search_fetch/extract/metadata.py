@@ -50,7 +50,8 @@ _DATE_IN_URL = re.compile(
     r"/((?:19|20)\d\d)[/-](0?[1-9]|1[0-2])[/-](0?[1-9]|[12]\d|3[01])(?:/|-|$)"
 )
 _ISO_DATE = re.compile(
-    r"^\s*((?:19|20)\d\d)-(\d{1,2})-(\d{1,2})(?:[T ](\d{1,2}:\d{2}(?::\d{2})?)(?:\.\d+)?\s*(Z|[+-]\d{2}:?\d{2})?)?"
+    r"^\s*((?:19|20)\d\d)-(\d{1,2})-(\d{1,2})"
+    r"(?:[T ](\d{1,2}:\d{2}(?::\d{2})?)(?:\.\d+)?\s*(Z|[+-]\d{2}:?\d{2})?)?"
 )
 
 
@@ -240,7 +241,7 @@ def _url_date(url: urls.Url | None) -> str | None:
 
 
 def _date(candidates: list[Any], today: date | None) -> str | None:
-    """The first plausible date: RFC 3339 with its zone, or the day alone when the zone is unknown."""
+    """The first plausible date: RFC 3339, or the day alone where the zone is unknown."""
     for candidate in candidates:
         match = _ISO_DATE.match(candidate) if isinstance(candidate, str) else None
         if match is None:

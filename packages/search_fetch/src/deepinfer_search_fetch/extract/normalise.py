@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from lxml import etree, html
+from lxml import etree, html  # pyright: ignore[reportAttributeAccessIssue]
 
 MATH_TAG = "math-tex"
 _TEX_SCRIPT = re.compile(r"^math/tex", re.I)

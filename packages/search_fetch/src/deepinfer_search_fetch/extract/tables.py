@@ -13,7 +13,7 @@ MAX_CELLS = 50_000
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """rows: text of every cell, rectangular. header_rows: how many of them are headings (0 or 1)."""
+    """rows: text of every cell, rectangular. header_rows: 0 or 1."""
 
     rows: list[list[str]]
     header_rows: int
@@ -70,7 +70,7 @@ def build_grid(table: Box, cell_text: Callable[[Box], str]) -> Grid:
             total += wide * high
             if total > MAX_CELLS:
                 wide = high = 1
-            for offset in range(wide):
+            for _ in range(wide):
                 for below in range(1, min(high, len(rows) - r)):
                     pending[(r + below, len(line))] = text
                 line.append(text)

@@ -11,12 +11,13 @@ from dataclasses import dataclass, field
 
 from lxml import html
 
-BLOCK_TAGS = frozenset(
-    "address article aside blockquote body button caption center dd details dialog dir div dl dt "
-    "fieldset figcaption figure footer form frameset h1 h2 h3 h4 h5 h6 header hgroup hr html "
-    "label legend li main menu nav ol optgroup option p pre search section select summary table "
-    "tbody td textarea tfoot th thead tr ul noscript".split()
-)
+_BLOCK_NAMES = """
+address article aside blockquote body button caption center dd details dialog dir div dl dt fieldset
+figcaption figure footer form frameset h1 h2 h3 h4 h5 h6 header hgroup hr html label legend li main
+menu nav noscript ol optgroup option p pre search section select summary table tbody td textarea
+tfoot th thead tr ul
+"""
+BLOCK_TAGS = frozenset(_BLOCK_NAMES.split())
 WORD = re.compile(
     "[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uac00-\ud7af\U00020000-\U0003ffff]"
     "|[^\\W\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uac00-\ud7af]+"

@@ -22,14 +22,12 @@ _TOKEN = re.compile(
 )
 _CAMEL = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 _PLAIN = re.compile(r"[a-z]+")
-STOP_WORDS: Final = frozenset(
-    (
-        "a an and are as at be been but by can could did do does for from had has have he her his "
-        "how i if in into is it its may must no nor not of on or our she should so such than that "
-        "the their them then there these they this those to was we were what when where which "
-        "who why will with would you your"
-    ).split()
-)
+_ENGLISH_STOP_WORDS = """
+a an and are as at be been but by can could did do does for from had has have he her his how i if in
+into is it its may must no nor not of on or our she should so such than that the their them then
+there these they this those to was we were what when where which who why will with would you your
+"""
+STOP_WORDS: Final = frozenset(_ENGLISH_STOP_WORDS.split())
 
 
 def terms(text: str) -> list[str]:

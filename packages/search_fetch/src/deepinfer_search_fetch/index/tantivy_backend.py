@@ -203,7 +203,7 @@ class TantivyBackend:
         title = content_terms(page.title)
         document.add_text("title", " ".join(title))
         document.add_text("headings", " ".join(content_terms(_plain(headings))))
-        # The body field holds the title too: a title word is then never worth less than a body word.
+        # The body holds the title too: a title word is then never worth less than a body word.
         document.add_text("body", " ".join([*title, *content_terms(_plain(page.content))]))
         document.add_text("url_terms", " ".join(terms(page.url)))
         day = day_number(page.published or page.fetched_at)

@@ -198,10 +198,10 @@ def storable(response: Response) -> bool:
 
 def freshness_seconds(response: Response, now: float) -> float:
     """How long HTTP says the response stays fresh; a day where it says nothing."""
-    directives = dict(
-        (part.partition("=")[0].strip().lower(), part.partition("=")[2].strip('" '))
+    directives = {
+        part.partition("=")[0].strip().lower(): part.partition("=")[2].strip('" ')
         for part in (response.header("cache-control") or "").split(",")
-    )
+    }
     if "no-cache" in directives:
         return 0.0
     for name in ("s-maxage", "max-age"):

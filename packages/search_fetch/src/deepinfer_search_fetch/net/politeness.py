@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -48,7 +48,7 @@ class HostSlots:
         self._domains: OrderedDict[str, _Domain] = OrderedDict()
 
     @asynccontextmanager
-    async def slot(self, host: str, *, min_interval: float = 0.0) -> AsyncIterator[None]:
+    async def slot(self, host: str, *, min_interval: float = 0.0) -> AsyncGenerator[None]:
         """Hold one connection to the host's domain, after waiting for its turn.
 
         min_interval: seconds between requests a robots.txt asks for (crawl-delay).

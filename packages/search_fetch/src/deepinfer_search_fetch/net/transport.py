@@ -10,7 +10,7 @@ import asyncio
 import ipaddress
 import ssl
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -241,7 +241,7 @@ class _Exchange:
 
 
 @asynccontextmanager
-async def _within(seconds: float, message: str) -> AsyncIterator[None]:
+async def _within(seconds: float, message: str) -> AsyncGenerator[None]:
     """Like asyncio.timeout, but its own expiry becomes UpstreamError(timeout)."""
     try:
         async with asyncio.timeout(seconds):

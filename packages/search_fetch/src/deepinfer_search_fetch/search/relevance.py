@@ -70,7 +70,7 @@ def features(
 
 
 def _density(body: Sequence[str], wanted: set[str]) -> float:
-    """Distinct matched terms / length of the shortest span that holds them all, at most 50 words."""
+    """Distinct matched terms per word of the shortest span with all of them (at most 50)."""
     places = [(i, t) for i, t in enumerate(body) if t in wanted]
     distinct = {t for _, t in places}
     if len(distinct) <= 1:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -21,6 +21,7 @@ FEEDBACK_DOCUMENTS = 10
 FEEDBACK_TERMS = 20
 ORIGINAL_WEIGHT = 0.6
 EXPAND_FROM_TERMS = 4
+PRIOR_DOCUMENTS = 1000
 _FEEDBACK_CHARS = 8000
 
 
@@ -35,8 +36,12 @@ class Filters:
 
 
 def inverse_frequencies(backend: SearchBackend, terms: Sequence[str]) -> dict[str, float]:
-    """idf(t) = ln(1 + (N - n + 0.5) / (n + 0.5)) over the body field; a unigram weighs 0.3 of it."""
-    total = backend.size()
+    """idf(t) = ln(1 + (N - n + 0.5) / (n + 0.5)) over the body field; CJK unigrams weigh 0.3.
+
+    N counts PRIOR_DOCUMENTS more than there are: in an index of ten pages a word that all of them
+    hold is still a rare word of the language.
+    """
+    total = backend.size() + PRIOR_DOCUMENTS
     out: dict[str, float] = {}
     for term in terms:
         n = min(backend.doc_freq("body", term), total)
@@ -98,7 +103,7 @@ def _feedback(
     most likely in the feedback documents, each document weighted by its score.
     """
     total_score = sum(hit.score for hit in hits) or 1.0
-    model: Counter[str] = Counter()
+    model: defaultdict[str, float] = defaultdict(float)
     for hit in hits:
         found = content_terms(f"{hit.page.title} {hit.page.content[:_FEEDBACK_CHARS]}")
         counts = Counter(t for t in found if t not in STOP_WORDS and len(t) > 2)

@@ -1,0 +1,186 @@
+"""The library's face: `AsyncSearchFetch`, and `SearchFetch` for code without an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from deepinfer_search_fetch.config import Config
+from deepinfer_search_fetch.errors import InvalidRequestError, SearchFetchError
+from deepinfer_search_fetch.fetching import Fetcher
+from deepinfer_search_fetch.index.ingest import Ingester, Source, SourceKind
+from deepinfer_search_fetch.index.tantivy_backend import SearchBackend, TantivyBackend
+from deepinfer_search_fetch.models import (
+    BatchItem,
+    FetchRequest,
+    FetchResponse,
+    IngestReport,
+    SearchRequest,
+    SearchResponse,
+)
+from deepinfer_search_fetch.net.resolver import Resolver
+from deepinfer_search_fetch.search.engine import search
+
+_T = TypeVar("_T")
+
+
+class AsyncSearchFetch:
+    """Fetch and Search over one home folder. Use as an async context manager, or `close()` it.
+
+    resolver, backend: replaceable parts (tests, another index).
+    """
+
+    def __init__(
+        self,
+        config: Config | None = None,
+        *,
+        resolver: Resolver | None = None,
+        backend: SearchBackend | None = None,
+    ) -> None:
+        self.config = config or Config()
+        self.config.home.mkdir(parents=True, exist_ok=True)
+        self.fetcher = Fetcher(self.config, resolver=resolver)
+        self._backend = backend
+        self._write_turn = asyncio.Lock()
+
+    @property
+    def backend(self) -> SearchBackend:
+        """The index, opened on first use."""
+        if self._backend is None:
+            self._backend = TantivyBackend(self.config.home / "index")
+        return self._backend
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """End worker processes and close the cache."""
+        await self.fetcher.close()
+
+    async def fetch(
+        self,
+        request: FetchRequest,
+        *,
+        allowed_domains: Sequence[str] = (),
+        blocked_domains: Sequence[str] = (),
+        network: bool = True,
+    ) -> FetchResponse:
+        """One URL as clean Markdown. Raises SearchFetchError.
+
+        allowed_domains, blocked_domains hold for every redirect; network=False: cache only.
+        """
+        return await self.fetcher.fetch(
+            request,
+            allowed_domains=allowed_domains,
+            blocked_domains=blocked_domains,
+            network=network,
+        )
+
+    async def fetch_many(
+        self, requests: Sequence[FetchRequest], *, concurrency: int = 4
+    ) -> AsyncIterator[BatchItem]:
+        """Items in completion order; `index` says which request each one answers."""
+        turn = asyncio.Semaphore(concurrency)
+
+        async def one(index: int, request: FetchRequest) -> BatchItem:
+            async with turn:
+                try:
+                    return BatchItem(index=index, ok=True, response=await self.fetch(request))
+                except SearchFetchError as error:
+                    return BatchItem(index=index, ok=False, error=error.body()["error"])
+
+        tasks = [asyncio.create_task(one(i, r)) for i, r in enumerate(requests)]
+        try:
+            for finished in asyncio.as_completed(tasks):
+                yield await finished
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def search(self, request: SearchRequest) -> SearchResponse:
+        """Ranked results from the index. Runs in a thread; the event loop stays free."""
+        return await asyncio.to_thread(search, self.backend, request)
+
+    async def ingest(self, source: str | Path, kind: SourceKind | None = None) -> IngestReport:
+        """Bring a source into the index: a URL, a file or folder, a .jsonl file, a sitemap.
+
+        kind: guessed from `source` when None (".xml" URLs are sitemaps).
+        """
+        location = str(source)
+        async with self._write_turn:
+            ingester = Ingester(self.backend, self.fetcher)
+            return await ingester.run(Source(kind or guess_kind(location), location))
+
+
+class SearchFetch:
+    """`AsyncSearchFetch` for synchronous code: same methods, plain return values."""
+
+    def __init__(self, config: Config | None = None, *, resolver: Resolver | None = None) -> None:
+        self._runner = asyncio.Runner()
+        self._client = AsyncSearchFetch(config, resolver=resolver)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._run(self._client.close())
+        self._runner.close()
+
+    def fetch(self, request: FetchRequest) -> FetchResponse:
+        """See `AsyncSearchFetch.fetch`."""
+        return self._run(self._client.fetch(request))
+
+    def fetch_many(
+        self, requests: Sequence[FetchRequest], *, concurrency: int = 4
+    ) -> Iterator[BatchItem]:
+        """See `AsyncSearchFetch.fetch_many`."""
+
+        async def collect() -> list[BatchItem]:
+            return [i async for i in self._client.fetch_many(requests, concurrency=concurrency)]
+
+        yield from self._run(collect())
+
+    def search(self, request: SearchRequest) -> SearchResponse:
+        """See `AsyncSearchFetch.search`."""
+        return self._run(self._client.search(request))
+
+    def ingest(self, source: str | Path, kind: SourceKind | None = None) -> IngestReport:
+        """See `AsyncSearchFetch.ingest`."""
+        return self._run(self._client.ingest(source, kind))
+
+    def _run(self, work: Coroutine[Any, Any, _T]) -> _T:
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return self._runner.run(work)
+        work.close()
+        raise InvalidRequestError(
+            "invalid_argument", "SearchFetch was called inside an event loop; use AsyncSearchFetch"
+        )
+
+
+def guess_kind(location: str) -> SourceKind:
+    """The kind of source a location most likely is."""
+    if location.startswith(("http://", "https://")):
+        path = location.partition("?")[0].lower()
+        return "sitemap" if path.endswith((".xml", ".xml.gz")) else "url"
+    return "jsonl" if location.endswith((".jsonl", ".jsonl.gz")) else "file"
