@@ -153,11 +153,12 @@ def round_law(toy: Toy, path: Path, length: int, verifier: Verifier, transform=N
             continue
         run = bits.index(False) if False in bits else length
         final = residual(p[run], q[run]) if run < length else p[length]
-        low = 0.0
-        for mass in final:
-            if mass > 0:
-                cases.append((weight * mass, u, draft_mid, low + mass / 2))
-            low += mass
+        # finer cells than the right law needs, so that a wrong law is not hidden by the midpoints
+        edges = {0.0, 1.0, *np.cumsum(final), *np.cumsum(p[run])}
+        edges |= set(np.cumsum(q[run])) if run < length else set()
+        points = sorted(e for e in edges if 0.0 <= e <= 1.0)
+        for low, high in itertools.pairwise(points):
+            cases.append((weight * (high - low), u, draft_mid, (low + high) / 2))
     n = len(cases)
     accept = np.array([c[1] + [0.5] * (toy.gamma - length) for c in cases]).reshape(n, toy.gamma)
     draft = np.array([c[2] for c in cases]).reshape(n, toy.gamma)
@@ -215,7 +216,7 @@ def complete(toy: Toy, tokens: Path, weight: float, out: np.ndarray) -> None:
 def output_law(
     toy: Toy, scheduler: BudgetScheduler, budget: int, verifier: Verifier, choose=None
 ) -> np.ndarray:
-    """Law of one request's first tokens when `budget` was fixed beforehand (or `choose` does it)."""
+    """Law of a request's first tokens when `budget` was fixed beforehand (or `choose` does)."""
     out = np.zeros((toy.vocab,) * (toy.gamma + 1))
     for path, weight in toy.paths():
         conf = np.array([[toy.conf(path[:k]) for k in range(toy.gamma)]])

@@ -129,9 +129,7 @@ class MixedDrafter:
         gains = np.stack(
             [self._gain.setdefault(r, np.array([1.0, 0.9])) for r in batch.request_ids]
         )
-        use_first = (a.lengths > 0) & (
-            gains[:, 0] * self.max_tokens >= gains[:, 1] * self.max_tokens
-        )
+        use_first = (a.lengths > 0) & (gains[:, 0] >= gains[:, 1])
         use_first &= a.deterministic
         for request, own in zip(batch.request_ids, use_first.tolist(), strict=True):
             self._used[request] = 0 if own else 1
@@ -152,8 +150,12 @@ class MixedDrafter:
                 continue
             share = float(result.n_accepted[i]) / max(float(result.verified[i]), 1.0)
             gain[which] += self._ewma * (share - gain[which])
-        self._first.observe([r for r in request_ids], result)
-        self._model.observe([r for r in request_ids], result)
+        for which, drafter in enumerate((self._first, self._model)):
+            own = np.array(
+                [i for i, r in enumerate(request_ids) if self._used.get(r) == which], dtype=np.int64
+            )
+            if own.size:
+                drafter.observe([request_ids[i] for i in own.tolist()], result.select(own))
 
     def reset(self, request_id: Hashable) -> None:
         """Drop the state of both."""

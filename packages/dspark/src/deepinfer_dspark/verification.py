@@ -67,6 +67,31 @@ class VerifyResult:
         """int64 [R]; positions whose accept-or-reject outcome is known and may be counted."""
         return np.asarray(np.isfinite(self.accept_prob).sum(axis=1), dtype=np.int64)
 
+    def select(self, requests: Int) -> VerifyResult:
+        """The outcome of some of the requests, in the given order."""
+        count = np.diff(self.cu_tokens)[requests]
+        cu = np.zeros(requests.size + 1, dtype=np.int64)
+        np.cumsum(count, out=cu[1:])
+        at = np.repeat(self.cu_tokens[requests] - cu[:-1], count) + np.arange(cu[-1])
+
+        def flat(values: Any) -> Any:
+            return None if values is None else values[at]
+
+        return VerifyResult(
+            tokens=self.tokens[at],
+            cu_tokens=cu,
+            n_accepted=self.n_accepted[requests],
+            final=self.final[requests],
+            accept_prob=self.accept_prob[requests],
+            stopped=self.stopped[requests],
+            exhausted=self.exhausted[requests],
+            dead=self.dead[requests],
+            verified=self.verified[requests],
+            logprobs=flat(self.logprobs),
+            top_ids=flat(self.top_ids),
+            top_logprobs=flat(self.top_logprobs),
+        )
+
     def emitted(self, request: int) -> list[int]:
         """Tokens of one request, in order."""
         return self.tokens[self.cu_tokens[request] : self.cu_tokens[request + 1]].tolist()
@@ -220,13 +245,9 @@ class _Judge:
             draft = self._draft_at(*drawn_at)
             with np.errstate(divide="ignore", over="ignore"):
                 prob[drawn_at] = np.minimum(1.0, target / draft)
-        u = self._uniform(
-            "accept", self.sampling.seeds[:, None], self.sampling.positions[:, None] + k
-        )
+        seeds, positions = self.sampling.seeds[:, None], self.sampling.positions[:, None] + k
+        u = self.rng("accept", seeds, positions)
         return prob, u < np.nan_to_num(prob)
-
-    def _uniform(self, purpose: Purpose, seeds: Any, positions: Any) -> Float:
-        return self.rng(purpose, seeds, positions)
 
     def _target_at(self, row: Int, ids: Int) -> Float:
         return np.exp(self.xp.gather(self.law, self.law_row[row], ids) - self.log_mass[row])
@@ -270,7 +291,7 @@ class _Judge:
         for purpose, mine in cases:
             if mine.any():
                 seeds = self.sampling.seeds[request[mine]]
-                u[mine] = self._uniform(purpose, seeds, position[mine])
+                u[mine] = self.rng(purpose, seeds, position[mine])
         return self.xp.draw(p, u)
 
     def _draft_rows(self, like: Any, request: Int, k: Int) -> Any:
