@@ -13,6 +13,7 @@ from deepinfer_recipe import (
     ConversionOptions,
     Exchange,
     MessagesRequest,
+    ReasoningContentBehavior,
     RecipeError,
     RequestParseError,
     ResponsesRequest,
@@ -308,3 +309,29 @@ def test_unknown_roles_stay_parse_errors_in_the_parity_profile() -> None:
     body = {"model": MODEL, "messages": [{"role": "developer", "content": "x"}]}
     with pytest.raises(RequestParseError, match="developer"):
         ChatCompletionRequest(body)
+
+
+def test_reasoning_must_come_back_only_behind_the_last_user_message() -> None:
+    options = ConversionOptions().with_reasoning_content_behavior(ReasoningContentBehavior.Reject)
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    loop = [
+        USER,
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": "r"},
+    ]
+
+    def accepts(messages: list[Any], **fields: Any) -> bool:
+        request = ChatCompletionRequest({"model": MODEL, "messages": messages, **fields})
+        try:
+            request.convert(options)
+        except ConversionError as error:
+            assert "`reasoning_content`" in error.message
+            return False
+        return True
+
+    assert not accepts(loop)
+    assert accepts([*loop, USER])
+    assert accepts(loop, thinking={"type": "disabled"})
+    answer = {"role": "assistant", "content": "a"}
+    assert accepts([USER, answer])
+    assert not accepts([USER, answer], tools=[CHAT_TOOL])

@@ -97,6 +97,7 @@ def convert(
     for index, tool in enumerate(declared):
         check_name(tool.function.name, f"tools[{index}].function.name")
     draft.declares_tools = bool(declared)
+    draft.choice = _choice(body.tool_choice)
     draft.messages = _messages(body.messages, draft)
     _check_prefix(body)
     fill_reasoning(draft, "reasoning_content")
@@ -113,7 +114,6 @@ def convert(
                 "response_format json_object should not be used with prefix",
                 param="response_format",
             )
-    draft.choice = _choice(body.tool_choice)
     if draft.choice != "none":
         draft.tools = _tools(declared, profile)
     return finish(draft)

@@ -239,12 +239,14 @@ def fill_reasoning(draft: Draft, field_name: str) -> None:
     `field_name` is what the protocol calls it, for the error when it must be passed back.
     """
     rejects = draft.options.reasoning_content_behavior is ReasoningContentBehavior.Reject
+    # Only the turns behind the last user's word are still being thought about.
+    last_user = max((i for i, m in enumerate(draft.messages) if m.role == "user"), default=-1)
     for index, message in enumerate(draft.messages):
         if not isinstance(message, AssistantMessage):
             continue
         reasoning = message.reasoning_content if draft.thinking else None
         if draft.thinking and reasoning is None:
-            if rejects and message.tool_calls:
+            if rejects and index > last_user and (draft.declares_tools or message.tool_calls):
                 raise ConversionError(
                     f"The `{field_name}` in the thinking mode must be passed back to the API.",
                     param="messages",

@@ -37,7 +37,7 @@ class ImageBlock(Body):
 
 
 class DocumentSource(Body):
-    type: str | None = None
+    type: Any = None
     media_type: str | None = None
     data: Any = None
 

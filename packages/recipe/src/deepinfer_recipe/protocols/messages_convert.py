@@ -80,6 +80,7 @@ def convert(
     is_off = isinstance(body.tool_choice, wire.NoChoice)
     draft.tools, dropped = _tools(body.tools or [], draft, checks_schemas=not is_off)
     draft.choice = _choice(body, dropped, profile)
+    draft.declares_tools = bool(draft.tools)
     draft.messages = _History(draft).convert(body)
     fill_reasoning(draft, "content[].thinking")
     draft.answer = _answer(body, profile)

@@ -78,6 +78,7 @@ class CustomCallItem(Body):
 
 class ToolSearchCallItem(Body):
     call_id: str
+    execution: Literal["client", "server"] | None = None
     arguments: dict[str, Any]
 
 
@@ -124,6 +125,7 @@ class AnyTool(Body):
 
 class ToolSearchOutputItem(Body):
     call_id: str
+    execution: Literal["client", "server"] | None = None
     tools: list[Any]
 
 

@@ -94,10 +94,11 @@ def convert(
         user=body.user,
     )
     form = version.prompt_format
-    definitions(parsed.tools, form, options, profile, checks_schemas=False)
+    declared = definitions(parsed.tools, form, options, profile, checks_schemas=False)
     draft.messages, found = _History(draft).convert(parsed)
-    fill_reasoning(draft, "reasoning_text")
     draft.choice = _choice(body, options)
+    draft.declares_tools = bool(declared or found)
+    fill_reasoning(draft, "reasoning_text")
     if draft.choice != "none":
         draft.tools = definitions(parsed.tools, form, options, profile) + found
         check_unique([tool.name for tool in draft.tools])
