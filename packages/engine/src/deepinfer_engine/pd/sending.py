@@ -11,6 +11,9 @@ from deepinfer_engine.pd import wire
 from deepinfer_engine.pd.landing import GROUP_BLOCKS, GROUP_STATE
 from deepinfer_engine.pd.wire import UnitHeader
 
+UNIT_BYTES = 1 << 20
+"""Aim for the size of a unit: large enough for few frames, small enough for a core's cache."""
+
 
 @dataclass(frozen=True, slots=True)
 class Unit:
@@ -41,7 +44,7 @@ class Outgoing:
     def blocks(self, block_ids: Sequence[int], upto: int) -> list[Unit]:
         """Units for blocks `blocks_made .. upto - 1` of this table."""
         layout, made = self.runner.layout, list[Unit]()
-        step = wire.MAX_DATA_BYTES // layout.block_bytes
+        step = max(1, UNIT_BYTES // layout.block_bytes)
         for first in range(self.blocks_made, upto, step):
             end = min(upto, first + step)
             views = tuple(self.runner.block_bytes(b) for b in block_ids[first:end])
@@ -54,8 +57,8 @@ class Outgoing:
     def state(self, slot: int) -> list[Unit]:
         """Units for the whole state slot; it belongs to exactly `prompt_len` tokens."""
         view, made = self.runner.state_bytes(slot), list[Unit]()
-        for first in range(0, len(view), wire.MAX_DATA_BYTES):
-            part = view[first : first + wire.MAX_DATA_BYTES]
+        for first in range(0, len(view), UNIT_BYTES):
+            part = view[first : first + UNIT_BYTES]
             made.append(self._unit(GROUP_STATE, first, 0, 0, self.prompt_len, (part,)))
         return made
 

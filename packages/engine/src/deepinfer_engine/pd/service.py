@@ -113,12 +113,7 @@ class WorkerService(ABC):
         self._events = asyncio.get_running_loop()
         self._stop = stop or self._stop
         try:
-            server = await asyncio.start_server(
-                self._accepted,
-                host,
-                port,
-                limit=transport.READ_BUFFER_BYTES,
-            )
+            server = await transport.listen(host, port, self._connected)
         except OSError as error:
             raise ConfigError(f"cannot listen on {listen}: {error.strerror or error}") from None
         self._thread.start()
@@ -203,12 +198,12 @@ class WorkerService(ABC):
             "nextn": caps.nextn,
         }
 
-    def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.spawn(self._accept(reader, writer))
+    def _connected(self, peer: Connection) -> None:
+        self.spawn(self._accept(peer))
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _accept(self, peer: Connection) -> None:
         try:
-            peer = await transport.accept(reader, writer, self.hello(), self.cluster_key)
+            await transport.accept(peer, self.hello(), self.cluster_key)
         except (TransferError, TimeoutError, OSError) as error:
             log.warning("refused a connection: %s", error)
             return

@@ -137,21 +137,22 @@ def pack_frame(kind: FrameType, seq: int, body_length: int) -> bytes:
     return FRAME.pack(body_length, kind, VERSION, 0, seq)
 
 
-def unpack_frame(header: bytes, expected_seq: int) -> FrameHeader:
+def unpack_frame(
+    header: bytes | memoryview, expected_seq: int, limit: int = MAX_CONTROL_BYTES
+) -> FrameHeader:
     """Check version, length and sequence of a peer's frame header."""
     length, kind, version, _flags, seq = FRAME.unpack(header)
     if version != VERSION:
         raise TransferError(f"this worker speaks protocol version {VERSION}, the peer {version}")
     if seq != expected_seq:
         raise TransferError(f"expected frame {expected_seq} of this connection, got {seq}")
-    _check_length(kind, length)
+    _check_length(kind, length, limit)
     return FrameHeader(length, kind, seq)
 
 
-def _check_length(kind: int, length: int) -> None:
-    limit = MAX_CONTROL_BYTES
+def _check_length(kind: int, length: int, limit: int = MAX_CONTROL_BYTES) -> None:
     if kind == FrameType.UNIT:
-        limit = MAX_DATA_BYTES + UNIT_HEADER_BYTES
+        limit = min(limit, MAX_DATA_BYTES + UNIT_HEADER_BYTES)
     elif kind in (FrameType.HELLO, FrameType.WELCOME):
         limit = MAX_HELLO_BYTES
     if length > limit:

@@ -234,7 +234,7 @@ def test_memory_is_free_only_when_request_and_writer_are_both_gone(first):
 
 
 def test_large_state_travels_in_parts_that_cover_it_exactly(monkeypatch):
-    monkeypatch.setattr("deepinfer_engine.pd.wire.MAX_DATA_BYTES", 100)
+    monkeypatch.setattr("deepinfer_engine.pd.sending.UNIT_BYTES", 100)
     world = World()
     out = world.units[0]
     assert [u.header.group for u in out.units] == [0, 0, 0, 1, 1]

@@ -408,17 +408,15 @@ async def silent_decode():
     """A decode worker that takes everything and never says a word."""
     tasks = set()
 
-    async def silent(reader, writer):
+    async def silent(peer):
         hello = {"role": "decode", "epoch": 5, "layout_hash": LAYOUT_HASH}
-        peer = await transport.accept(reader, writer, hello, KEY)
+        await transport.accept(peer, hello, KEY)
         while await peer.receive() is not None:
             pass
         peer.close()
 
-    server = await asyncio.start_server(
-        lambda reader, writer: tasks.add(asyncio.create_task(silent(reader, writer))),
-        "127.0.0.1",
-        0,
+    server = await transport.listen(
+        "127.0.0.1", 0, lambda peer: tasks.add(asyncio.create_task(silent(peer)))
     )
     yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
     server.close()
