@@ -1,6 +1,6 @@
 """What the tiers cost beside the physical ceiling of the same run.
 
-    python packages/kvtier/benches/bench_tiers.py [--blocks 256] [--rounds 5] [--cpu] [--json out.json]
+    python packages/kvtier/benches/bench_tiers.py [--blocks 256] [--rounds 5] [--cpu] [--json FILE]
 
 Every figure stands next to its ceiling, measured in the same process and in alternating rounds: a
 copy loop of numpy for memory, `pwritev` and `preadv` of 64 blocks for files. Only the ratios mean

@@ -176,3 +176,17 @@ def test_mixing_tokens_and_text_is_refused(tmp_path):
     b = tmp_path / "b"
     b.write_text("text")
     assert "two of a kind" in run("explain", a, b).stderr
+
+
+def test_simulate_prints_a_line_for_each_policy_and_capacity(tmp_path):
+    trace = tmp_path / "trace.jsonl"
+    lines = [
+        {"timestamp": i * 1000, "input_length": 1024, "hash_ids": [0, 1 + i % 2]} for i in range(4)
+    ]
+    trace.write_text("\n".join(map(json.dumps, lines)))
+    arguments = ("simulate", "--trace", trace, "--capacity", "1", "--capacity", "9")
+    done = run(*arguments, "--policy", "lru", "--policy", "oracle")
+    assert len(done.stdout.splitlines()) == 4
+    rates = [r["hit_rate"] for r in json.loads(run(*arguments, "--json").stdout)]
+    assert rates == [0.375, 0.625]
+    assert "unknown policy" in run(*arguments, "--policy", "x").stderr

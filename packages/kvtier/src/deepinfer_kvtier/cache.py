@@ -21,6 +21,7 @@ from deepinfer_kvtier.io import IoEngine, PosixIo
 from deepinfer_kvtier.layout import KIND_CODES, LayoutSpec
 from deepinfer_kvtier.loader import Loader
 from deepinfer_kvtier.match import LeaseBook
+from deepinfer_kvtier.metrics import render
 from deepinfer_kvtier.namespace import Namespace
 from deepinfer_kvtier.queue import WriteQueue
 from deepinfer_kvtier.records import FlushReport, KVEvent
@@ -190,6 +191,7 @@ class Cache:
             "hits": hits,
             "puts": {k: v for k, v in self.counts.items() if k.startswith(("put_", "refused_"))},
             "loads": dict(self.loader.counts),
+            "load_seconds": self.loader.seconds.snapshot(),
             "host": self.host.usage(),
             "disk": disk,
             "queue": queue,
@@ -198,6 +200,10 @@ class Cache:
             "namespaces": {name: dict(counts) for name, counts in self.namespace_counts.items()},
             "recovery_s": self.recovery_s,
         }
+
+    def metrics(self) -> str:
+        """`stats()` as Prometheus text, for the page an operator scrapes."""
+        return render(self.stats())
 
     def close(self, timeout: float = 10.0) -> FlushReport:
         """Flush, stop the threads, end the own log. Later calls raise ClosedError; closing again is

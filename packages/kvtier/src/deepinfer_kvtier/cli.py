@@ -17,6 +17,8 @@ from deepinfer_kvtier.cache import Cache, open
 from deepinfer_kvtier.errors import ConfigError, KVTierError
 from deepinfer_kvtier.explain import explain_texts, explain_tokens, read_prompt
 from deepinfer_kvtier.listing import list_segments
+from deepinfer_kvtier.simulate import read_trace
+from deepinfer_kvtier.simulate import simulate as run_simulation
 from deepinfer_kvtier.verify import verify as run_verify
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
@@ -145,6 +147,44 @@ def explain(
         typer.echo(json.dumps(dataclasses.asdict(result)))
     else:
         typer.echo("\n".join(result.sentences()))
+
+
+@app.command()
+def simulate(
+    trace: Annotated[Path, typer.Option(help="JSON lines: timestamp, input_length, hash_ids.")],
+    capacity: Annotated[
+        list[int] | None, typer.Option(min=0, help="Blocks to hold; repeatable. Default: no limit.")
+    ] = None,
+    ttl: Annotated[
+        float | None, typer.Option(help="Lifetime in seconds after the last hit.")
+    ] = None,
+    refresh: Annotated[bool, typer.Option(help="Whether a hit renews the lifetime.")] = True,
+    policy: Annotated[
+        list[str] | None, typer.Option(help="lru, tail-lru, oracle; repeatable.")
+    ] = None,
+    block_tokens: Annotated[int, typer.Option(min=1, help="Tokens of one id of the trace.")] = 512,
+    as_json: AsJson = False,
+) -> None:
+    """Token hit rate of a trace under capacities, a lifetime and policies."""
+    requests = read_trace(trace)
+    results: list[dict[str, Any]] = []
+    for name in policy or ["tail-lru"]:
+        for blocks in capacity or [None]:
+            result = run_simulation(
+                requests,
+                capacity_blocks=blocks,
+                ttl_s=ttl,
+                refresh=refresh,
+                policy=name,
+                block_tokens=block_tokens,
+            )
+            facts = {"policy": name, "capacity_blocks": blocks, **dataclasses.asdict(result)}
+            results.append(facts)
+            if not as_json:
+                limit = "no limit" if blocks is None else f"{blocks:,} blocks"
+                typer.echo(f"{name:<9} {limit:>16}  hit rate {result.hit_rate:.4f}")
+    if as_json:
+        typer.echo(json.dumps(results))
 
 
 def main() -> None:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from deepinfer_kvtier.clock import Clock
 from deepinfer_kvtier.directory import NO_ROW, DirectoryTier
 from deepinfer_kvtier.host import HostRecord, HostTier
+from deepinfer_kvtier.metrics import Histogram
 from deepinfer_kvtier.queue import copy_views
 from deepinfer_kvtier.reading import Wanted
 from deepinfer_kvtier.records import Status
@@ -54,6 +55,7 @@ class Loader:
         self._flights = Flights()
         self._counts_lock = threading.Lock()
         self.counts: Counter[str] = Counter()
+        self.seconds = Histogram()
 
     def fill(
         self,
@@ -106,9 +108,8 @@ class Loader:
     def observe(self, nbytes: int, seconds: float) -> None:
         """Count one finished load."""
         with self._counts_lock:
-            self.counts["loads"] += 1
             self.counts["load_bytes"] += nbytes
-            self.counts["load_us"] += int(seconds * 1e6)
+            self.seconds.observe(seconds)
 
     def _from_directory(
         self,

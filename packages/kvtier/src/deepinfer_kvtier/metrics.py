@@ -1,0 +1,153 @@
+"""Counters of a cache as Prometheus text (exposition format 0.0.4)."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Literal
+
+LOAD_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+
+Kind = Literal["counter", "gauge"]
+
+# metric, type, help, section of stats(), key in it
+_PLAIN: tuple[tuple[str, Kind, str, str, str], ...] = (
+    ("matches_total", "counter", "Prefix lookups.", "hits", "matches"),
+    ("prompt_tokens_total", "counter", "Tokens of looked-up prompts.", "hits", "prompt_tokens"),
+    ("state_hits_total", "counter", "Lookups that found a state slot.", "hits", "state_hits"),
+    ("state_misses_total", "counter", "Lookups that found none.", "hits", "state_misses"),
+    ("load_bytes_total", "counter", "Block bytes asked for by loads.", "loads", "load_bytes"),
+    ("shared_reads_total", "counter", "Records another load read.", "loads", "shared_reads"),
+    ("host_capacity_bytes", "gauge", "Size of the memory tier.", "host", "capacity_bytes"),
+    ("host_block_bytes", "gauge", "Blocks in memory.", "host", "block_bytes"),
+    ("host_state_bytes", "gauge", "State slots in memory.", "host", "state_bytes"),
+    ("host_evictions_total", "counter", "Records evicted from memory.", "host", "evicted"),
+    ("host_corrupt_total", "counter", "Records damaged in memory.", "host", "corrupt"),
+    ("disk_entries", "gauge", "Records in the index.", "disk", "entries"),
+    ("disk_index_bytes", "gauge", "Memory of the index.", "disk", "index_bytes"),
+    ("disk_segments", "gauge", "Segment files.", "disk", "segments"),
+    ("disk_breaker_open", "gauge", "1 while the disk is left alone.", "disk", "breaker_open"),
+    ("disk_read_bytes_total", "counter", "Verified bytes read.", "disk", "read_bytes"),
+    (
+        "disk_written_payload_bytes_total",
+        "counter",
+        "Payload written by this process.",
+        "disk",
+        "written_payload_bytes",
+    ),
+    (
+        "disk_written_file_bytes_total",
+        "counter",
+        "File bytes written by this process.",
+        "disk",
+        "written_file_bytes",
+    ),
+    ("disk_corrupt_total", "counter", "Records with a wrong checksum.", "disk", "corrupt"),
+    ("disk_digest_mismatch_total", "counter", "Other records met.", "disk", "digest_mismatch"),
+    ("disk_short_reads_total", "counter", "Reads that ended early.", "disk", "short_reads"),
+    ("disk_read_errors_total", "counter", "Reads that failed.", "disk", "read_errors"),
+    ("disk_gc_bytes_total", "counter", "Bytes collected.", "disk", "gc_bytes"),
+    (
+        "disk_evicted_before_floor_total",
+        "counter",
+        "Records evicted younger than the floor.",
+        "disk",
+        "evicted_before_floor",
+    ),
+    ("queue_bytes", "gauge", "Bytes waiting for the directory.", "queue", "queued_bytes"),
+    ("queue_failed_records_total", "counter", "Records given up on.", "queue", "failed_records"),
+    ("queue_write_errors_total", "counter", "Writes that failed.", "queue", "write_errors"),
+    ("leases_active", "gauge", "Matches that hold pins.", "leases", "active"),
+    ("leases_expired_total", "counter", "Leases that ran out.", "leases", "expired"),
+)
+
+
+class Histogram:
+    """Counts of observations by upper bound; not thread-safe, the owner holds a lock."""
+
+    def __init__(self, bounds: tuple[float, ...] = LOAD_BUCKETS_S) -> None:
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float) -> None:
+        """Add one observation."""
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._sum += value
+
+    def snapshot(self) -> dict[str, Any]:
+        """Cumulative counts by bound, the last one without limit, and the sum."""
+        cumulative: list[tuple[str, int]] = []
+        total = 0
+        for bound, count in zip((*map(str, self._bounds), "+Inf"), self._counts, strict=True):
+            total += count
+            cumulative.append((bound, total))
+        return {"buckets": cumulative, "sum": self._sum, "count": total}
+
+
+def render(stats: Mapping[str, Any]) -> str:
+    """`Cache.stats()` as Prometheus text; namespaces appear under their opaque id."""
+    return "".join(f"{line}\n" for line in _lines(stats))
+
+
+def _lines(stats: Mapping[str, Any]) -> Iterator[str]:
+    for name, kind, text, section, key in _PLAIN:
+        yield from _family(name, kind, text, [("", stats[section].get(key, 0))])
+    yield from _family(
+        "hit_tokens_total",
+        "counter",
+        "Prompt tokens found, by tier.",
+        [(f'{{tier="{t}"}}', stats["hits"].get(f"hit_tokens_{t}", 0)) for t in ("host", "disk")],
+    )
+    yield from _family(
+        "put_refused_total",
+        "counter",
+        "Records refused, by reason.",
+        [
+            (f'{{reason="{key.removeprefix("refused_")}"}}', count)
+            for key, count in sorted(stats["puts"].items())
+            if key.startswith("refused_")
+        ],
+    )
+    yield from _family(
+        "load_records_total",
+        "counter",
+        "Records asked for by loads, by outcome.",
+        [
+            (f'{{status="{key.removeprefix("records_")}"}}', count)
+            for key, count in sorted(stats["loads"].items())
+            if key.startswith("records_")
+        ],
+    )
+    for what in ("prompt_tokens", "hit_tokens"):
+        yield from _family(
+            f"namespace_{what}_total",
+            "counter",
+            "By namespace, under an opaque id.",
+            [
+                (f'{{namespace="{name}"}}', counts.get(what, 0))
+                for name, counts in sorted(stats["namespaces"].items())
+            ],
+        )
+    yield from _family(
+        "health", "gauge", "1 = ok, 0 = degraded.", [("", int(stats["health"] == "ok"))]
+    )
+    yield from _histogram("load_seconds", "Duration of loads.", stats["load_seconds"])
+
+
+def _family(
+    name: str, kind: Kind, text: str, samples: Iterable[tuple[str, float]]
+) -> Iterator[str]:
+    yield f"# HELP kvtier_{name} {text}"
+    yield f"# TYPE kvtier_{name} {kind}"
+    for labels, value in samples:
+        yield f"kvtier_{name}{labels} {value}"
+
+
+def _histogram(name: str, text: str, snapshot: Mapping[str, Any]) -> Iterator[str]:
+    yield f"# HELP kvtier_{name} {text}"
+    yield f"# TYPE kvtier_{name} histogram"
+    for bound, count in snapshot["buckets"]:
+        yield f'kvtier_{name}_bucket{{le="{bound}"}} {count}'
+    yield f"kvtier_{name}_sum {snapshot['sum']}"
+    yield f"kvtier_{name}_count {snapshot['count']}"

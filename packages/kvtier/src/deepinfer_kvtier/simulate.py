@@ -1,0 +1,177 @@
+"""What hit rate a capacity, a lifetime and a policy would give on a trace of requests.
+
+A trace is a JSON object a line: `timestamp` (ms), `input_length` (tokens) and `hash_ids` (one id for
+each block of the input; an equal id at an equal position means an equal prefix). The hit rate is
+tokens hit / tokens asked for, as a request sees it.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from deepinfer_kvtier.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request: arrival in seconds, prompt length in tokens, ids of its blocks."""
+
+    at_s: float
+    tokens: int
+    blocks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SimulationResult:
+    """Totals of one run; `peak_blocks` is the largest number of blocks held at once."""
+
+    requests: int
+    prompt_tokens: int
+    hit_tokens: int
+    hit_rate: float
+    peak_blocks: int
+    evicted_blocks: int
+
+
+class EvictionPolicy(Protocol):
+    """Decides which block leaves. `use` is called for every block of a request, hit or new."""
+
+    def use(self, blocks: Sequence[int], request: int) -> None: ...
+
+    def victim(self) -> int:
+        """Name a block that leaves now, and forget it."""
+        ...
+
+
+class Lru:
+    """Least recently used first. `tail_first` makes the end of a chain older than its head."""
+
+    def __init__(self, *, tail_first: bool) -> None:
+        self._tail_first = tail_first
+        self._order: OrderedDict[int, None] = OrderedDict()
+
+    def use(self, blocks: Sequence[int], request: int) -> None:
+        for block in reversed(blocks) if self._tail_first else blocks:
+            self._order[block] = None
+            self._order.move_to_end(block)
+
+    def victim(self) -> int:
+        return self._order.popitem(last=False)[0]
+
+
+class Oracle:
+    """Knows the future: the block whose next use is farthest away goes first (an upper bound)."""
+
+    def __init__(self, requests: Sequence[Request]) -> None:
+        self._uses: dict[int, list[int]] = {}
+        for number in range(len(requests) - 1, -1, -1):
+            for block in requests[number].blocks:
+                self._uses.setdefault(block, []).append(number)
+        self._heap: list[tuple[int, int, int]] = []
+        self._next: dict[int, int] = {}
+
+    def use(self, blocks: Sequence[int], request: int) -> None:
+        for depth, block in enumerate(blocks):
+            uses = self._uses[block]
+            while uses and uses[-1] <= request:
+                uses.pop()
+            following = uses[-1] if uses else len(self._uses) + request + 1
+            self._next[block] = following
+            # Of blocks that are needed at the same time, the deepest goes first.
+            heapq.heappush(self._heap, (-following, -depth, block))
+
+    def victim(self) -> int:
+        while True:
+            following, _, block = heapq.heappop(self._heap)
+            if self._next.get(block) == -following:
+                del self._next[block]
+                return block
+
+
+POLICIES: dict[str, Callable[[Sequence[Request]], EvictionPolicy]] = {
+    "lru": lambda requests: Lru(tail_first=False),
+    "tail-lru": lambda requests: Lru(tail_first=True),
+    "oracle": Oracle,
+}
+
+
+def read_trace(path: Path) -> list[Request]:
+    """Requests of a trace file, in order of arrival.
+
+    raises: ConfigError with the number of the first line that cannot be read.
+    """
+    requests: list[Request] = []
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as cause:
+        raise ConfigError(f"cannot read {path}: {cause}") from cause
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            record: Any = json.loads(line)
+            blocks = tuple(int(block) for block in record["hash_ids"])
+            at_s, tokens = float(record["timestamp"]) / 1000, int(record["input_length"])
+        except (ValueError, KeyError, TypeError) as cause:
+            raise ConfigError(
+                f"{path}, line {number}: expected timestamp, input_length and hash_ids: {cause!r}"
+            ) from cause
+        requests.append(Request(at_s, tokens, blocks))
+    return requests
+
+
+def simulate(
+    requests: Sequence[Request],
+    *,
+    capacity_blocks: int | None = None,
+    ttl_s: float | None = None,
+    refresh: bool = True,
+    policy: str = "tail-lru",
+    block_tokens: int = 512,
+) -> SimulationResult:
+    """Replay a trace against a prefix cache.
+
+    capacity_blocks: None = without limit.
+    ttl_s:           seconds after which a block is no hit any more; None = never.
+    refresh:         whether a hit renews the lifetime.
+    block_tokens:    tokens a block id of the trace stands for.
+    raises:          ConfigError.
+    """
+    if policy not in POLICIES:
+        raise ConfigError(f"unknown policy {policy!r}: use one of {sorted(POLICIES)}")
+    if capacity_blocks is not None and capacity_blocks < 0:
+        raise ConfigError(f"capacity_blocks must be at least 0, got {capacity_blocks}")
+    order = POLICIES[policy](requests)
+    fresh_until: dict[int, float] = {}
+    lifetime = float("inf") if ttl_s is None else ttl_s
+    hit = asked = peak = evicted = 0
+    for number, request in enumerate(requests):
+        leading = 0
+        for block in request.blocks:
+            if fresh_until.get(block, -1.0) < request.at_s:
+                break
+            leading += 1
+        asked += request.tokens
+        hit += min(leading * block_tokens, request.tokens)
+        for block in request.blocks:
+            if refresh or fresh_until.get(block, -1.0) < request.at_s:
+                fresh_until[block] = request.at_s + lifetime
+        order.use(request.blocks, number)
+        while capacity_blocks is not None and len(fresh_until) > capacity_blocks:
+            del fresh_until[order.victim()]
+            evicted += 1
+        peak = max(peak, len(fresh_until))
+    return SimulationResult(
+        requests=len(requests),
+        prompt_tokens=asked,
+        hit_tokens=hit,
+        hit_rate=hit / asked if asked else 0.0,
+        peak_blocks=peak,
+        evicted_blocks=evicted,
+    )
