@@ -49,7 +49,7 @@ _SEMANTIC = (
     "dl",
 )
 _LIST = frozenset({"ul", "ol", "dl", "menu"})
-_SENTENCE_END = re.compile(r"[.!?。！？…][\"'”’)\]]?(?:\s|$)|[。！？]")
+_SENTENCE_END = re.compile(r"[.!?。！？…][\"'”’)\]]?(?:\s|$)|[。！？]")  # noqa: RUF001
 _BOILER = re.compile(
     r"cookie|©|\(c\) ?\d{4}|all rights reserved|privacy|terms of|sign (?:in|up)|log ?in|subscribe"
     r"|newsletter|follow us|share (?:this|on)|read more|load more|show more|learn more|click here"

@@ -113,7 +113,7 @@ class InlineWriter:
         inner = self._inner(element)
         return (
             f"^{inner.strip()}"
-            if re.fullmatch(r"\s*[-+−]?\d+\s*", inner) and not len(element)
+            if re.fullmatch(r"\s*[-+−]?\d+\s*", inner) and not len(element)  # noqa: RUF001
             else inner
         )
 

@@ -195,7 +195,7 @@ def _title(
 
 def _without_site(title: str, site: str | None) -> str:
     """Drop a trailing " | Site" where it is the site's own name."""
-    for separator in (" | ", " - ", " – ", " — ", " :: ", " · ", " » "):
+    for separator in (" | ", " - ", " – ", " — ", " :: ", " · ", " » "):  # noqa: RUF001
         head, found, tail = title.rpartition(separator)
         if found and head and site and tail.strip().lower() == site.strip().lower():
             return head.strip()

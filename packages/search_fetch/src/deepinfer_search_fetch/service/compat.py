@@ -100,7 +100,7 @@ async def _parse(request: Request, model: type[Any]) -> Any:
 
 
 def search_shape(response: SearchResponse) -> dict[str, Any]:
-    """{"results": [{title, url, snippet, summary, content, rerank_score 0..3, authority -1..4, …}]}"""
+    """The results with rerank_score 0..3 and authority -1..4."""
     return {
         "results": [
             {

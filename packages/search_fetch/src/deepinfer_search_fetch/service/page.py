@@ -35,7 +35,10 @@ async function call(path, body) {
   if (key) headers["authorization"] = "Bearer " + key;
   const answer = await fetch(path, {method: "POST", headers, body: JSON.stringify(body)});
   const data = await answer.json();
-  if (!answer.ok) { add(out, "p", data.error.code + ": " + data.error.message, "error"); return null; }
+  if (!answer.ok) {
+    add(out, "p", data.error.code + ": " + data.error.message, "error");
+    return null;
+  }
   return data;
 }
 document.getElementById("search").addEventListener("submit", async event => {
