@@ -76,7 +76,7 @@ def weather(d: Draw) -> Tool:
             f"It is {sky} in {city}, with {degrees} degrees.",
         )
 
-    key = d.of(["city", "city", "location"])
+    key = d.of(["city", "city", "location", "place", "town", "q", d.of(w.COMMON)])
     return Tool(
         definition(
             d,
@@ -93,10 +93,11 @@ def clock(d: Draw) -> Tool:
         city = d.of(w.CITIES)
         time = f"{d.rng.randint(0, 23):02}:{d.rng.randint(0, 59):02}"
         user = d.of(["What time is it in {}?", "Tell me the time in {}.", "Time in {}?"])
-        return Ask(user.format(city), {"city": city}, time, f"It is {time} in {city}.")
+        return Ask(user.format(city), {key: city}, time, f"It is {time} in {city}.")
 
+    key = d.of(["city", "city", "location", "timezone", d.of(w.COMMON)])
     return Tool(
-        definition(d, "get_time", "Get the local time of a city.", {"city": text("City name")}), ask
+        definition(d, "get_time", "Get the local time of a city.", {key: text("City name")}), ask
     )
 
 

@@ -80,7 +80,8 @@ def figures(evaluation: dict[str, Any]) -> str:
         table("family | bits/byte, all text | bits/byte, what the model writes", bits),
         "Greedy answer equal to the reference, word for word:",
         table("task | share", exact),
-        "Drafts of the model's own continuations; conditional: given that those before survived.",
+        f"Drafts of the model's own continuations of {evaluation['acceptance_count']} prompts; "
+        "conditional: given that those before survived.",
         table(
             "temperature | accepted of 5 per step | conditional 1..5 | ended within 80 tokens",
             accepted,

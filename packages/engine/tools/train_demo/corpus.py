@@ -67,6 +67,12 @@ class Draw:
             for _ in range(self.rng.randint(2, 4))
         )
 
+    def things(self, low: int, high: int) -> list[str]:
+        """A list to count, sort or repeat; every fourth has words of any kind."""
+        if self.chance(0.25):
+            return list(dict.fromkeys(self.any_word() for _ in range(self.rng.randint(low, high))))
+        return self.several(w.OBJECTS + w.ANIMALS, low, high)
+
     def any_word(self) -> str:
         if self.chance(0.15):
             return self.pseudo()
@@ -100,11 +106,13 @@ def greeting(d: Draw) -> list[Turn]:
             f"Hello {name}! How can I help you today?",
         )
     ]
-    if d.chance(0.6):
+    ask = d.of(["Do you remember my name?", "What is my name?", "Who am I?"])
+    if d.chance(0.35):
+        turns.append(Turn(ask, f"The user said the name {name} before.", f"Your name is {name}."))
+    elif d.chance(0.5):
         turns.append(
             Turn(
-                f"I live near the {place}. "
-                + d.of(["Do you remember my name?", "What is my name?"]),
+                f"I live near the {place}. {ask}",
                 f"The user said the name {name} before.",
                 f"Your name is {name}, and you live near the {place}.",
             )
@@ -145,7 +153,7 @@ def about(d: Draw) -> list[Turn]:
 
 
 def counting(d: Draw) -> list[Turn]:
-    items = d.several(w.OBJECTS + w.ANIMALS, 2, 6)
+    items = d.things(2, 6)
     user = d.of(["Count these things: {}.", "How many things are in this list: {}?", "Count: {}"])
     steps = ", ".join(f"{i + 1} {x}" for i, x in enumerate(items))
     return [
@@ -187,7 +195,7 @@ def reverse(d: Draw) -> list[Turn]:
 
 
 def sorting(d: Draw) -> list[Turn]:
-    items = d.several(w.OBJECTS + w.ANIMALS, 3, 3)
+    items = d.things(3, 3)
     ordered = sorted(items)
     letters = ", ".join(f"{x} starts with {x[0]}" for x in items)
     return [
@@ -357,7 +365,7 @@ def story(d: Draw) -> list[Turn]:
 
 
 def markdown_list(d: Draw) -> list[Turn]:
-    items = d.several(w.OBJECTS, 3, 6)
+    items = d.things(3, 6)
     place, name = d.pair(w.PLACES, w.NAMES)
     if d.chance(0.5):
         return [

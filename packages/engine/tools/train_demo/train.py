@@ -61,8 +61,11 @@ PHASES = (
 )
 INDEX_FROM = 0.30  # the index starts to learn
 ROUTER_UNTIL = 0.95  # the router's biases stop moving: a measurable skew stays
-DRAFT_LENGTH = 1024
-ANCHORS = 128  # draft blocks per row
+DRAFT_PHASES = (
+    Phase(0.70, 512, "short", True, "reference"),
+    Phase(1.00, 1024, "long", True, "reference"),
+)
+ANCHORS = 4  # one draft block for so many tokens of a row
 
 
 @dataclass
@@ -127,7 +130,7 @@ def draft_loss(twin: Twin, b: data.Batch, step: int) -> tuple[Tensor, Pass, dict
     ok = (b.kinds[:, 1:-1] == data.ANSWER) & (b.kinds[:, 2:] == data.ANSWER)
     chance = ok.float() + 1e-6
     draw = torch.Generator().manual_seed(step)
-    at = chance.multinomial(ANCHORS, generator=draw).sort(-1).values
+    at = chance.multinomial(ok.shape[1] // ANCHORS, generator=draw).sort(-1).values
     usable = ok.gather(1, at)
     at = at.clamp_max(b.inputs.shape[1] - 1)
     state = Pass("reference")
@@ -320,12 +323,13 @@ class Trainer:
         while progress.tokens < total:
             began = time.monotonic()
             trunk = progress.stage == "trunk"
-            phase = next(p for p in PHASES if progress.share < p.until) if trunk else None
-            length = phase.length if phase else DRAFT_LENGTH
+            phases = PHASES if trunk else DRAFT_PHASES
+            phase = next(p for p in phases if progress.share < p.until)
+            length = phase.length
             rows, total_rows = self.rows(length)
             key = f"{progress.seed}-{progress.stage}-{progress.step}-{self.rank}"
-            b = data.batch(self.tokenizer, key, rows, length, phase.mix if phase else "long")
-            if phase:
+            b = data.batch(self.tokenizer, key, rows, length, phase.mix)
+            if trunk:
                 report = self.step(
                     lambda b=b, phase=phase: trunk_loss(
                         self.twin, b, phase, progress.share > INDEX_FROM, progress.step
