@@ -103,7 +103,7 @@ LAW_MUTATIONS: dict[str, tuple[Callable[[], Verifier], dict]] = {
         {},
     ),
     "residual of the wrong row": (
-        lambda: verification_mutant(("    return q[request, k]\n", "    return q[request, k - 1]\n")),
+        lambda: verification_mutant(("    return q[request, k]\n", "    return q[request, k - 1]\n")),  # noqa: E501
         {},
     ),
     "ratio turned over": (
@@ -111,7 +111,7 @@ LAW_MUTATIONS: dict[str, tuple[Callable[[], Verifier], dict]] = {
         {},
     ),
     "final token from the row before": (
-        lambda: verification_mutant(("= self.cu[:-1] + run\n", "= self.cu[:-1] + run - (run > 0)\n")),
+        lambda: verification_mutant(("= self.cu[:-1] + run\n", "= self.cu[:-1] + run - (run > 0)\n")),  # noqa: E501
         {},
     ),
     "missing mask on a row": (
@@ -134,7 +134,7 @@ LAW_MUTATIONS: dict[str, tuple[Callable[[], Verifier], dict]] = {
         {"vocab": 4, "target": LawSpec(top_k=2)},
     ),
     "temperature forgotten": (
-        lambda: sampling_mutant((", sampling.temperature[request].astype", ", np.ones(request.size).astype")),
+        lambda: sampling_mutant((", sampling.temperature[request].astype", ", np.ones(request.size).astype")),  # noqa: E501
         {"target": LawSpec(temperature=0.5)},
     ),
     "ban forgotten": (

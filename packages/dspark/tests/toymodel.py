@@ -41,10 +41,11 @@ class ToyTarget:
         self.model, self.roll_back = model, roll_back
 
     def start(self, prompts):
-        return [
+        state = [
             self.model.entries(np.array(p[:-1], dtype=np.int64), np.arange(len(p) - 1))
             for p in prompts
         ]
+        return state, np.concatenate(state)
 
     def forward(self, tokens, cu_lens, positions, state):
         logits, features = [], []

@@ -173,10 +173,11 @@ class BudgetScheduler:
         gain = np.concatenate([[0.0], np.cumsum(ranked)]) + R
         fill = np.minimum(self._grid - R, available)
         mine = np.where(fill < 0, -np.inf, gain[np.maximum(fill, 0)])
-        total = self.group.all_reduce_sum(mine)
-        # the fixed part differs between ranks with their number of requests; every rank must use
-        # the same denominator, so only the table's own cost enters
-        rate = total / np.asarray(self.table.ms)
+        total = self.group.all_reduce_sum(np.append(mine, [1.0, self._fixed_ms(R)]))
+        # every rank must divide by the same numbers: a fixed time that depends on the rank's own
+        # number of requests is taken at the group's mean, which the reduction carries as well
+        mean = float(total[-1]) / float(total[-2])
+        rate = total[:-2] / (np.asarray(self.table.ms) + mean)
         if not np.isfinite(rate).any():
             return available
         best = int(np.where(np.isfinite(rate), rate, -np.inf).argmax())

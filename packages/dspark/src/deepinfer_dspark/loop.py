@@ -31,8 +31,11 @@ class TargetOutput:
 class Target(Protocol):
     """The model whose law is kept. Its state holds what was committed, request by request."""
 
-    def start(self, prompts: Sequence[Sequence[int]]) -> Any:
-        """State after all tokens of each prompt but the last one, which is the first anchor."""
+    def start(self, prompts: Sequence[Sequence[int]]) -> tuple[Any, Any | None]:
+        """(state, features) after all tokens of each prompt but the last, the first anchor.
+
+        features: [sum(len(prompt) - 1), m*d] hidden states for the drafter, or None.
+        """
         ...
 
     def forward(self, tokens: Int, cu_lens: Int, positions: Int, state: Any) -> TargetOutput:
@@ -104,10 +107,12 @@ class SpecLoop:
         history = [list(p) for p in prompts]
         starts = np.array([len(p) for p in prompts], dtype=np.int64)
         active = np.arange(R, dtype=np.int64)
-        state = self._target.start(prompts)
+        state, first = self._target.start(prompts)
         memory = ConfidenceHistory(R, self._gamma)
         rounds = np.zeros(R, dtype=np.int64)
         features: tuple[Any, Int] | None = None
+        if first is not None:
+            features = first, np.concatenate([[0], np.cumsum(starts - 1)]).astype(np.int64)
         results: list[VerifyResult] = []
         while active.size:
             now = self._parameters(sampling, active, history, starts, max_new)

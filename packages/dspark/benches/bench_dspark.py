@@ -1,0 +1,134 @@
+"""The package's own figures in one run: scheduler and drafter overhead, verification, simulation.
+
+    OMP_NUM_THREADS=1 python packages/dspark/benches/bench_dspark.py [--quick]
+
+Times are medians of many calls; each is printed beside what it is compared with.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from deepinfer_dspark import (
+    BudgetScheduler,
+    CounterRng,
+    DraftBatch,
+    Proposal,
+    SamplingBatch,
+    StepTable,
+    Verifier,
+)
+from deepinfer_dspark.ngram import NGramDrafter
+from deepinfer_dspark.reference import verify_one
+from deepinfer_dspark.sim import fit_machine, simulate, simulate_group
+
+
+def median_us(call: Callable[[], object], repeats: int) -> float:
+    call()
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return float(np.median(times)) * 1e6
+
+
+def scheduler(R: int, gamma: int, repeats: int) -> float:
+    conf = np.random.default_rng(0).random((R, gamma))
+    made = BudgetScheduler(StepTable.linear(12.5, 0.034), gamma, draft_ms=1.5)
+    return median_us(lambda: made.allocate(made.budget(conf), conf), repeats)
+
+
+def ngram(history: int, repeats: int) -> float:
+    rng = np.random.default_rng(1)
+    text = rng.integers(0, 50, history).tolist()
+    drafter, params = NGramDrafter(5), SamplingBatch.greedy(1)
+
+    def batch() -> DraftBatch:
+        text.append(int(rng.integers(0, 50)))
+        return DraftBatch(
+            [0], np.array([text[-1]]), np.array([len(text) - 1]), [text], params, np.array([0])
+        )
+
+    rounds = [batch() for _ in range(1)]
+    drafter.propose(rounds[0], CounterRng())
+    times = []
+    for _ in range(repeats):
+        now = batch()
+        start = time.perf_counter()
+        drafter.propose(now, CounterRng())
+        times.append(time.perf_counter() - start)
+    return float(np.median(times)) * 1e6
+
+
+def verification(R: int, gamma: int, vocab: int, temperature: float, repeats: int):
+    rng = np.random.default_rng(2)
+    lens = np.full(R, gamma)
+    cu = np.arange(R + 1) * (gamma + 1)
+    logits = rng.normal(size=(int(cu[-1]), vocab)).astype(np.float32)
+    q = rng.random((R, gamma, vocab))
+    q /= q.sum(-1, keepdims=True)
+    drafts = rng.integers(0, vocab, (R, gamma))
+    proposal = Proposal(drafts, lens, q=q)
+    params = SamplingBatch.uniform(R, temperature=temperature)
+    fast = median_us(lambda: Verifier().verify(logits, cu, proposal, lens, params), repeats)
+    softmax = median_us(lambda: np.exp(logits - logits.max(1, keepdims=True)).sum(1), repeats)
+    return fast, softmax
+
+
+def looped(R: int, gamma: int, vocab: int) -> float:
+    """The same with the plain-Python twin, on a few requests, scaled up."""
+    rng = np.random.default_rng(2)
+    p, q = rng.random((gamma + 1, vocab)), rng.random((gamma, vocab))
+    p, q = p / p.sum(1, keepdims=True), q / q.sum(1, keepdims=True)
+    u = rng.random(gamma).tolist()
+    start = time.perf_counter()
+    for _ in range(4):
+        verify_one(p.tolist(), q.tolist(), [1] * gamma, u, 0.5)
+    return (time.perf_counter() - start) / 4 * R * 1e6
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true")
+    quick = parser.parse_args().quick
+    n = 200 if quick else 2000
+    print("budget + allocate, gamma 5 (goal at R = 256: 100 us)")
+    for R in (16, 64, 256):
+        print(f"  R = {R:4d}: {scheduler(R, 5, n):7.1f} us")
+    print("n-gram drafts, one request, 5 drafts (goal at 100,000 tokens: 20 us)")
+    for history in (1000, 100_000):
+        print(f"  history {history:7,d}: {ngram(history, n):7.1f} us")
+    print("verification R = 64, gamma 5, V = 8192, beside one softmax pass over the same logits")
+    for temperature in (0.0, 0.8):
+        fast, softmax = verification(64, 5, 8192, temperature, 5 if quick else 20)
+        print(
+            f"  temperature {temperature}: {fast / 1e3:6.2f} ms = {fast / softmax:4.2f} x softmax"
+        )
+    print(f"  plain-Python twin, laws given: about {looped(64, 5, 8192) / 1e3:6.0f} ms")
+    steps = 200 if quick else 1500
+    machine = fit_machine((16, -0.015), (96, 0.11), steps=steps // 3)
+    print("simulation, machine fitted on R = 16 (-1.5%) and 96 (+11%) only")
+    for R in (16, 24, 32, 48, 64, 96):
+        o = simulate(R, machine=machine, steps=steps, seed=1)
+        print(
+            f"  R = {R:3d}: gain {o.gain:+6.1%}, rows saved {1 - o.rows:5.1%}, accepted length "
+            f"{o.length_fixed:.2f} -> {o.length_dynamic:.2f} "
+            f"({o.length_dynamic / o.length_fixed - 1:+.1%})"
+        )
+    fallback = simulate(16, machine=machine, steps=steps, min_gain=machine.ragged_overhead, seed=1)
+    print(f"  R =  16 with min_gain: {fallback.gain:+.2%} (goal: above -0.5%)")
+    for spread in (0.0, 6.0, 12.0):
+        g = simulate_group(spread=spread, steps=max(steps // 10, 20))
+        print(
+            f"  16 ranks, spread {spread:4.1f}: own budgets {g.independent:+.1%}, "
+            f"group {g.group:+.1%}"
+        )
+
+
+if __name__ == "__main__":
+    main()
