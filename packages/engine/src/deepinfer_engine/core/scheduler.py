@@ -127,6 +127,9 @@ class Scheduler:
     def add(self, seq: LiveSequence) -> None:
         """Queue a prompt. Raises like `check_fits`, and EngineUnavailable on a full queue."""
         self.check_fits(seq.prompt_len)
+        wrong = next((t for t in (min(seq.tokens), max(seq.tokens)) if not self._is_token(t)), None)
+        if wrong is not None:  # an id without an embedding would take the whole step down
+            raise RequestError(f"token ids are 0 .. {self.caps.vocab_size - 1}, got {wrong}")
         if len(self._waiting) >= self.config.max_queue:
             raise EngineUnavailable(
                 f"{len(self._waiting)} requests wait already; send this one again in a second"
@@ -329,6 +332,9 @@ class Scheduler:
         return len(self._by_key) + len(self._reservations)
 
     # -- inside ---------------------------------------------------------------------------------
+
+    def _is_token(self, token: int) -> bool:
+        return 0 <= token < self.caps.vocab_size
 
     def _blocks_for(self, tokens: int) -> int:
         return -(-tokens // self.block_tokens)

@@ -12,7 +12,6 @@ from deepinfer_engine.backend.base import StepRunner
 from deepinfer_engine.core.config import EngineConfig
 from deepinfer_engine.core.scheduler import Chunk, Progress
 from deepinfer_engine.core.sequence import LiveSequence
-from deepinfer_engine.core.types import GenerateRequest
 from deepinfer_engine.errors import CapacityError, PromptTooLong, RequestError, TransferError
 from deepinfer_engine.kv.store import PrefixStore
 from deepinfer_engine.pd.landing import Attempt, Commit, Landings, Stage
@@ -44,7 +43,6 @@ class Offer:
     body: Body
     prompt_len: int
     since: float
-    request: GenerateRequest | None = None
 
 
 async def serve_decode(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -290,7 +289,7 @@ class PrefillService(WorkerService):
         self._jobs.pop(job.xid.key, None)
 
     def _stop_pushing(self, job: Job) -> None:
-        if job.pusher is not None and job.pusher is not _current_task():
+        if job.pusher is not None and job.pusher is not asyncio.current_task():
             job.pusher.cancel()
 
     def peer_lost(self, peer: Connection) -> None:
@@ -311,12 +310,6 @@ class PrefillService(WorkerService):
 
     def extra_counters(self) -> dict[str, float]:
         return dict(self._counters)
-
-
-def _current_task() -> asyncio.Task[object] | None:
-    with contextlib.suppress(RuntimeError):
-        return asyncio.current_task()
-    return None
 
 
 def _commit_body(job: Job, first: Progress) -> Body:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toy_engine import BLOCK, alone, greedy, hand_loop, prompt, request, run_dry, toy
+from toy_engine import BLOCK, TOY, alone, greedy, hand_loop, prompt, request, run_dry, toy
 
+from deepinfer_engine.backend.toy import ToyRunner
 from deepinfer_engine.errors import CapacityError, EngineUnavailable, PromptTooLong, RequestError
 
 
@@ -110,6 +113,34 @@ def test_a_prompt_that_can_never_run_is_refused_at_once(length, error):
     with pytest.raises(error):
         submit(loop, "r", prompt(1, length))
     assert loop.unfinished == 0
+
+
+@pytest.mark.parametrize("wrong", [-1, 257, 1 << 40])
+def test_an_id_outside_the_vocabulary_is_refused_before_it_reaches_the_runner(wrong):
+    loop, sink = hand_loop()
+    with pytest.raises(RequestError, match="token ids are 0"):
+        submit(loop, "bad", [1, wrong, 2])
+    submit(loop, "good", [1, 256, 2])
+    run_dry(loop)
+    assert sink.tokens["good"] == alone([1, 256, 2], greedy())
+
+
+def test_a_row_without_a_possible_token_ends_with_an_error_and_the_others_go_on():
+    class Dead(ToyRunner):
+        def decode(self, rows):
+            outputs = super().decode(rows)
+            return [
+                dataclasses.replace(o, tokens=(), failed=True) if r.prompt_len == 9 else o
+                for r, o in zip(rows, outputs, strict=True)
+            ]
+
+    loop, sink = hand_loop(Dead(**TOY))
+    submit(loop, "dies", prompt(1, 9))
+    submit(loop, "lives", prompt(2, 10))
+    run_dry(loop)
+    assert sink.ends["dies"][0].finish == "error"
+    assert len(sink.tokens["dies"]) == 1
+    assert sink.tokens["lives"] == alone(prompt(2, 10), greedy())
 
 
 def test_the_longest_prompt_that_fits_runs():

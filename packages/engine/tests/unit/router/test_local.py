@@ -5,7 +5,20 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from toy_engine import BLOCK, alone, ask, gated, greedy, prompt, request, run, toy, until
+from toy_engine import (
+    BLOCK,
+    TOY,
+    GatedRunner,
+    alone,
+    ask,
+    gated,
+    greedy,
+    prompt,
+    request,
+    run,
+    toy,
+    until,
+)
 
 from deepinfer_engine.core.config import EngineConfig
 from deepinfer_engine.core.types import TokensEvent
@@ -76,16 +89,19 @@ def test_a_timeout_ends_the_request_with_what_it_has():
 
 
 def test_a_failing_step_ends_every_stream_and_the_engine():
-    class Broken(type(toy())):
+    class Broken(GatedRunner):
         def decode(self, rows):
             raise ArithmeticError("the device is gone")
 
+    runner = Broken(**TOY)
+    runner.gate.clear()
+
     async def body():
-        engine = LocalEngine(Broken(num_blocks=64, num_state_slots=8))
-        results = await asyncio.gather(
-            *(ask(engine, request(f"r{i}", prompt(i, 9))) for i in range(3)),
-            return_exceptions=True,
-        )
+        engine = LocalEngine(runner)
+        asked = [asyncio.create_task(ask(engine, request(f"r{i}", prompt(i, 9)))) for i in range(3)]
+        await until(lambda: engine.loop.unfinished == 3)
+        runner.gate.set()
+        results = await asyncio.gather(*asked, return_exceptions=True)
         assert [type(r) for r in results] == [EngineLost] * 3
         (status,) = await engine.status()
         assert not status.ready

@@ -36,6 +36,7 @@ from deepinfer_engine.errors import (
 from deepinfer_engine.kv.memory import MemoryStore
 from deepinfer_engine.pd.decode import DecodeService
 from deepinfer_engine.pd.prefill import PrefillService
+from deepinfer_engine.pd.wire import FrameType
 from deepinfer_engine.router.remote import RemoteEngine
 
 LONG = greedy(3000, ignore_eos=True)
@@ -231,6 +232,30 @@ def test_a_decode_worker_lost_mid_stream_is_engine_lost_and_the_client_recovers(
             await it.engine._wait_ready()
             again = await ask(it.engine, request("again", (1, 2)))
             assert again.tokens == alone((1, 2), greedy())
+            await until(it.idle)
+
+    run(body())
+
+
+def test_a_gap_in_the_stream_is_engine_lost_and_never_a_silent_hole():
+    async def body():
+        async with cluster(decode_runner=gated) as it:
+            service = it.decodes[0].service
+            stream = it.engine.generate(request("r", prompt(1, 20), LONG))
+            await anext(stream)
+            for peer in service.peers:  # the next TOKENS frame gets lost
+                send, lost = peer.send, []
+
+                def forgetful(kind, body, send=send, lost=lost):
+                    if kind == FrameType.TOKENS and not lost:
+                        lost.append(body)
+                    else:
+                        send(kind, body)
+
+                peer.send = forgetful
+            with pytest.raises(EngineLost, match="was due"):
+                async for _ in stream:
+                    pass
             await until(it.idle)
 
     run(body())
