@@ -9,6 +9,7 @@ import platform
 import shutil
 import socket
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Literal
 from rich.console import Console
 
 from deepinfer_engine.cli.launch import build_codec, build_runner, model_dir
+from deepinfer_engine.cli.serve import setup_logging
 from deepinfer_engine.server.run import bind
 from deepinfer_engine.settings import Settings
 
@@ -37,6 +39,7 @@ class Finding:
 
 def run_doctor(settings: Settings, *, as_json: bool) -> int:
     """Print every finding; 6 when one of them is a failure."""
+    setup_logging("error")
     console = Console(highlight=False, soft_wrap=True)
     findings: list[Finding] = []
     colours = {"ok": "green", "warn": "yellow", "fail": "red"}
@@ -65,6 +68,7 @@ def examine(settings: Settings) -> Iterator[Finding]:
         ("packages", _packages),
         ("torch", _torch),
         ("compiler", _compiler),
+        ("kernels", _kernels),
         ("memory", _memory),
         ("port", _port),
         ("cache directory", _cache_dir),
@@ -116,6 +120,19 @@ def _compiler(_: Settings) -> Finding:
         f"no {name}",
         "a C++ compiler speeds up some CPU kernels; all work without",
     )
+
+
+def _kernels(_: Settings) -> Finding:
+    from deepinfer_engine.adapters.kernels import registry
+
+    choices = [registry.choose(name) for name in registry.op_names()]
+    counted = Counter(choice.impl.backend for choice in choices)
+    detail = ", ".join(f"{count} operators {backend}" for backend, count in counted.most_common())
+    degraded = [choice for choice in choices if choice.degraded]
+    if degraded:
+        backend, why = degraded[0].refused[0]
+        return Finding("kernels", "warn", f"{detail}; {backend}: {why}", "all work, some slower")
+    return Finding("kernels", "ok", detail)
 
 
 def _memory(_: Settings) -> Finding:

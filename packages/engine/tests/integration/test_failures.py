@@ -135,13 +135,19 @@ def damaged(tmp_path, damage):
     return str(model)
 
 
+def the_error(stderr: str) -> str:
+    """The one line of error; warnings of the log may stand before it, a traceback may not."""
+    assert "Traceback" not in stderr
+    (line,) = (line for line in stderr.splitlines() if line.startswith("deepinfer: error: "))
+    assert stderr.rstrip().endswith(line)
+    return line
+
+
 def test_a_corrupt_checkpoint_is_one_line_and_exit_3(start, tmp_path):
     server = start("--model", damaged(tmp_path, "truncated"))
     assert server.process.wait(90) == 3
     server.terminate()
-    assert len(server.lines) == 1
-    assert server.lines[0].startswith("deepinfer: error: ")
-    assert "model.safetensors" in server.lines[0]
+    assert "model.safetensors" in the_error("\n".join(server.lines))
 
 
 @pytest.mark.parametrize("damage", ["missing", "not json"])
@@ -155,5 +161,4 @@ def test_a_worker_alone_tells_a_corrupt_checkpoint_the_same_way(tmp_path, damage
         check=False,
     )
     assert result.returncode == 3
-    assert result.stderr.startswith("deepinfer: error: ")
-    assert result.stderr.count("\n") == 1
+    assert str(tmp_path) in the_error(result.stderr)

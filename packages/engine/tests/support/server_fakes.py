@@ -46,7 +46,7 @@ class Script:
 
 
 class FakeEngine:
-    """An EngineClient in memory. `live` holds the ids of requests that are neither over nor closed."""
+    """An EngineClient in memory. `live`: ids of requests that are neither over nor closed."""
 
     def __init__(self, script: Script | Callable[[GenerateRequest], Script]) -> None:
         self.script = script

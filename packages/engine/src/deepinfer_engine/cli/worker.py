@@ -7,6 +7,7 @@ import os
 from typing import Literal
 
 from deepinfer_engine.cli.launch import build_runner, build_store, engine_config
+from deepinfer_engine.cli.serve import setup_logging
 from deepinfer_engine.settings import Settings
 from deepinfer_engine.supervise import cluster_key_from_environ, die_with_parent, notify, supervised
 
@@ -15,6 +16,7 @@ def run_worker(role: Literal["prefill", "decode"], settings: Settings, listen: s
     """Load the model, serve until SIGTERM, drain. The bound address is told on standard output."""
     if supervised():
         die_with_parent()
+    setup_logging(settings.log_level)
     key = cluster_key_from_environ(os.environ)
     notify("loading", role=role, pid=os.getpid())
     runner = build_runner(settings)

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
+from contextlib import asynccontextmanager
 
 import pytest
+from rich.console import Console
 from server_fakes import FakeEngine, Script, byte_codec
 
-from deepinfer_engine.cli.generate import Line, answers, resume_point
+from deepinfer_engine.cli import launch
+from deepinfer_engine.cli.generate import Line, answers, resume_point, run_generate
 from deepinfer_engine.errors import ConfigError, EngineLost
+from deepinfer_engine.settings import Settings
 
 
 @pytest.fixture
@@ -124,3 +129,51 @@ def test_a_file_of_something_else_is_not_touched(tmp_path, text):
 def test_a_target_in_no_directory_is_told_before_anything_is_loaded(tmp_path):
     with pytest.raises(ConfigError, match="does not exist"):
         resume_point(tmp_path / "none" / "out.jsonl", {})
+
+
+@pytest.fixture
+def run(codec, monkeypatch, tmp_path):
+    """`run(texts, strict)` runs the whole command over a scripted engine; gives (code, told,
+    results).
+    """
+
+    @asynccontextmanager
+    async def launched(settings):
+        yield FakeEngine(Script([[*codec.tokenize("fine"), 1]]))
+
+    monkeypatch.setattr(launch, "launched_engine", launched)
+    monkeypatch.setattr(launch, "build_codec", lambda settings: codec)
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+
+    def go(texts, *, strict=False):
+        source.write_text("\n".join(texts))
+        told = io.StringIO()
+        console = Console(file=told, width=200)
+        code = run_generate(
+            Settings(), source, target, strict=strict, concurrency=2, console=console
+        )
+        results = [json.loads(line) for line in target.read_text().splitlines()]
+        return code, told.getvalue(), results
+
+    return go
+
+
+def test_a_broken_line_is_told_with_its_number_and_the_run_goes_on(run):
+    code, told, results = run([question("a"), "{", "", question("b")])
+    assert code == 0
+    assert "in.jsonl:2: not JSON" in told
+    assert "2 answered, 1 failed" in told
+    assert [(result["line"], "error" in result) for result in results] == [
+        (1, False),
+        (2, True),
+        (4, False),
+    ]
+
+
+def test_strict_stops_at_the_first_broken_line_and_goes_on_there_once_it_is_mended(run):
+    code, _, results = run([question("a"), "{", question("b")], strict=True)
+    assert code == 1
+    assert [result["line"] for result in results] == [1]
+    code, told, results = run([question("a"), question("mended"), question("b")], strict=True)
+    assert (code, [result["line"] for result in results]) == (0, [1, 2, 3])
+    assert "2 answered, 0 failed" in told
