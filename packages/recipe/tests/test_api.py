@@ -27,9 +27,10 @@ HEAVY = ("torch", "numpy", "tokenizers", "PIL", "httpx", "jsonschema_rs")
 
 def signature(value: typing.Any) -> str:
     try:
-        return str(inspect.signature(value)).replace("deepinfer_recipe.", "")
+        text = str(inspect.signature(value)).replace("deepinfer_recipe.", "")
     except (TypeError, ValueError):
         return "(...)"
+    return re.sub(r" at 0x[0-9a-f]+", "", text)
 
 
 def constructor(value: type) -> str:

@@ -79,7 +79,8 @@ def random_conversation(codec: Any, rng: random.Random) -> Any:
         else:
             count = rng.choice([0, 0, 1, 2])
             arguments = ["{}", '{"a": 1.50}', '{"x": "<", "y": [null]}', "bad"]
-            calls = [codec.ToolCall(f"c{n}", "f", rng.choice(arguments)) for n in range(count)]
+            ids = rng.sample(["c0", "c1", "a"], count)
+            calls = [codec.ToolCall(name, "f", rng.choice(arguments)) for name in ids]
             reasoning = rng.choice(["", "why"]) if thinking else None
             messages.append(codec.AssistantMessage(text, reasoning, calls or None))
             results = [codec.ToolMessage(rng.choice(TEXTS), call.id) for call in calls]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -97,6 +98,20 @@ def test_results_are_put_into_the_order_of_their_calls() -> None:
     )
     prompt = DeepseekV41Encoding().render_conversation(conversation).prompt
     assert "<tool_result>first</tool_result>\n\n<tool_result>second</tool_result>" in prompt
+
+
+@pytest.mark.parametrize(
+    ("encoding", "order"), [(DeepseekV4Encoding, ["a", "b"]), (DeepseekV41Encoding, ["b", "a"])]
+)
+def test_v4_shows_calls_by_id_and_v4_1_as_they_were_made(encoding: type, order: list[str]) -> None:
+    calls = [ToolCall("b", "tool_b", "{}"), ToolCall("a", "tool_a", "{}")]
+    results = [ToolMessage("result of a", "a"), ToolMessage("result of b", "b")]
+    conversation = Conversation(
+        [UserMessage("q"), AssistantMessage("", "", calls), *results], tools=[TOOL]
+    )
+    prompt = encoding().render_conversation(conversation).prompt
+    assert re.findall(r'name="tool_(\w)"', prompt) == order
+    assert re.findall(r"result of (\w)", prompt) == order
 
 
 @pytest.mark.parametrize("version", list(ModelVersion))

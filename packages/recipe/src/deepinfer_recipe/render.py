@@ -215,7 +215,7 @@ def _assistant_turn(out: _Builder, conversation: Conversation, index: int) -> bo
     is_last = index == len(messages) - 1
     continued = message.prefix and (is_last or form.system_in_place)
     out.special(SpecialToken.Assistant)
-    calls = message.tool_calls
+    calls = _shown_calls(message, form)
     # A prefix turn keeps its own reasoning even where earlier turns lose theirs; but V4.1
     # treats a turn that nothing at all precedes as already past its thinking.
     follows = index > 0 or _has_blocks(conversation) or not form.system_in_place
@@ -239,9 +239,16 @@ def _assistant_turn(out: _Builder, conversation: Conversation, index: int) -> bo
     return continued and is_last
 
 
-def _sorted_results(run: list[Message], calls: Sequence[ToolCall]) -> list[Message]:
+def _shown_calls(message: Message, form: PromptFormat) -> Sequence[ToolCall] | None:
+    calls = message.tool_calls
+    if calls and form.sorts_calls_by_id:
+        calls.sort(key=lambda call: call.id)
+    return calls
+
+
+def _sorted_results(run: list[Message], calls: Sequence[ToolCall] | None) -> list[Message]:
     """Put the tool results of a run into the order of the calls they answer."""
-    if len(run) < 2 or len(calls) < 2:
+    if len(run) < 2 or not calls or len(calls) < 2:
         return run
     order = {call.id: position for position, call in enumerate(calls)}
 
@@ -256,7 +263,7 @@ def _sorted_results(run: list[Message], calls: Sequence[ToolCall]) -> list[Messa
     return arranged
 
 
-def _user_turn(out: _Builder, run: list[Message], calls: Sequence[ToolCall]) -> None:
+def _user_turn(out: _Builder, run: list[Message], calls: Sequence[ToolCall] | None) -> None:
     """One user turn: every tool result a block, and the user text, joined by blank lines."""
     out.special(SpecialToken.User)
     arranged = _sorted_results(run, calls)
@@ -329,12 +336,13 @@ def render_completion(
     if conversation.thinking_mode and not forced:
         out.text(message.reasoning_content or "")
         out.special(SpecialToken.ThinkingEnd)
+    calls = message.tool_calls
     if forced:
-        _invocations(out, message.tool_calls or ())
+        _invocations(out, calls or ())
     else:
         out.message(message)
-        if message.tool_calls:
-            _calls(out, message.tool_calls)
+        if calls:
+            _calls(out, calls)
     out.special(SpecialToken.Eos)
     return out.finish()
 
@@ -342,7 +350,7 @@ def render_completion(
 def _turns(out: _Builder, conversation: Conversation, index: int) -> bool:
     messages = conversation.history
     form = out.format
-    calls: Sequence[ToolCall] = ()
+    calls: Sequence[ToolCall] | None = None
     left_open = False
     while index < len(messages):
         message = messages[index]
@@ -355,7 +363,7 @@ def _turns(out: _Builder, conversation: Conversation, index: int) -> bool:
             continue
         if role == "assistant":
             left_open = _assistant_turn(out, conversation, index)
-            calls = message.tool_calls or ()
+            calls = _shown_calls(message, form)
         elif role == "latest_reminder":
             # The V4.1 models were served with only the first reminder of a run.
             is_first = index == 0 or messages[index - 1].role != "latest_reminder"

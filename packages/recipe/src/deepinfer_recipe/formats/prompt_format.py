@@ -55,3 +55,5 @@ class PromptFormat:
     """What stands between a namespace and a function's own name."""
     describes_namespaces: bool
     """A namespace's description stands before that of each of its functions."""
+    sorts_calls_by_id: bool
+    """The calls of a turn are shown in the order of their ids, not as they were made."""

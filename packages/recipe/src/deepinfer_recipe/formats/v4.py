@@ -53,4 +53,5 @@ V4 = PromptFormat(
     fills_missing_reasoning=False,
     namespace_separator="__",
     describes_namespaces=False,
+    sorts_calls_by_id=True,
 )

@@ -40,4 +40,5 @@ V4_1 = PromptFormat(
     fills_missing_reasoning=True,
     namespace_separator="::",
     describes_namespaces=True,
+    sorts_calls_by_id=False,
 )
