@@ -171,3 +171,19 @@ def test_logprobs_stand_on_the_text_of_a_responses_message(tokenizer: Tokenizer)
     done = complete(events, ResponsesResponse("id", "m", 1, 0, 0))
     part = done["output"][0]["content"][0]
     assert [entry["token"] for entry in part["logprobs"]] == ["o", "k"]
+
+
+@pytest.mark.parametrize("size", [1, 3, 100])
+def test_tokens_behind_a_stop_sequence_are_not_counted(tokenizer: Tokenizer, size: int) -> None:
+    request = ChatCompletionRequest({**BODY, "stop": "END", "reasoning_effort": "none"})
+    converted = request.convert(ConversionOptions())
+    generator = ChatCompletionRequest.chunk_generator(converted, "id", "m", created=1)
+    stream: StreamProcessor[Any] = StreamProcessor(generator, converted.parsing_options, tokenizer)
+    ids = tokenizer.encode("okENDmore")
+    events: list[Any] = []
+    for start in range(0, len(ids), size):
+        if not stream.finished:
+            events += stream.push(InferenceChunk.tokens(ids[start : start + size]))
+    done = complete(events)
+    assert done["usage"]["completion_tokens"] == len("okEND")
+    assert done["choices"][0]["message"]["content"] == "ok"

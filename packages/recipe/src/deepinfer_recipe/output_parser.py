@@ -43,6 +43,8 @@ class OutputParser:
         """Newlines held back before `_held`: they vanish if it becomes a mark."""
         self.stopped_by: str | None = None
         """The stop sequence that ended the answer."""
+        self.unread_chars = 0
+        """How much of the last text fed lies behind that stop sequence."""
         self._prepare()
         self._answer = self._preamble if options.parse_json_output else self._content
         self._go(self._first_state(options))
@@ -189,14 +191,15 @@ class OutputParser:
     def _leading_content(self, text: str) -> str | None:
         # Of the stop sequences only a single newline can match in what is skipped.
         if text[0] == "\n" and "\n" in self._stops and self._answer == self._content:
-            return self._stop("\n")
+            return self._stop("\n", len(text) - 1)
         rest = text.lstrip("\n")
         if rest:
             self._go(self._answer)
         return rest
 
-    def _stop(self, stop: str) -> None:
+    def _stop(self, stop: str, unread_chars: int) -> None:
         self.stopped_by = stop
+        self.unread_chars = unread_chars
         self._go(self._finished)
 
     def _first_stop(self, text: str, start: int) -> tuple[int, str] | None:
@@ -218,7 +221,7 @@ class OutputParser:
                 before = text[position : stop[0] - len(stop[1])]
                 if before:
                     sink.content(before)
-                return self._stop(stop[1])
+                return self._stop(stop[1], len(text) - stop[0])
             if mark is None:
                 break
             before = text[position : mark.start()]
@@ -291,7 +294,7 @@ class OutputParser:
             before = text[: stop[0] - len(stop[1])]
             if before:
                 self._sink.content(before)
-            return self._stop(stop[1])
+            return self._stop(stop[1], len(text) - stop[0])
         if end >= 0:
             if end:
                 self._sink.content(text[:end])

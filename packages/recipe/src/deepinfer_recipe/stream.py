@@ -17,6 +17,19 @@ from deepinfer_recipe.tokenizer import Tokenizer
 E = TypeVar("E", bound=StreamEvent)
 
 
+def _behind(texts: list[str], unread_chars: int) -> int:
+    """How many of the last tokens lie wholly behind a matched stop sequence."""
+    if not unread_chars:
+        return 0
+    count = 0
+    for text in reversed(texts):
+        if len(text) > unread_chars:
+            break
+        unread_chars -= len(text)
+        count += 1
+    return count
+
+
 class StreamProcessor(Generic[E]):
     """Turns the chunks of one backend answer into the events of one protocol.
 
@@ -113,7 +126,6 @@ class StreamProcessor(Generic[E]):
             raise StreamError(
                 f"a chunk of {len(ids)} tokens came with {len(logprobs)} log probabilities"
             )
-        self._completion_tokens += len(ids)
         # Tokens are followed one by one where thinking is counted or log probabilities are kept.
         is_tracked = logprobs is not None or self._parser.in_reasoning
         try:
@@ -127,6 +139,7 @@ class StreamProcessor(Generic[E]):
             self._closed = True
             raise StreamError(str(error)) from error
         self._parser.feed("".join(texts))
+        self._completion_tokens += len(ids) - _behind(texts, self._parser.unread_chars)
         if self._parser.stopped_by is not None:
             self._finish(InferenceFinishReason.Stop)
 
