@@ -6,7 +6,7 @@ from deepinfer_search_fetch.net.charset import decode_text, resolve_label
 
 SAMPLES = {
     "utf-8": "Grüße, мир, 世界",
-    "windows-1252": "“café” – naïve",
+    "windows-1252": "“café”, naïve",
     "iso-8859-1": "“café”",
     "iso-8859-2": "Zażółć gęślą jaźń",
     "windows-1250": "Příliš žluťoučký kůň",

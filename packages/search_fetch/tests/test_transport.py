@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gzip
 import ipaddress
 import resource
@@ -113,10 +114,8 @@ def test_compression_bombs_stop_early_and_small() -> None:
 @settings(max_examples=60, deadline=None)
 @given(st.binary(max_size=300), st.sampled_from(["gzip", "deflate", "br", "zstd", "gzip, br"]))
 def test_damaged_bodies_are_our_errors_or_bytes(data: bytes, encoding: str) -> None:
-    try:
+    with contextlib.suppress(SearchFetchError):
         assert isinstance(decode_body(data, encoding, Limits()), bytes)
-    except SearchFetchError:
-        pass
 
 
 @pytest.mark.parametrize(

@@ -168,7 +168,7 @@ def _looks_binary(head: bytes) -> bool:
     if head.startswith((b"\xff\xfe", b"\xfe\xff")):
         return False
     controls = sum(b < 9 or 13 < b < 27 or 27 < b < 32 for b in head)
-    return controls > 0.02 * max(len(head), 1)
+    return controls > max(4.0, 0.02 * len(head))
 
 
 def _is_json(body: bytes) -> bool:

@@ -291,9 +291,9 @@ def _is_list(block: str) -> bool:
 
 
 def _prefix(text: str, first: str, rest: str) -> str:
-    """`first` before the first line, `rest` before the others; empty lines stay empty."""
+    """`first` before the first line, `rest` before the others; no line ends with a blank."""
     lines = text.split("\n")
     return "\n".join(
-        (first if i == 0 else rest if line or rest.strip() else "") + line
+        (first if i == 0 else rest) + line if line else (first if i == 0 else rest).rstrip()
         for i, line in enumerate(lines)
-    ).rstrip(" ")
+    )

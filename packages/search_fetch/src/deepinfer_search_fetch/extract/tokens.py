@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 TOKENIZER = "est@1"
 _UNIT_CHARS = 800
@@ -93,10 +93,20 @@ def _page_end(units: list[_Unit], start: int, max_tokens: int) -> int:
 
 
 def _units(content: str) -> list[_Unit]:
+    """Every unit has at least one token: blank pieces stick to their neighbour."""
     units: list[_Unit] = []
+    blank = ""
     for number, block in enumerate(_blocks(content)):
         header, footer, pieces = _split(block)
-        units += [_Unit(p, count_tokens(p), number, header, footer) for p in pieces]
+        for piece in pieces:
+            tokens = count_tokens(piece)
+            if tokens:
+                units.append(_Unit(blank + piece, tokens, number, header, footer))
+                blank = ""
+            elif units:
+                units[-1] = replace(units[-1], text=units[-1].text + piece)
+            else:
+                blank += piece
     return units
 
 

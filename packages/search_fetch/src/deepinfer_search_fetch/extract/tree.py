@@ -7,6 +7,7 @@ cut at double line breaks: the smallest unit that extraction decides about.
 from __future__ import annotations
 
 import re
+from collections import deque
 from dataclasses import dataclass, field
 
 from lxml import html
@@ -92,13 +93,13 @@ class _Builder:
         self.runs: list[Run] = []
 
     def fill(self, root: Box) -> None:
-        stack: list[tuple[Box, list[InlineItem | Box]]] = [(root, self._parts(root))]
+        stack: list[tuple[Box, deque[InlineItem | Box]]] = [(root, deque(self._parts(root)))]
         while stack:
             box, parts = stack[-1]
             inline: list[InlineItem] = []
             child: Box | None = None
             while parts:
-                part = parts.pop(0)
+                part = parts.popleft()
                 if isinstance(part, Box):
                     child = part
                     break
@@ -108,7 +109,7 @@ class _Builder:
                 stack.pop()
                 continue
             box.children.append(child)
-            stack.append((child, self._parts(child)))
+            stack.append((child, deque(self._parts(child))))
 
     def _parts(self, box: Box) -> list[InlineItem | Box]:
         element = box.element

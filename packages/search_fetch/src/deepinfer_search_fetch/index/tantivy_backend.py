@@ -87,7 +87,8 @@ def _schema() -> tantivy.Schema:
 class TantivyBackend:
     """One index in `folder` (or in memory for None); one writing process, any number of readers."""
 
-    def __init__(self, folder: Path | None) -> None:
+    def __init__(self, folder: Path | None, *, lock_seconds: float = 5.0) -> None:
+        self._lock_seconds = lock_seconds
         self._schema = _schema()
         self._folder = folder
         self._lock: FileLock | None = None
@@ -181,7 +182,9 @@ class TantivyBackend:
     def _open_writer(self) -> tantivy.IndexWriter:
         if self._writer is None:
             if self._folder is not None:
-                self._lock = self._lock or FileLock(self._folder / "writer.lock", timeout=5)
+                self._lock = self._lock or FileLock(
+                    self._folder / "writer.lock", timeout=self._lock_seconds
+                )
                 try:
                     self._lock.acquire()
                 except Timeout:

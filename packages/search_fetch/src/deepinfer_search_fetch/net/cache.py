@@ -61,7 +61,7 @@ class CacheEntry:
 
 
 class PageCache:
-    """`get`, `put` and `refresh` by key; thread-bound SQLite is opened per instance."""
+    """`get`, `put` and `refresh` by key; used by one thread at a time."""
 
     def __init__(
         self, folder: Path, max_bytes: int, *, clock: Callable[[], float] = time.time
@@ -70,7 +70,9 @@ class PageCache:
         self._max_bytes = max_bytes
         self._clock = clock
         self._blobs.mkdir(parents=True, exist_ok=True)
-        self._db = sqlite3.connect(folder / "index.sqlite3", timeout=10, isolation_level=None)
+        self._db = sqlite3.connect(
+            folder / "index.sqlite3", timeout=10, isolation_level=None, check_same_thread=False
+        )
         self._db.execute("PRAGMA journal_mode=WAL")
         self._db.execute("PRAGMA synchronous=NORMAL")
         self._db.executescript(_SCHEMA)
