@@ -70,7 +70,10 @@ def test_bench_reports_ratio_to_floor_and_reference(
     assert cli.main(command) == 0
     result = json.loads(out.read_text(encoding="utf-8"))
     assert {row["backend"] for row in result["rows"]} >= {"reference"}
-    assert all(row["median_us"] > 0 and row["floor_us"] > 0 for row in result["rows"])
+    assert all(
+        row["p95_us"] >= row["median_us"] >= row["best_us"] > 0 and row["floor_us"] > 0
+        for row in result["rows"]
+    )
     assert all(row["bytes"] < bench.LARGE_FROM_BYTES for row in result["rows"])
     assert "of floor" in capsys.readouterr().out
 

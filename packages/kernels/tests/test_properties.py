@@ -22,6 +22,7 @@ ROWWISE = {
     "mhc_collapse": (0, 1),
     "mhc_post": (0, 1, 2, 3),
     "mla_sparse": (0, 2),
+    "mla_decode_sparse": (0, 2, 5),
     "index_logits": (0, 1, 2, 3),
     "topk_select": (0,),
     "candidate_blocks": (0, 1),

@@ -35,9 +35,10 @@ def _store_args(
     return x, cache, slots.masked_fill(gone, -1), record, entries
 
 
-def _load_args(
+def load_args(
     g: torch.Generator, record: str, n: int, pages: int, entries: int, dim: int, dtype: torch.dtype
 ) -> tuple[Any, ...]:
+    """Arguments of kv_load: a cache full of stored rows, and ``n`` slots of it."""
     x, cache, _, _, _ = _store_args(g, record, pages * entries, pages, entries, dim, dtype)
     reference.kv_store(x, cache, torch.arange(x.shape[0]), record, entries)
     slot = indices(g, (n,), pages * entries, missing=0.2)
@@ -186,8 +187,8 @@ SPECS = (
         tags=frozenset({"memory", "latency"}),
         tolerance=Tolerance(),
         cost=_load_cost,
-        cases=lambda g, dtype: _drawn(_load_args, g, dtype),
-        shapes=lambda dtype: _labelled(_load_args, dtype),
+        cases=lambda g, dtype: _drawn(load_args, g, dtype),
+        shapes=lambda dtype: _labelled(load_args, dtype),
         twin=False,
     ),
 )

@@ -26,4 +26,4 @@ _FORMS = {
 def register(registry: Registry) -> None:
     """Add every form of this back end."""
     for op, fn in _FORMS.items():
-        registry.add_impl(Impl(op, "cpu", fn, _ON_CPU))
+        registry.add_impl(Impl(op, "cpu", fn, _ON_CPU, evidence="benches/results/cpu.json"))

@@ -23,6 +23,12 @@ SIGNATURES: dict[str, tuple[type, ...]] = {
     "mhc_collapse": (_I, _P, _P, _L, _I, _L, _P),
     "mhc_post": (_I, _P, _P, _P, _P, _L, _I, _L, _P),
     "mla_sparse": (_I, _P, _P, _P, _P, _D, _L, _I, _L, _L, _L, _P, _P),
+    "mla_decode_sparse": (
+        *(_I, _P),
+        *(_P, _P, _L, _L, _L, _L, _I),
+        *(_P, _P, _L, _L, _L, _L, _I),
+        *(_P, _D, _L, _I, _L, _P, _P),
+    ),
     "index_logits": (_I, _P, _P, _P, _P, _L, _L, _I, _L, _L, _P),
     "topk_select": (_I, _P, _L, _L, _L, _P),
     "candidate_blocks": (_I, _P, _P, _L, _L, _L, _L, _P),

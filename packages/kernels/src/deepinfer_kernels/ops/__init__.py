@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from deepinfer_kernels.ops.attention import mla_sparse
+from deepinfer_kernels.ops.attention import mla_decode_sparse, mla_sparse
 from deepinfer_kernels.ops.cache import compress_pool, fake_quant, kv_load, kv_store
 from deepinfer_kernels.ops.engram import engram_gate, engram_hash
 from deepinfer_kernels.ops.indexer import (
@@ -28,6 +28,7 @@ __all__ = [
     "mhc_collapse",
     "mhc_post",
     "mhc_pre",
+    "mla_decode_sparse",
     "mla_sparse",
     "moe_experts",
     "moe_gate",

@@ -33,9 +33,10 @@ def fake_quant(x: Tensor, record: str) -> Tensor:
     return kernel("fake_quant", x.device)(x, record)
 
 
-def _check_pages(
+def check_pages(
     op: str, cache: Tensor, record: str, dim: int, dtype: torch.dtype, entries: int | None
 ) -> None:
+    """The cache is a byte view whose pages hold ``entries`` such records."""
     width = record_bytes(record, dim, dtype)
     require(cache.dtype is torch.uint8, op, f"cache is uint8, got {cache.dtype}")
     shape(op, "cache", cache, (None, None))
@@ -64,7 +65,7 @@ def kv_store(
     integer(op, slot=slot)
     shape(op, "x", x, (None, None))
     shape(op, "slot", slot, (x.shape[0],))
-    _check_pages(op, cache, record, x.shape[1], x.dtype, entries)
+    check_pages(op, cache, record, x.shape[1], x.dtype, entries)
     kernel(op, cache.device)(x, cache, slot, record, entries)
 
 
@@ -83,5 +84,5 @@ def kv_load(
     """
     op = "kv_load"
     integer(op, slot=slot)
-    _check_pages(op, cache, record, dim, dtype, entries)
+    check_pages(op, cache, record, dim, dtype, entries)
     return kernel(op, cache.device)(cache, slot, record, dim, dtype, entries)

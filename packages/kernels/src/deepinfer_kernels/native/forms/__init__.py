@@ -7,7 +7,7 @@ Indices are checked in C++: one past its table raises IndexError, and a cache st
 
 from __future__ import annotations
 
-from deepinfer_kernels.native.forms.attention import mla_sparse
+from deepinfer_kernels.native.forms.attention import mla_decode_sparse, mla_sparse
 from deepinfer_kernels.native.forms.cache import compress_pool, fake_quant, kv_load, kv_store
 from deepinfer_kernels.native.forms.engram import engram_gate, engram_hash
 from deepinfer_kernels.native.forms.indexer import (
@@ -33,6 +33,7 @@ __all__ = [
     "mhc_collapse",
     "mhc_post",
     "mhc_pre",
+    "mla_decode_sparse",
     "mla_sparse",
     "moe_experts",
     "moe_gate",

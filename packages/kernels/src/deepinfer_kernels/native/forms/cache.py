@@ -55,6 +55,26 @@ def _entries(
     return entries
 
 
+def source(
+    cache_pages: Tensor,
+    idx: Tensor,
+    record: str,
+    dim: int,
+    dtype: torch.dtype,
+    entries: int | None,
+) -> tuple[int | None, ...]:
+    """The seven arguments that describe one cache and the slots read from it."""
+    return (
+        cache_pages.data_ptr(),
+        idx.data_ptr(),
+        idx.shape[1],
+        cache_pages.shape[0],
+        cache_pages.stride(0),
+        _entries(cache_pages, record, dim, dtype, entries),
+        _code(record, dim),
+    )
+
+
 def kv_store(
     x: Tensor, cache_pages: Tensor, slot: Tensor, record: str, entries: int | None = None
 ) -> None:

@@ -1,6 +1,7 @@
 // Sparse latent attention and index logits: both score a few heads against many key rows.
 #pragma once
 
+#include "cache.h"
 #include "common.h"
 
 namespace di {
@@ -88,37 +89,39 @@ inline void score_all(const A* turned, int groups, const std::vector<const T*>& 
   }
 }
 
+// Attention of rows that each list their keys by pointer; see attend_row for the buffers.
 template <class T>
-int mla_sparse(const T* q, const T* kv, const int64_t* idx, const acc_t<T>* sink, double scale,
-               int64_t n, int heads, int64_t dim, int64_t rows, int64_t keys, T* out,
-               acc_t<T>* lse) {
+struct Attention {
   using A = acc_t<T>;
-  constexpr int L = head_lanes<A>();
-  const int groups = (heads + L - 1) / L;
-  const int64_t padded = (keys + 15) / 16 * 16;
-  A* turned = scratch<A>(groups * dim * L);
-  A* weights = scratch<A>(groups * L * padded, 1);
-  A* sum = scratch<A>(dim, 2);
-  static thread_local std::vector<const T*> listed;
-  for (int64_t row = 0; row < n; ++row, q += heads * dim, idx += keys) {
-    listed.clear();
-    for (int64_t k = 0; k < keys; ++k) {
-      if (idx[k] >= rows) return kIndexOutOfRange;
-      if (idx[k] >= 0) listed.push_back(kv + idx[k] * dim);
-    }
+  const A* sink;
+  A scale;
+  int heads;
+  int64_t dim, padded;
+  A *turned, *weights, *sum;
+
+  Attention(const A* sink, double scale, int heads, int64_t dim, int64_t most_keys)
+      : sink(sink), scale(A(scale)), heads(heads), dim(dim), padded((most_keys + 15) / 16 * 16) {
+    turned = scratch<A>(groups() * dim * head_lanes<A>());
+    weights = scratch<A>(groups() * head_lanes<A>() * padded, 1);
+    sum = scratch<A>(dim, 2);
+  }
+  int groups() const { return (heads + head_lanes<A>() - 1) / head_lanes<A>(); }
+
+  // q, out [heads, dim]; lse [heads].
+  void attend_row(const T* q, const std::vector<const T*>& listed, T* out, A* lse) const {
     const int64_t count = listed.size();
     if (count == 0) {
-      for (int64_t i = 0; i < heads * dim; ++i) store(*out++, A(0));
-      for (int h = 0; h < heads; ++h) *lse++ = std::numeric_limits<A>::infinity();
-      continue;
+      for (int64_t i = 0; i < heads * dim; ++i) store(out[i], A(0));
+      for (int h = 0; h < heads; ++h) lse[h] = std::numeric_limits<A>::infinity();
+      return;
     }
     transpose_heads(q, heads, dim, turned);
-    score_all(turned, groups, listed, dim, padded, weights);
+    score_all(turned, groups(), listed, dim, padded, weights);
     for (int h = 0; h < heads; ++h, out += dim) {
       A* w = weights + h * padded;
       A peak = -std::numeric_limits<A>::infinity();
       for (int64_t k = 0; k < count; ++k) {
-        w[k] *= A(scale);
+        w[k] *= scale;
         peak = w[k] > peak ? w[k] : peak;
       }
       for (int64_t k = 0; k < count; ++k) w[k] = exp_fast(w[k] - peak);
@@ -130,8 +133,102 @@ int mla_sparse(const T* q, const T* kv, const int64_t* idx, const acc_t<T>* sink
       // A sink far above every key overflows to inf here, and the output goes to its limit, 0.
       const A inverse = A(1) / (total + std::exp(sink[h] - peak));
       for (int64_t d = 0; d < dim; ++d) store(out[d], sum[d] * inverse);
-      *lse++ = std::log(total) + peak;
+      lse[h] = std::log(total) + peak;
     }
+  }
+};
+
+template <class T>
+int mla_sparse(const T* q, const T* kv, const int64_t* idx, const acc_t<T>* sink, double scale,
+               int64_t n, int heads, int64_t dim, int64_t rows, int64_t keys, T* out,
+               acc_t<T>* lse) {
+  const Attention<T> attention(sink, scale, heads, dim, keys);
+  std::vector<const T*> listed;
+  listed.reserve(keys);
+  for (int64_t row = 0; row < n; ++row, idx += keys) {
+    listed.clear();
+    for (int64_t k = 0; k < keys; ++k) {
+      if (idx[k] >= rows) return kIndexOutOfRange;
+      if (idx[k] >= 0) listed.push_back(kv + idx[k] * dim);
+    }
+    attention.attend_row(q + row * heads * dim, listed, out + row * heads * dim,
+                         lse + row * heads);
+  }
+  return kOk;
+}
+
+// Distinct slots of one cache, each decoded once however many rows list it: the query rows of one
+// request share almost their whole window.
+template <class T>
+class DecodedSlots {
+ public:
+  // Slot to decoded row, -1 elsewhere. The table outlives the call and only what the call wrote is
+  // reset: clearing all of it would cost more than the attention when the cache is large.
+  explicit DecodedSlots(std::vector<int64_t>& place) : place_(place) {}
+  DecodedSlots(const DecodedSlots&) = delete;
+  ~DecodedSlots() {
+    for (int64_t slot : distinct_) place_[slot] = -1;
+  }
+  int collect(const int64_t* idx, int64_t count, int64_t slots) {
+    if (static_cast<int64_t>(place_.size()) < slots) place_.resize(slots, -1);
+    for (int64_t i = 0; i < count; ++i) {
+      if (idx[i] >= slots) return kIndexOutOfRange;
+      if (idx[i] >= 0 && place_[idx[i]] < 0) {
+        place_[idx[i]] = static_cast<int64_t>(distinct_.size());
+        distinct_.push_back(idx[i]);
+      }
+    }
+    return kOk;
+  }
+  void decode(const uint8_t* cache, int64_t dim, int64_t pages, int64_t stride, int64_t entries,
+              int record) {
+    rows_.resize(distinct_.size() * dim);
+    dim_ = dim;
+    kv_load(cache, distinct_.data(), distinct_.size(), dim, pages, stride, entries, record,
+            rows_.data());
+  }
+  void list(const int64_t* idx, int64_t count, std::vector<const T*>* listed) const {
+    for (int64_t i = 0; i < count; ++i)
+      if (idx[i] >= 0) listed->push_back(rows_.data() + place_[idx[i]] * dim_);
+  }
+
+ private:
+  std::vector<int64_t>& place_;
+  std::vector<int64_t> distinct_;
+  std::vector<T> rows_;
+  int64_t dim_ = 0;
+};
+
+struct CacheSource {
+  const uint8_t* cache;
+  const int64_t* idx;  // [n, keys]
+  int64_t keys, pages, stride, entries;
+  int record;
+};
+
+template <class T>
+int mla_decode_sparse(const T* q, const CacheSource* sources, int source_count,
+                      const acc_t<T>* sink, double scale, int64_t n, int heads, int64_t dim,
+                      T* out, acc_t<T>* lse) {
+  static thread_local std::vector<int64_t> tables[2];
+  DecodedSlots<T> decoded[2] = {DecodedSlots<T>(tables[0]), DecodedSlots<T>(tables[1])};
+  int64_t most_keys = 0;
+  for (int s = 0; s < source_count; ++s) {
+    const CacheSource& from = sources[s];
+    most_keys += from.keys;
+    if (decoded[s].collect(from.idx, n * from.keys, from.pages * from.entries))
+      return kIndexOutOfRange;
+    decoded[s].decode(from.cache, dim, from.pages, from.stride, from.entries, from.record);
+  }
+  const Attention<T> attention(sink, scale, heads, dim, most_keys);
+  std::vector<const T*> listed;
+  listed.reserve(most_keys);
+  for (int64_t row = 0; row < n; ++row) {
+    listed.clear();
+    for (int s = 0; s < source_count; ++s)
+      decoded[s].list(sources[s].idx + row * sources[s].keys, sources[s].keys, &listed);
+    attention.attend_row(q + row * heads * dim, listed, out + row * heads * dim,
+                         lse + row * heads);
   }
   return kOk;
 }

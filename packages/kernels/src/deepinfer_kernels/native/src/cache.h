@@ -14,7 +14,7 @@ inline uint8_t encode_e4m3(float v) {
   if (v != v) return sign | 0x7F;
   const float magnitude = std::fabs(v);
   if (magnitude >= 448.0f) return sign | 0x7E;
-  if (magnitude < 0.015625f)  // below 2^-6: steps of 2^-9, which adding 2^14 * 2^-9 * 1.5 rounds to
+  if (magnitude < 0.015625f)  // below 2^-6 the codes are multiples of 2^-9; 8 of them is 2^-6 itself
     return sign | static_cast<uint8_t>(std::nearbyintf(magnitude * 512.0f));
   const uint32_t raw = bits & 0x7FFFFFFF;
   const uint32_t rounded = raw + 0x7FFFF + ((raw >> 20) & 1);

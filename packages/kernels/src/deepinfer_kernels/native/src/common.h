@@ -88,11 +88,24 @@ inline wide_t<float> load_wide(const bf16* from) {
   std::memcpy(&v, &word, sizeof v);
   return v;
 }
+inline float sum_of_16_bytes(vector_of<float, 16>::type v) { return (v[0] + v[1]) + (v[2] + v[3]); }
+inline double sum_of_16_bytes(vector_of<double, 16>::type v) { return v[0] + v[1]; }
+
+// Sum over the lanes by halves: a chain of single additions would cost more than the products.
+template <class A, int BYTES>
+inline A sum_halves(const typename vector_of<A, BYTES>::type& v) {
+  if constexpr (BYTES == 16) {
+    return sum_of_16_bytes(v);
+  } else {
+    typename vector_of<A, BYTES / 2>::type low, high;
+    std::memcpy(&low, &v, BYTES / 2);
+    std::memcpy(&high, reinterpret_cast<const char*>(&v) + BYTES / 2, BYTES / 2);
+    return sum_halves<A, BYTES / 2>(low + high);
+  }
+}
 template <class A>
-inline A sum_lanes(wide_t<A> v) {
-  A total = 0;
-  for (int i = 0; i < lanes<A>(); ++i) total += v[i];
-  return total;
+inline A sum_lanes(const wide_t<A>& v) {
+  return sum_halves<A, DI_VECTOR_BYTES>(v);
 }
 
 template <class T, class A>
