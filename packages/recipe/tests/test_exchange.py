@@ -334,3 +334,15 @@ def test_reasoning_must_come_back_only_behind_the_last_user_message() -> None:
     answer = {"role": "assistant", "content": "a"}
     assert accepts([USER, answer])
     assert not accepts([USER, answer], tools=[CHAT_TOOL])
+
+
+def test_schema_that_points_elsewhere_is_refused_without_a_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*args: Any) -> None:
+        raise AssertionError("tried to connect")
+
+    monkeypatch.setattr("socket.socket.connect", refuse)
+    schema = {"type": "object", "properties": {"a": {"$ref": "http://127.0.0.1:9/x.json"}}}
+    with pytest.raises(ConversionError, match="Retrieval is disabled, cannot fetch"):
+        chat(tools=[{"type": "function", "function": {"name": "f", "parameters": schema}}])

@@ -52,6 +52,7 @@ from deepinfer_recipe.options import (
     WebSearchBehavior,
 )
 from deepinfer_recipe.parsing_options import ParsingOptions, ThinkingInitialStage
+from deepinfer_recipe.prefix import Divergence, first_divergence
 from deepinfer_recipe.protocols.chat_events import (
     ChatCompletionChunk,
     ChatCompletionChunkGenerator,
@@ -95,6 +96,7 @@ __all__ = [
     "DataUrlImageSource",
     "DeepseekV4Encoding",
     "DeepseekV41Encoding",
+    "Divergence",
     "EncodeError",
     "Exchange",
     "ImageError",
@@ -149,5 +151,6 @@ __all__ = [
     "__version__",
     "error_body",
     "error_response",
+    "first_divergence",
     "render_training",
 ]
