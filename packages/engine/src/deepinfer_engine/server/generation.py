@@ -73,6 +73,7 @@ class Generation:
     ) -> AsyncGenerator[list[WireEvent], None]:
         cached = generated = 0
         last = self.arrived
+        itl = self.metrics.itl.labels(self.protocol)
         async for event in stream:
             now = self.clock.monotonic()
             out: list[WireEvent] = []
@@ -84,7 +85,7 @@ class Generation:
             elif isinstance(event, TokensEvent) and event.token_ids:
                 share = (now - last) / len(event.token_ids)
                 for _ in event.token_ids:
-                    self.metrics.itl.labels(self.protocol).observe(share)
+                    itl.observe(share)
                 last = now
             if isinstance(event, FinishEvent):
                 out += self.encoder.finish(event.reason)
