@@ -29,6 +29,8 @@ from deepinfer_kvtier.retention import check_class_name
 from deepinfer_kvtier.store_files import open_store
 from deepinfer_kvtier.writer import Outgoing
 
+MAX_NAMESPACES = 1000
+
 _KIND_NAMES = {code: name for name, code in KIND_CODES.items()}
 
 
@@ -217,7 +219,10 @@ class Cache:
         self._closed = report
         self.threads.shutdown(wait=True)
         self.leases.release_all()
-        if self.directory is not None:
+        if self.queue is not None and not self.queue.stopped:
+            # Closing files under a thread that still writes could hand it somebody else's file.
+            self._closed = report = FlushReport(False, report.pending, report.failed)
+        elif self.directory is not None:
             try:
                 self.directory.close()
             except OSError:
@@ -238,6 +243,12 @@ class Cache:
         """ClosedError after `close`."""
         if self._closed is not None:
             raise ClosedError("the cache is closed; open it again")
+
+    def counts_of(self, namespace: str) -> Counter[str]:
+        """Counters of one namespace; bounded, since there may be one for every user."""
+        known = self.namespace_counts
+        name = namespace if namespace in known or len(known) < MAX_NAMESPACES else "other"
+        return known.setdefault(name, Counter())
 
     def sync_tiers(self) -> None:
         """Carry tombstones from the directory into host memory, and removals into events."""

@@ -102,7 +102,10 @@ class DirectoryTier:
         with self._refresh_lock:
             mine = self._writer.path.name if self._writer else ""
             batches: list[tuple[bytes, NDArray[Any]]] = []
-            for name in self.io.listdir(self.root / "w"):
+            names = self.io.listdir(self.root / "w")
+            for removed in self._logs.keys() - set(names):
+                self._logs.pop(removed).close()
+            for name in names:
                 if len(name) != 32 or name == mine:
                     continue
                 log = self._logs.get(name)
@@ -328,8 +331,17 @@ class DirectoryTier:
         with self._write_lock:
             writer = self._open_writer()
             self._flush_control(writer)
-            entries = writer.append(batch, after_ms=self._last_tomb_ms)
+            wanted = [record for record in batch if not record.dropped]
+            entries = writer.append(wanted, after_ms=self._last_tomb_ms)
             self._apply([(writer.id, entries)])
+
+    def drop(self, kind: int, shard: int, digests: Sequence[bytes]) -> int:
+        """`bury` for records that may be on their way to disk in this process.
+
+        A write that runs now is older than the tombstone; a later one sees `Outgoing.dropped`.
+        """
+        with self._write_lock:
+            return self.bury(kind, shard, digests)
 
     def bury(self, kind: int, shard: int, digests: Sequence[bytes]) -> int:
         """Hide everything stored for digests until now, in every process; returns how many were

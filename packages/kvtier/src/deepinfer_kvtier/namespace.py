@@ -54,8 +54,8 @@ class Namespace:
 
     @property
     def counts(self) -> Counter[str]:
-        """Counters of this namespace in `stats()`."""
-        return self.cache.namespace_counts.setdefault(self.id, Counter())
+        """Counters of this namespace in `stats()`; late ones share the entry "other"."""
+        return self.cache.counts_of(self.id)
 
     def hasher(self) -> ChainHasher:
         """A fresh incremental hasher of this namespace's chain."""
@@ -324,7 +324,7 @@ class Namespace:
             in_host = [d for d in digests if self.cache.host.remove(kind, d) is not None]
             on_disk = 0
             if self.cache.directory is not None:
-                on_disk = self.cache.directory.bury(kind, self.shard, digests)
+                on_disk = self.cache.directory.drop(kind, self.shard, digests)
             found += max(len(in_host), on_disk)
         if self.cache.directory is not None and not self.cache.config.read_only:
             try:

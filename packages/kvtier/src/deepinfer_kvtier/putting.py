@@ -46,6 +46,7 @@ class PutRequest:
 
 def put_records(cache: Cache, request: PutRequest) -> PutTicket:
     """Take what may be taken; the ticket says what was refused and why."""
+    cache.leases.expire()
     ticket = PutTicket(_refusals_by_rule(cache, request))
     to_disk = cache.queue is not None and (request.kind != _STATE or cache.config.persist_state)
     rows = None

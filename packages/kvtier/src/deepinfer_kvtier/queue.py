@@ -44,7 +44,6 @@ class WriteItem:
     waiters: list[tuple[PutTicket, int, Durability]] = field(
         default_factory=list[tuple[PutTicket, int, Durability]]
     )
-    cancelled: bool = False
 
     @property
     def key(self) -> tuple[int, bytes]:
@@ -118,7 +117,7 @@ class WriteQueue:
         """Wait for a record that is queued already; False when it is not (any more)."""
         with self._cond:
             item = self._by_key.get(key)
-            if item is None or item.cancelled:
+            if item is None or item.outgoing.dropped:
                 return False
             _add_waiter(item, ticket, index, want)
             return True
@@ -138,7 +137,7 @@ class WriteQueue:
             for digest in digests:
                 item = self._by_key.get((kind, digest))
                 if item is not None:
-                    item.cancelled = True
+                    item.outgoing.dropped = True
 
     def flush(self, timeout: float, *, fsync: bool) -> FlushReport:
         """Write what is queued now; waits at most `timeout` seconds."""
@@ -174,6 +173,11 @@ class WriteQueue:
             self._cond.notify_all()
         self._thread.join(timeout + BACKOFF_MAX_S)
         return report
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the writing thread has ended; a call into a hung file system may keep it."""
+        return not self._thread.is_alive()
 
     # -- the thread
 
@@ -229,7 +233,7 @@ class WriteQueue:
         stored = False
         try:
             self._stage(batch)
-            live = [item for item in batch if not item.cancelled]
+            live = [item for item in batch if not item.outgoing.dropped]
             stored = self._attempt(live) if live else True
         finally:
             self._finish(batch, stored=stored)
@@ -286,7 +290,7 @@ class WriteQueue:
                 backoff = min(2 * backoff, BACKOFF_MAX_S)
                 continue
             self._directory.breaker.success()
-            self._on_stored(outgoing)
+            self._on_stored([out for out in outgoing if not out.dropped])
             return True
         self.counts["failed_records"] += len(live)
         return False
@@ -303,7 +307,9 @@ class WriteQueue:
                 self._bytes -= item.outgoing.nbytes
                 if self._by_key.get(item.key) is item:
                     del self._by_key[item.key]
-            waiters = [(w, stored and not item.cancelled) for item in batch for w in item.waiters]
+            waiters = [
+                (w, stored and not item.outgoing.dropped) for item in batch for w in item.waiters
+            ]
             self._writing = 0
             self._cond.notify_all()
         self._host.unpin(item.held for item in batch if item.held is not None)

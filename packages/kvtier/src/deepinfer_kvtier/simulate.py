@@ -1,8 +1,8 @@
 """What hit rate a capacity, a lifetime and a policy would give on a trace of requests.
 
-A trace is a JSON object a line: `timestamp` (ms), `input_length` (tokens) and `hash_ids` (one id for
-each block of the input; an equal id at an equal position means an equal prefix). The hit rate is
-tokens hit / tokens asked for, as a request sees it.
+A trace is a JSON object a line: `timestamp` (ms), `input_length` (tokens) and `hash_ids` (one id
+for each block of the input; an equal id at an equal position means an equal prefix). The hit rate
+is tokens hit / tokens asked for, as a request sees it.
 """
 
 from __future__ import annotations

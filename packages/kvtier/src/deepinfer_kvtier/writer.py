@@ -27,7 +27,10 @@ _IOV_MAX = 1024
 
 @dataclass(slots=True, eq=False)
 class Outgoing:
-    """A record on its way to disk. `views` must not change until it is written."""
+    """A record on its way to disk. `views` must not change until it is written.
+
+    dropped: somebody asked to forget the record while it was waiting; it must not be written.
+    """
 
     kind: int
     shard: int
@@ -42,6 +45,7 @@ class Outgoing:
     approximate: bool
     generation: int
     checksum: bytes | None = None
+    dropped: bool = False
 
 
 @dataclass(slots=True)
