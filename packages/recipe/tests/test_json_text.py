@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from typing import Any
 
 import pytest
 
@@ -66,8 +67,10 @@ def test_arguments_that_are_no_object_are_none() -> None:
     assert parse_object('{"a": 1}') == {"a": 1}
 
 
-@pytest.mark.parametrize("body", [b"\xff", b"", b"[]", b"3", b"null", b"{", "x"])
-def test_body_that_is_not_an_object_is_a_parse_error(body: bytes | str) -> None:
+@pytest.mark.parametrize(
+    "body", [b"\xff", b"", b"[]", b"3", b"null", b"{", "x", None, [], 3, bytearray(b"{"), {1, 2}]
+)
+def test_body_that_is_not_an_object_is_a_parse_error(body: Any) -> None:
     with pytest.raises(RequestParseError, match=r"^invalid (JSON request|request body): "):
         ChatCompletionRequest(body)
 

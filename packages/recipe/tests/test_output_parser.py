@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from deepinfer_recipe.output_parser import OutputParser
 from deepinfer_recipe.parsing_options import ParsingOptions, ThinkingInitialStage
+from deepinfer_recipe.special_tokens import SpecialTokens
 
 CALL = (
     "\n\n<｜DSML｜ calls>\n"
@@ -271,3 +272,10 @@ def test_markup_that_opens_no_call_is_text() -> None:
     sink, repairs = recovered("x <｜DSML｜bogus>y")
     assert sink.text("content") == "x <｜DSML｜bogus>y"
     assert repairs == ["markup that opens no call was kept as text"]
+
+
+def test_empty_stop_sequence_and_empty_spelling_are_misuse() -> None:
+    with pytest.raises(ValueError, match="must not be empty"):
+        ParsingOptions(stop_sequences=["a", ""])
+    with pytest.raises(ValueError, match="ThinkingEnd must not be empty"):
+        SpecialTokens(thinking_end="")

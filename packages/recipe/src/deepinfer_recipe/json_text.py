@@ -90,25 +90,23 @@ def loads(text: str) -> Any:
     return value
 
 
-def load_body(body: bytes | str | dict[str, Any]) -> Any:
-    """Parse a request body; a dict follows the same rules as the JSON it would be sent as."""
-    if isinstance(body, dict):
-        try:
-            text = json.dumps(body, ensure_ascii=False, allow_nan=False)
-            text.encode("utf-8")
-        except (TypeError, ValueError, RecursionError) as error:
-            raise RequestParseError(f"invalid request body: {error}") from None
-        try:
-            return loads(text)
-        except ValueError as error:
-            raise RequestParseError(f"invalid request body: {error}") from None
+def load_body(body: Any) -> Any:
+    """Parse a request body: bytes or text of JSON, or the object it decodes to.
+
+    An object follows the same rules as the JSON it would be sent as. Raises
+    `RequestParseError`.
+    """
+    kind = "invalid JSON request"
     try:
-        if isinstance(body, bytes):
-            return loads(body.decode("utf-8"))
+        if isinstance(body, bytes | bytearray | memoryview):
+            return loads(bytes(body).decode("utf-8"))
+        if not isinstance(body, str):
+            kind = "invalid request body"
+            body = json.dumps(body, ensure_ascii=False, allow_nan=False)
         body.encode("utf-8")
         return loads(body)
-    except ValueError as error:
-        raise RequestParseError(f"invalid JSON request: {error}") from None
+    except (TypeError, ValueError, RecursionError) as error:
+        raise RequestParseError(f"{kind}: {error}") from None
 
 
 def parse_object(text: str) -> dict[str, Any] | None:

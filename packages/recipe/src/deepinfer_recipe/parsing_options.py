@@ -69,16 +69,21 @@ class ParsingOptions:
         self.parse_json_output = parse_json_output
         self.thinking_initial_stage = thinking_initial_stage
         self.recover_tool_calls = recover_tool_calls
-        self._stop_sequences = tuple(stop_sequences or ())
+        self.stop_sequences = stop_sequences or ()
         self._special_tokens = special_tokens or DEFAULT_SPECIAL_TOKENS
 
     @property
     def stop_sequences(self) -> list[str]:
-        """Texts that end the answer; matched in content, not in reasoning or markup."""
+        """Texts that end the answer; matched in content, not in reasoning or markup.
+
+        An empty one raises `ValueError`.
+        """
         return list(self._stop_sequences)
 
     @stop_sequences.setter
     def stop_sequences(self, value: Sequence[str]) -> None:
+        if "" in value:
+            raise ValueError("a stop sequence must not be empty: it would match everywhere")
         self._stop_sequences = tuple(value)
 
     @property

@@ -47,7 +47,7 @@ class SpecialTokens:
     """A mapping from each `SpecialToken` to its spelling.
 
     Every keyword defaults to the default spelling of its token, so only overridden tokens
-    need to be supplied.
+    need to be supplied. An empty spelling raises `ValueError`.
     """
 
     __slots__ = ("spellings",)
@@ -98,6 +98,9 @@ class SpecialTokens:
             token: token.value if spelling is None else spelling
             for token, spelling in given.items()
         }
+        for token, spelling in self.spellings.items():
+            if not spelling:
+                raise ValueError(f"the spelling of {token!r} must not be empty")
 
     def token(self, token: SpecialToken) -> str:
         """Return the spelling of `token` in this mapping."""
