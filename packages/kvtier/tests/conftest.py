@@ -4,9 +4,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, settings
 
 import deepinfer_kvtier as kvtier
 from deepinfer_kvtier.testing import payload_of
+
+# Reproducible, and patient with slow machines; `--hypothesis-profile=search` looks elsewhere.
+PATIENT = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("reproducible", derandomize=True, **PATIENT)
+settings.register_profile("search", print_blob=True, **PATIENT)
+settings.load_profile("reproducible")
 
 BLOCK_BYTES = 5_000
 STATE_BYTES = 9_001

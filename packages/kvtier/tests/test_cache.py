@@ -228,6 +228,23 @@ def test_a_lease_ends_by_itself_and_can_be_renewed_before(store, make_model):
         assert model.check(match, model.ns.load(match, dst=dst).wait(), dst) == 3
 
 
+def test_a_leased_match_is_readable_after_its_records_were_dropped(model, check_leaks):
+    tokens = model.prompt(1, 3)
+    model.store(tokens, states=(3,), durability="flushed").wait(10)
+    match = model.ns.match(tokens)
+    model.ns.drop(model.digests(tokens))
+    for seed in range(2, 6):
+        model.store(model.prompt(seed, 4))
+    dst, state = np.zeros((3, BLOCK_BYTES), np.uint8), np.zeros(STATE_BYTES, np.uint8)
+    result = model.ns.load(match, dst=dst, state_dst=state).wait()
+    assert result.ok
+    assert model.check(match, result, dst) == 3
+    match.release()
+    assert model.block_hits(tokens) == 0
+    assert model.check(match, model.ns.load(match, dst=dst).wait(), dst) == 0
+    check_leaks(model.cache)
+
+
 def test_releasing_twice_is_harmless(model, check_leaks):
     tokens = model.prompt(1, 2)
     model.store(tokens)

@@ -49,7 +49,7 @@ def read_store(root) -> dict[tuple[bytes, int], bytes]:
                 assert struct.unpack_from("<I", trailer, 16) == (length,)
                 assert trailer[96:112] == xxhash.xxh3_128(payload).digest()
                 assert entry[:16] == trailer[24:40]
-                assert entry[48:56] == trailer[96:112][:7:-1]
+                assert entry[48:56] == trailer[104:112]
                 found[trailer[24:56], kind] = payload
     return found
 

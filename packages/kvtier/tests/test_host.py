@@ -4,7 +4,7 @@ import hashlib
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from deepinfer_kvtier.host import HostRecord, HostTier, checksum_of
@@ -125,7 +125,6 @@ def test_sampled_verification_finds_a_record_that_changed_in_memory():
         max_size=60,
     )
 )
-@settings(deadline=None)
 def test_books_balance_and_bytes_stay_right_whatever_happens(operations):
     clock = ManualClock()
     host = tier(records=5, clock=clock)

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from deepinfer_kvtier.table import ROW, EntryTable
@@ -30,7 +30,6 @@ def find(table: EntryTable, key) -> int:
 
 
 @given(st.lists(OPERATION, max_size=25))
-@settings(deadline=None)
 def test_the_table_agrees_with_a_dictionary(operations):
     table, oracle = EntryTable(capacity=2), {}
     for name, argument in operations:

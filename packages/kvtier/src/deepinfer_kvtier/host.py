@@ -57,10 +57,22 @@ class HostTier:
 
     # -- finding
 
-    def pin_all(self, kind: int, digests: Sequence[bytes]) -> list[HostRecord | None]:
-        """The record of each digest, pinned; None where one is not here."""
+    def pin_all(
+        self,
+        kind: int,
+        digests: Sequence[bytes],
+        leased: Sequence[HostRecord | None] | None = None,
+    ) -> list[HostRecord | None]:
+        """The record of each digest, pinned; None where one is not here.
+
+        leased: records a lease holds, preferred as long as they are pinned: they may have been
+                dropped from the tier meanwhile, and without a pin their memory may be another's.
+        """
         with self._lock:
             found = list(map(self._records[kind].get, digests))
+            for i, held in enumerate(leased or ()):
+                if held is not None and held.pins > 0:
+                    found[i] = held
             for record in found:
                 if record is not None:
                     record.pins += 1
@@ -79,16 +91,13 @@ class HostTier:
         with self._lock:
             return digest in self._records[kind]
 
-    def hold(self, record: HostRecord) -> None:
-        """One more pin on a record that is pinned already."""
-        with self._lock:
-            record.pins += 1
-
     def unpin(self, records: Iterable[HostRecord]) -> None:
         """Give pins back."""
         with self._lock:
             for record in records:
                 record.pins -= 1
+                if record.pins == 0 and self._records[record.kind].get(record.digest) is not record:
+                    self._keep_spare(record.data)
 
     def touch(self, kind: int, digests: Sequence[bytes]) -> None:
         """Mark as used, deepest first, so that the tail of a chain is evicted before its head."""

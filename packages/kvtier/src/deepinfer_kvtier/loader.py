@@ -63,12 +63,14 @@ class Loader:
         shard: int,
         wanted: Sequence[Wanted],
         *,
+        leased: Sequence[HostRecord | None] | None,
         rows: NDArray[Any] | None,
         deadline: float | None,
         report: Callable[[int, Status], None],
     ) -> list[Status]:
         """Status for each record; `report(index, status)` is called as soon as one is settled.
 
+        leased:   records in memory that a lease pins.
         rows:     places pinned by a lease, used before the index is asked.
         deadline: monotonic seconds after which nothing more is started.
         """
@@ -83,7 +85,7 @@ class Loader:
             report(i, status)
 
         absent: list[int] = []
-        records = self._host.pin_all(kind, [want.digest for want in wanted])
+        records = self._host.pin_all(kind, [want.digest for want in wanted], leased)
         try:
             for i, (want, record) in enumerate(zip(wanted, records, strict=True)):
                 if not in_time():

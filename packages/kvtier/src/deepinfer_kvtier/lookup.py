@@ -223,7 +223,8 @@ def _build(
         lease=lease,
         lease_s=lease_s,
         _book=ns.cache.leases,
-        _tiers=tiers,
+        _records=tuple(survey.records),
+        _state_record=survey.state_record,
         _rows=survey.rows,
         _state_row=survey.state_row,
     )

@@ -114,7 +114,8 @@ class Match:
     lease: Lease
     lease_s: float
     _book: LeaseBook = field(repr=False)
-    _tiers: tuple[str, ...] = field(repr=False)
+    _records: tuple[HostRecord | None, ...] = field(repr=False)
+    _state_record: HostRecord | None = field(repr=False)
     _rows: NDArray[Any] | None = field(repr=False)
     _state_row: NDArray[Any] | None = field(repr=False)
 
@@ -134,7 +135,15 @@ class Match:
 
     def tiers(self) -> Sequence[str]:
         """Tier of each block of `block_prefix`."""
-        return self._tiers
+        return tuple("disk" if record is None else "host" for record in self._records)
+
+    def records(self) -> tuple[HostRecord | None, ...]:
+        """Host records of `block_prefix`; only those still pinned may be read."""
+        return self._records
+
+    def state_record(self) -> HostRecord | None:
+        """Host record of the state slot; only while it is pinned it may be read."""
+        return self._state_record
 
     def rows(self) -> NDArray[Any] | None:
         """Directory rows of `block_prefix` while the lease pins their segments; None otherwise."""
