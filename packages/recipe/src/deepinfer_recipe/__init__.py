@@ -14,6 +14,12 @@ from deepinfer_recipe.errors import (
     StreamError,
 )
 from deepinfer_recipe.exchange import Answer, Exchange
+from deepinfer_recipe.image_source import (
+    BytesImageSource,
+    DataUrlImageSource,
+    ImageSource,
+    UrlImageSource,
+)
 from deepinfer_recipe.images.fetch import ImageFetcher, ReqwestImageFetcher
 from deepinfer_recipe.images.preprocess import ImagePreprocessor, OpenCvImagePreprocessor
 from deepinfer_recipe.images.resolver import ImageResolver
@@ -32,16 +38,10 @@ from deepinfer_recipe.inference import (
 )
 from deepinfer_recipe.messages import (
     AssistantMessage,
-    BytesImageSource,
-    DataUrlImageSource,
-    ImageSource,
     LatestReminderMessage,
     Message,
     SystemMessage,
-    ToolCall,
-    ToolDefinition,
     ToolMessage,
-    UrlImageSource,
     UserMessage,
 )
 from deepinfer_recipe.model_version import ModelVersion
@@ -74,6 +74,7 @@ from deepinfer_recipe.requests import ChatCompletionRequest, MessagesRequest, Re
 from deepinfer_recipe.special_tokens import IMAGE_SPECIAL_TOKEN_ID, SpecialToken, SpecialTokens
 from deepinfer_recipe.stream import StreamProcessor
 from deepinfer_recipe.tokenizer import Tokenizer
+from deepinfer_recipe.tool_types import ToolCall, ToolDefinition
 from deepinfer_recipe.training import TrainingText, render_training
 from deepinfer_recipe.wire_errors import error_body, error_response
 

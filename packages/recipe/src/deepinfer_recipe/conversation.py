@@ -5,13 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from deepinfer_recipe.messages import (
-    Message,
-    ReasoningEffort,
-    ResponseFormat,
-    ToolChoice,
-    ToolDefinition,
-)
+from deepinfer_recipe.messages import Message, ReasoningEffort, ResponseFormat, ToolChoice
+from deepinfer_recipe.tool_types import ToolDefinition
 
 
 class Conversation:

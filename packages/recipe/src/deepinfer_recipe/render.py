@@ -8,15 +8,11 @@ from itertools import accumulate
 
 from deepinfer_recipe.conversation import Conversation
 from deepinfer_recipe.formats.prompt_format import PromptFormat, TemplatePiece
+from deepinfer_recipe.image_source import ImageSource
 from deepinfer_recipe.json_text import parse_object, prompt_json
-from deepinfer_recipe.messages import (
-    ImageSource,
-    Message,
-    SystemMessage,
-    ToolCall,
-    ToolDefinition,
-)
+from deepinfer_recipe.messages import Message, SystemMessage
 from deepinfer_recipe.special_tokens import SpecialToken, SpecialTokens
+from deepinfer_recipe.tool_types import ToolCall, ToolDefinition
 
 UNSUPPORTED_IMAGE = "[Unsupported Image]"
 

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from deepinfer_recipe.conversation import Conversation
-from deepinfer_recipe.messages import ImageSource, Message
+from deepinfer_recipe.image_source import ImageSource
+from deepinfer_recipe.messages import Message
 from deepinfer_recipe.model_version import ModelVersion
 from deepinfer_recipe.render import render, render_completion
 from deepinfer_recipe.special_tokens import DEFAULT_SPECIAL_TOKENS, SpecialTokens

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from deepinfer_recipe.errors import ImageError
+from deepinfer_recipe.image_source import ImageSource
 from deepinfer_recipe.images.data_url import read_data_url
 from deepinfer_recipe.images.source import (
     LOW_DETAIL_MAX_DIMENSION_PX,
@@ -16,7 +17,6 @@ from deepinfer_recipe.images.source import (
     MultiModalData,
     PreprocessOptions,
 )
-from deepinfer_recipe.messages import ImageSource
 
 
 class Fetcher(Protocol):

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from deepinfer_recipe.errors import ImageError
+from deepinfer_recipe.image_source import ImageDetail
 from deepinfer_recipe.images.size import image_tokens
-from deepinfer_recipe.messages import ImageDetail
 
 MAX_IMAGES = 600
 MAX_IMAGE_BYTES = 32 * 2**20

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from deepinfer_recipe.messages import ImageDetail
+from deepinfer_recipe.image_source import ImageDetail
 from deepinfer_recipe.protocols.body import Body, UInt32, UInt64
 from deepinfer_recipe.protocols.draft import RequestedEffort, ThinkingType
 

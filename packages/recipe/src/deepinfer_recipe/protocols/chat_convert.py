@@ -7,13 +7,11 @@ from typing import Literal
 
 from deepinfer_recipe.conversation_request import ConversationRequest
 from deepinfer_recipe.errors import ConversionError, RequestParseError
+from deepinfer_recipe.image_source import ImageSource
 from deepinfer_recipe.messages import (
     AssistantMessage,
-    ImageSource,
     LatestReminderMessage,
     Message,
-    ToolCall,
-    ToolDefinition,
     ToolMessage,
     UserMessage,
 )
@@ -44,6 +42,7 @@ from deepinfer_recipe.protocols.tools import (
 )
 from deepinfer_recipe.render import UNSUPPORTED_IMAGE
 from deepinfer_recipe.special_tokens import SpecialToken
+from deepinfer_recipe.tool_types import ToolCall, ToolDefinition
 
 MAX_CHOICES = 16
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from deepinfer_recipe.messages import ImageSource, SystemMessage, ToolMessage, UserMessage
+from deepinfer_recipe.image_source import ImageSource
+from deepinfer_recipe.messages import SystemMessage, ToolMessage, UserMessage
 from deepinfer_recipe.render import UNSUPPORTED_IMAGE
 
 SEPARATOR = "\n\n"

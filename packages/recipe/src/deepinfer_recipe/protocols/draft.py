@@ -12,13 +12,14 @@ from deepinfer_recipe.conversation_request import ConversationRequest
 from deepinfer_recipe.errors import ConversionError
 from deepinfer_recipe.inference import InferenceOptions, OutputConstraint
 from deepinfer_recipe.json_text import compact_json
-from deepinfer_recipe.messages import AssistantMessage, Message, ReasoningEffort, ToolDefinition
+from deepinfer_recipe.messages import AssistantMessage, Message, ReasoningEffort
 from deepinfer_recipe.model_version import ModelVersion
 from deepinfer_recipe.options import ConversionOptions, Profile, ReasoningContentBehavior
 from deepinfer_recipe.parsing_options import ParsingOptions, ThinkingInitialStage
 from deepinfer_recipe.protocols.schema_check import require_schema
 from deepinfer_recipe.protocols.strict_schema import StrictRules
 from deepinfer_recipe.protocols.tools import Choice, resolve_choice, tool_constraint
+from deepinfer_recipe.tool_types import ToolDefinition
 
 ThinkingType: TypeAlias = Literal["enabled", "disabled", "adaptive"]
 RequestedEffort: TypeAlias = Literal[

@@ -6,7 +6,12 @@ import base64
 import binascii
 
 from deepinfer_recipe.errors import ConversionError
-from deepinfer_recipe.messages import DataUrlImageSource, ImageDetail, ImageSource, UrlImageSource
+from deepinfer_recipe.image_source import (
+    DataUrlImageSource,
+    ImageDetail,
+    ImageSource,
+    UrlImageSource,
+)
 
 FORMATS = ("webp", "png", "jpeg", "jpg", "gif")
 _EXPECTED = "valid and has one of the following formats: webp, png, jpeg, and gif."

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from deepinfer_recipe.errors import RequestParseError
-from deepinfer_recipe.messages import ImageDetail
+from deepinfer_recipe.image_source import ImageDetail
 from deepinfer_recipe.protocols.body import Body, UInt32, parse_body
 from deepinfer_recipe.protocols.draft import RequestedEffort
 

@@ -8,14 +8,12 @@ from typing import Any
 
 from deepinfer_recipe.conversation_request import ConversationRequest
 from deepinfer_recipe.errors import ConversionError
+from deepinfer_recipe.image_source import ImageSource
 from deepinfer_recipe.json_text import compact_json
 from deepinfer_recipe.messages import (
     AssistantMessage,
-    ImageSource,
     Message,
     SystemMessage,
-    ToolCall,
-    ToolDefinition,
     ToolMessage,
     UserMessage,
 )
@@ -48,6 +46,7 @@ from deepinfer_recipe.protocols.tools import (
 )
 from deepinfer_recipe.render import UNSUPPORTED_IMAGE
 from deepinfer_recipe.special_tokens import SpecialToken
+from deepinfer_recipe.tool_types import ToolCall, ToolDefinition
 
 UNSUPPORTED_DOCUMENT = "[Unsupported Document]"
 

@@ -8,10 +8,10 @@ from typing import Any
 
 from deepinfer_recipe.errors import ConversionError
 from deepinfer_recipe.formats.prompt_format import PromptFormat
-from deepinfer_recipe.messages import ToolDefinition
 from deepinfer_recipe.options import ConversionOptions, Profile, WebSearchBehavior
 from deepinfer_recipe.protocols import responses_body as wire
 from deepinfer_recipe.protocols.tools import check_name, checked_parameters, define
+from deepinfer_recipe.tool_types import ToolDefinition
 
 APPLY_PATCH = "apply_patch"
 TOOL_SEARCH = "tool_search"

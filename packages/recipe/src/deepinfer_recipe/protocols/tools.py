@@ -12,10 +12,11 @@ from typing import Any, Literal, TypeAlias
 from deepinfer_recipe.errors import ConversionError
 from deepinfer_recipe.inference import OutputConstraint
 from deepinfer_recipe.json_text import compact_json
-from deepinfer_recipe.messages import ToolChoice, ToolDefinition
+from deepinfer_recipe.messages import ToolChoice
 from deepinfer_recipe.options import Profile
 from deepinfer_recipe.protocols.schema_check import require_schema
 from deepinfer_recipe.protocols.strict_schema import StrictRules
+from deepinfer_recipe.tool_types import ToolDefinition
 
 MAX_NAME_CHARS = 128
 _NAME = re.compile(r"[a-zA-Z0-9_-]+\Z")
