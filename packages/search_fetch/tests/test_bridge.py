@@ -1,3 +1,4 @@
+# ruff: noqa: E501
 from __future__ import annotations
 
 import asyncio
@@ -22,7 +23,7 @@ TEXT = "<title>Voles</title><p>" + "Voles live in the grass of the meadow. " * 2
 def bridge(config: Config, make_client: Callable[..., AsyncSearchFetch]) -> Bridge:
     client = make_client(config)
     client.backend.index(
-        IndexedPage(f"https://{h}/", f"Voles at {h}", "Voles live in grass. " * 20, "2026-01-01", "en", "2025-05-05")
+        IndexedPage(f"https://{h}/", f"Voles at {h}", f"Voles live in grass near {h}. " * 20, "2026-01-01", "en", "2025-05-05")
         for h in ("a.example", "b.example")
     )  # fmt: skip
     client.backend.commit()

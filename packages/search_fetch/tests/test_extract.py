@@ -1,3 +1,4 @@
+# ruff: noqa: E501
 """Whole pages of our own making, one behaviour each."""
 
 from __future__ import annotations

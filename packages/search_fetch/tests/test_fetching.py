@@ -1,3 +1,4 @@
+# ruff: noqa: E501
 """Cache, robots, politeness, paging, workers: the pipeline around extraction."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# ruff: noqa: E501
 """The attack table: every row is refused before a byte is sent; the reverse list passes."""
 
 from __future__ import annotations

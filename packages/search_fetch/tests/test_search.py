@@ -1,3 +1,4 @@
+# ruff: noqa: E501, RUF001
 from __future__ import annotations
 
 import asyncio

@@ -1,3 +1,4 @@
+# ruff: noqa: E501
 from __future__ import annotations
 
 import asyncio
@@ -373,6 +374,24 @@ def test_prices_hold_from_their_day_on_and_a_free_period_is_recorded_at_zero(
         assert ledger.usage()[0]["price_micros"] == price
         assert ledger.usage()[0]["quantity"] == 1
         ledger.close()
+
+
+def test_without_keys_only_loopback_host_names_are_served(serve: Callable[..., Service]) -> None:
+    service = serve()
+    with socket.create_connection(("127.0.0.1", service.http.port), timeout=10) as connection:
+        connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: evil.test\r\nConnection: close\r\n\r\n")
+        assert connection.recv(65536).startswith(b"HTTP/1.1 403")
+
+
+def test_fetch_by_query_string_takes_the_same_fields(
+    serve: Callable[..., Service], site: Listener
+) -> None:
+    site.page("/", TEXT)
+    service = serve()
+    url = f"http://public.test:{site.port}/"
+    status, _, page = service.call("GET", f"/v1/fetch?url={url}&max_tokens=50&format=text")
+    assert (status, page["format"]) == (200, "text")
+    assert service.call("GET", f"/v1/fetch?url={url}&nonsense=1")[0] == 422
 
 
 def test_health_metrics_and_the_try_page(serve: Callable[..., Service]) -> None:

@@ -128,7 +128,8 @@ class Fetcher:
                 loaded = await self.load(
                     url, request, domains=domains, network=network, crawl=crawl
                 )
-                domains.check(loaded.page.final)
+                for hop in loaded.page.hops:  # a cached page was fetched under other rules
+                    domains.check(urls.parse(hop.to_url))
                 _raise_for_status(loaded.page.response)
                 extraction = await self._extract(loaded.page, request)
         except TimeoutError:
@@ -169,9 +170,15 @@ class Fetcher:
         if flight is None:
             flight = asyncio.create_task(self._load(url, key, entry, request, domains, crawl))
             self._flights[flight_key] = flight
-            flight.add_done_callback(lambda _: self._flights.pop(flight_key, None))
+            flight.add_done_callback(lambda done: self._landed(flight_key, done))
         # Another caller may wait on the same flight: one caller's timeout must not end it.
         return await asyncio.shield(flight)
+
+    def _landed(self, key: str, flight: asyncio.Task[Loaded]) -> None:
+        self._flights.pop(key, None)
+        if not flight.cancelled():
+            # Every waiter may have timed out; then nobody else looks at the failure.
+            flight.exception()
 
     def _is_fresh(self, entry: CacheEntry, max_age: int) -> bool:
         now = self._clock()

@@ -69,7 +69,13 @@ class ToolPolicy:
         """From a Responses tool object (`web_search`, `web_search_preview`, …)."""
         filters = tool.get("filters")
         allowed = filters.get("allowed_domains") if isinstance(filters, Mapping) else None
-        results, tokens = CONTEXT_SIZES[str(tool.get("search_context_size") or "medium")]
+        size = str(tool.get("search_context_size") or "medium")
+        if size not in CONTEXT_SIZES:
+            raise InvalidRequestError(
+                "invalid_argument",
+                f"search_context_size must be one of {', '.join(CONTEXT_SIZES)}; got {size!r}",
+            )
+        results, tokens = CONTEXT_SIZES[size]
         return cls(
             dialect="openai",
             allowed_domains=tuple(allowed or ()),

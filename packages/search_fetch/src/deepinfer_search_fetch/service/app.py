@@ -115,7 +115,13 @@ def create_app(
         yield
         await client.close()
 
-    app = FastAPI(title="search-fetch", version=__version__, lifespan=lifespan)
+    app = FastAPI(
+        title="search-fetch",
+        version=__version__,
+        lifespan=lifespan,
+        docs_url=None,  # these pages load scripts from elsewhere
+        redoc_url=None,
+    )
     app.state.service = service
     _add_error_handlers(app)
     app.middleware("http")(_finish)
@@ -279,6 +285,12 @@ async def _finish(
             request,
             LimitError("response_too_large", f"request body exceeds {MAX_BODY_BYTES} bytes"),
         )
+    elif service.keys is None and not _is_local(request.headers.get("host")):
+        # Without keys only the Host header tells a local client from a web page that rebinds DNS.
+        response = _error_response(
+            request,
+            RefusedError("forbidden", "without API keys only loopback host names are served"),
+        )
     else:
         response = await call_next(request)
     response.headers["X-Request-Id"] = request.state.request_id
@@ -289,6 +301,11 @@ async def _finish(
     label = f"{getattr(route, 'path', 'unknown')} {response.status_code}"
     service.served[label] = service.served.get(label, 0) + 1
     return response
+
+
+def _is_local(host: str | None) -> bool:
+    name = (host or "localhost").rpartition(":")[0] or host or "localhost"
+    return name.strip("[]") in ("localhost", "127.0.0.1", "::1")
 
 
 def _add_error_handlers(app: FastAPI) -> None:
