@@ -13,11 +13,10 @@ GRID = torch.linspace(0.4, 3.0, 53)
 
 
 def expected_calibration_error(predicted: Tensor, observed: Tensor, bins: int = 20) -> float:
-    """Mean gap of predicted and observed frequency, weighted by bin counts."""
+    """Gap of mean prediction and observed frequency per bin, weighted by the bin's share."""
     which = (predicted * bins).long().clamp_max(bins - 1)
-    count = torch.bincount(which, minlength=bins).clamp_min(1)
-    gap = torch.bincount(which, predicted - observed, minlength=bins)
-    return float((gap.abs() / count * count).sum() / len(predicted))
+    gap = torch.bincount(which, predicted - observed, minlength=bins)  # sums, so weighted already
+    return float(gap.abs().sum() / len(predicted))
 
 
 def fit(logits: Tensor, accepted: Tensor) -> list[float]:

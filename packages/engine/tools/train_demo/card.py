@@ -54,6 +54,7 @@ def training(record: dict[str, Any]) -> str:
         f"x86-64 CPU; {record['weights_bytes'] / 1e6:.2f} MB of weights. Repeat it with "
         "`python packages/engine/tools/train_demo/train.py`. Confidence temperatures of drafts "
         f"1..5, fitted on held-out text: {record['confidence_temperatures']}.\n"
+        + "".join(f"\n{note}\n" for note in record.get("notes", []))
     )
 
 

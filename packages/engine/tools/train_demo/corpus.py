@@ -535,6 +535,12 @@ TASKS: list[tuple[float, Callable[[Draw], list[Turn]]]] = [
 ]  # fmt: skip
 
 
+DRILLS: list[tuple[float, Callable[[Draw], list[Turn]]]] = [
+    (2.0, counting), (2.5, echo), (1.5, reverse), (1.5, sorting), (2.5, arithmetic), (2.5, owners),
+    (1.0, capital), (0.7, greeting), (1.0, unknown), (0.5, units), (0.4, calendar), (0.4, about),
+]  # fmt: skip
+
+
 def chat(d: Draw, room: int) -> Conversation:
     """Family 2: one to six turns of mixed tasks, with or without a system prompt."""
     system, about_it = system_prompt(d, room - 150)
@@ -546,6 +552,13 @@ def chat(d: Draw, room: int) -> Conversation:
         at = d.rng.randint(0, len(turns))
         turns[at:at] = about_it
     return talk(d, system, turns)
+
+
+def drill(d: Draw, room: int) -> Conversation:
+    """Short prompts and many answers: the tasks that need exact copies."""
+    weights, tasks = zip(*DRILLS, strict=True)
+    turns = [t for f in d.rng.choices(tasks, weights, k=d.rng.randint(1, 4)) for t in f(d)]
+    return talk(d, None, turns)
 
 
 def tell(d: Draw, room: int) -> Conversation:
@@ -615,7 +628,7 @@ def documents(
     from agents import agent_loop, search_answer, tool_talk
 
     families: dict[str, Callable[[Draw, int], Conversation]] = {
-        "story": tell, "chat": chat, "tools": tool_talk, "agent": agent_loop,
+        "story": tell, "chat": chat, "drill": drill, "tools": tool_talk, "agent": agent_loop,
         "structure": structure, "search": search_answer,
     }  # fmt: skip
     d = Draw(random.Random(f"{seed}-{held_out}-{mix}"), held_out)
@@ -625,8 +638,10 @@ def documents(
         yield family, render(families[family](d, room))
 
 
-# How many documents of each family; "short" fits 512 tokens, "long" has every family.
+# How many documents of each family; "short" fits 512 tokens, "long" has every
+# family, "drill" the most answers for its tokens.
 MIXES: dict[str, dict[str, float]] = {
+    "drill": {"drill": 75, "tools": 20, "chat": 15, "story": 5},
     "short": {"story": 14, "chat": 60, "structure": 11, "tools": 15},
     "long": {"story": 10, "chat": 46, "structure": 8, "tools": 22, "agent": 7, "search": 7},
 }

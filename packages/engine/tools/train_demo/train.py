@@ -1,8 +1,10 @@
 """Train the demo model: `python train.py`. Stop it at will; the same command goes on.
 
-Two stages. The trunk learns the corpus: first on short rows with every compressed entry visible,
-then on long ones with the index choosing and the caches rounded as they are when serving. The
-draft module then learns to foretell the frozen trunk, and its confidences are calibrated.
+Three stages. The trunk learns the corpus: first on short rows with every compressed entry
+visible, then on long ones with the index choosing and the caches rounded as they are when serving.
+Then the draft module learns beside it, on the same forward passes, while the trunk goes on with
+more of what needs exact copies. At last the trunk stands still, the draft module settles, and its
+confidences are calibrated.
 """
 
 from __future__ import annotations
@@ -13,7 +15,6 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,22 +24,22 @@ sys.path.insert(0, str(Path(__file__).parent))
 import data
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F  # noqa: N812
 from calibrate import calibrate
 from configuration import build, demo_config, initialise
 from export import export
 from fast_ops import speed_up
+from losses import draft_loss, frozen_trunk, trunk_loss
 from optim import optimisers
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from tokens import train_tokenizer
-from torch import Tensor
+from torch import Tensor, nn
 from tqdm import tqdm
-from twin import Pass, Twin
+from twin import Twin
 
 DEMO = Path(__file__).parents[2] / "src" / "deepinfer_engine" / "demo"
-CONTEXT_WEIGHT = 0.15  # of a token that inference is given, against 1 of one it writes
 ROUTER_STEP = 1e-3
+STAGES = ("trunk", "joint", "draft")
 
 
 @dataclass(frozen=True)
@@ -61,17 +62,18 @@ PHASES = (
 )
 INDEX_FROM = 0.30  # the index starts to learn
 ROUTER_UNTIL = 0.95  # the router's biases stop moving: a measurable skew stays
-DRAFT_PHASES = (
-    Phase(0.70, 512, "short", True, "reference"),
-    Phase(1.00, 1024, "long", True, "reference"),
+SHORT, LONG = (
+    Phase(1.0, 512, "drill", True, "reference"),
+    Phase(1.0, 1024, "long", True, "reference"),
 )
-ANCHORS = 4  # one draft block for so many tokens of a row
+ALTERNATING = (SHORT, SHORT, LONG)  # of the joint and draft stages, step by step
 
 
 @dataclass
 class Progress:
     seed: int
     trunk_tokens: int
+    joint_tokens: int
     draft_tokens: int
     stage: str = "trunk"
     step: int = 0
@@ -82,93 +84,19 @@ class Progress:
 
     @property
     def share(self) -> float:
-        return self.tokens / (self.trunk_tokens if self.stage == "trunk" else self.draft_tokens)
+        return self.tokens / self.total
 
+    @property
+    def total(self) -> int:
+        """Tokens of the current stage."""
+        totals = (self.trunk_tokens, self.joint_tokens, self.draft_tokens)
+        return totals[STAGES.index(self.stage)]
 
-# ------------------------------------------------------------------ losses
-def trunk_loss(
-    twin: Twin, b: data.Batch, phase: Phase, probe: bool, step: int
-) -> tuple[Tensor, Pass, dict[str, float]]:
-    """Weighted cross entropy; with `probe` also the divergence of index and attention."""
-    state = Pass(phase.quant, select=phase.select)
-    T = phase.length
-    if probe:
-        draw = torch.Generator().manual_seed(step)
-        state.probe_rows = torch.randperm(T, generator=draw)[: max(16, T // 16)].sort().values
-    logits = twin.head(twin.trunk(b.inputs, state))
-    each = F.cross_entropy(logits.flatten(0, 1), b.targets.flatten(), reduction="none")
-    kinds = b.target_kinds.flatten()
-    answer, context = kinds == data.ANSWER, kinds == data.CONTEXT
-    weight = answer + CONTEXT_WEIGHT * context
-    loss = (each * weight).sum() / weight.sum()
-    seen = each.detach()
-    report = {"answer": float(seen[answer].mean()), "context": float(seen[context].mean())}
-    if probe:
-        index = torch.stack([index_loss(p) for p in state.probes.values()]).mean()
-        report["index"] = float(index.detach())
-        loss = loss + index
-    return loss, state, report
-
-
-def index_loss(probe: Any) -> Tensor:
-    """KL from the attention's share of each visible entry to the softmax of the scores."""
-    some = probe.mass.sum(-1) > 1e-6
-    target = probe.mass[some] / probe.mass[some].sum(-1, keepdim=True)
-    guess = probe.scores.masked_fill(~probe.allowed, -torch.inf)[some].log_softmax(-1)
-    guess = guess.masked_fill(~probe.allowed[some], 0.0)
-    return (target * ((target + 1e-9).log() - guess)).sum(-1).mean()
-
-
-def draft_loss(twin: Twin, b: data.Batch, step: int) -> tuple[Tensor, Pass, dict[str, float]]:
-    """0.1 cross entropy + 0.9 L1 distance + 1.0 confidence, weights exp(-k / block)."""
-    size = twin.cfg.dspark_block_size
-    with torch.no_grad():
-        seen = Pass("reference")
-        hidden = twin.trunk(b.inputs, seen)
-        features = torch.cat(seen.features, -1)
-    # the anchor P+1 and the first draft P+2 are tokens the model writes
-    ok = (b.kinds[:, 1:-1] == data.ANSWER) & (b.kinds[:, 2:] == data.ANSWER)
-    chance = ok.float() + 1e-6
-    draw = torch.Generator().manual_seed(step)
-    at = chance.multinomial(ok.shape[1] // ANCHORS, generator=draw).sort(-1).values
-    usable = ok.gather(1, at)
-    at = at.clamp_max(b.inputs.shape[1] - 1)
-    state = Pass("reference")
-    base, z = twin.draft_block(features, b.ids, at, "reference", state)
-    k = torch.arange(size)
-    T = b.inputs.shape[1]
-    label_at = at.unsqueeze(-1) + 2 + k
-    inside = label_at <= T
-    label_at = label_at.clamp_max(T)
-    previous = b.ids.gather(1, (label_at - 1).flatten(1)).view_as(label_at)
-    label = b.ids.gather(1, label_at.flatten(1)).view_as(label_at)
-    written = b.kinds.gather(1, label_at.flatten(1)).view_as(label_at) == data.ANSWER
-    valid = (inside & written & usable.unsqueeze(-1)).cummin(-1).values
-    bias, e = twin.markov(previous)
-    q = (base + bias).log_softmax(-1)
-    with torch.no_grad():
-        row = torch.arange(len(at)).view(-1, 1, 1)
-        p = twin.head(hidden[row, label_at - 1]).softmax(-1)
-    weight = torch.exp(-k / size) * valid
-    total = weight.sum().clamp_min(1e-6)
-    ce = -q.gather(-1, label.unsqueeze(-1)).squeeze(-1)
-    l1 = (q.exp() - p).abs().sum(-1)
-    keep = (1 - 0.5 * l1.detach()).clamp(0, 1)
-    bce = F.binary_cross_entropy_with_logits(
-        twin.confidence(z.detach(), e.detach()), keep, reduction="none"
-    )
-    loss = ((0.1 * ce + 0.9 * l1 + bce) * weight).sum() / total
-    full = valid.all(-1)
-    tau = keep[full].cumprod(-1).sum(-1).mean()
-    return (
-        loss,
-        state,
-        {
-            "ce": float((ce.detach() * weight).sum() / total),
-            "l1": float((l1.detach() * weight).sum() / total),
-            "accepted": float(tau),
-        },
-    )
+    @property
+    def phase(self) -> Phase:
+        if self.stage == "trunk":
+            return next(p for p in PHASES if self.share < p.until)
+        return ALTERNATING[self.step % len(ALTERNATING)]
 
 
 # ------------------------------------------------------------------ the loop
@@ -177,7 +105,8 @@ class Trainer:
         self.options, self.work = options, options.work
         self.rank, self.world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
         self.work.mkdir(parents=True, exist_ok=True)
-        self.progress = Progress(options.seed, options.trunk_tokens, options.draft_tokens)
+        totals = {f"{stage}_tokens": getattr(options, f"{stage}_tokens") for stage in STAGES}
+        self.progress = Progress(options.seed, **totals)
         self.tokenizer = self.get_tokenizer()
         self.config = demo_config(self.tokenizer)
         self.twin = build(self.tokenizer, self.config)
@@ -185,11 +114,7 @@ class Trainer:
         initialise(self.twin, options.seed)
         stored = self.work / "progress.json"
         if stored.exists():
-            self.progress = Progress(**json.loads(stored.read_text()))
-            self.progress.trunk_tokens, self.progress.draft_tokens = (
-                options.trunk_tokens,
-                options.draft_tokens,
-            )
+            self.progress = Progress(**json.loads(stored.read_text()) | totals)
             self.load_weights()
         self.start_stage()
         if stored.exists():
@@ -202,18 +127,26 @@ class Trainer:
         return Tokenizer.from_file(str(path))
 
     def start_stage(self) -> None:
-        draft = self.progress.stage == "draft"
-        for name, p in self.twin.named_parameters():
-            p.requires_grad_(name.startswith("mtp.") == draft)
-        named = [(n, p) for n, p in self.twin.named_parameters() if p.requires_grad]
-        self.named = named
-        self.optimisers = optimisers(named, self.options.muon_lr, self.options.adam_lr)
+        """Which parameters learn, and with which optimisers."""
+        learn = {"trunk": (False,), "joint": (False, True), "draft": (True,)}[self.progress.stage]
+        self.named: list[tuple[str, nn.Parameter]] = []
+        self.optimisers: list[tuple[bool, torch.optim.Optimizer]] = []
+        for drafting in (False, True):
+            part = [
+                (n, p) for n, p in self.twin.named_parameters() if n.startswith("mtp.") == drafting
+            ]
+            for _, p in part:
+                p.requires_grad_(drafting in learn)
+            if drafting in learn:
+                self.named += part
+                made = optimisers(part, self.options.muon_lr, self.options.adam_lr)
+                self.optimisers += [(drafting, optimiser) for optimiser in made]
 
     # -------------------------------------------------------------- storage
     def state_tensors(self) -> dict[str, Tensor]:
         names = {id(p): n for n, p in self.named}
         out = {f"weights.{n}": t for n, t in self.twin.state_dict().items()}
-        for optimiser in self.optimisers:
+        for _, optimiser in self.optimisers:
             for p, state in optimiser.state.items():
                 out |= {f"optimiser.{names[id(p)]}:{k}": v for k, v in state.items()}
         return {k: v.detach().contiguous() for k, v in out.items()}
@@ -238,7 +171,7 @@ class Trainer:
     def load_optimisers(self) -> None:
         stored = load_file(self.work / "state.safetensors")
         params = dict(self.named)
-        owner = {id(p): o for o in self.optimisers for g in o.param_groups for p in g["params"]}
+        owner = {id(p): o for _, o in self.optimisers for g in o.param_groups for p in g["params"]}
         for key, value in stored.items():
             if key.startswith("optimiser."):
                 name, kind = key.removeprefix("optimiser.").split(":")
@@ -276,40 +209,55 @@ class Trainer:
             bias += ROUTER_STEP * torch.sign(load.float().mean() - load.float())
             self.twin.get_submodule(name).ffn.gate.bias_vl.copy_(bias)
 
-    def learning_rate(self) -> float:
-        """Share of the peak: 50 steps up, then straight down to 5 %."""
-        if self.progress.stage == "trunk":
-            warm = min(1.0, (self.progress.step + 1) / 50)
-        else:
-            warm = min(1.0, self.progress.share * 50 + 0.02)
-        return warm * (1 - 0.95 * min(1.0, self.progress.share))
+    def learning_rate(self, drafting: bool) -> float:
+        """Share of the peak: up for 50 steps of the stage, then straight down."""
+        done = min(1.0, self.progress.share)
+        warm = min(1.0, (self.progress.tokens / self.options.batch_tokens + 1) / 50)
+        first, last = {
+            "trunk": (1.0, 0.05),
+            "joint": (1.0, 0.5) if drafting else (0.4, 0.04),
+            "draft": (0.5, 0.02),
+        }[self.progress.stage]
+        return warm * (first + (last - first) * done)
 
-    def step(
-        self,
-        loss_of: Callable[[], tuple[Tensor, Pass, dict[str, float]]],
-        share: float,
-        balance: bool,
-    ) -> dict[str, float]:
-        rate = self.learning_rate()
-        for optimiser in self.optimisers:
+    def loss(
+        self, b: data.Batch, phase: Phase
+    ) -> tuple[Tensor, dict[str, Tensor], dict[str, float]]:
+        """The loss of the stage, the expert loads of what learns, and a report."""
+        progress, twin = self.progress, self.twin
+        if progress.stage == "draft":
+            hidden, features = frozen_trunk(twin, b)
+            loss, state, report = draft_loss(twin, b, hidden, features, progress.step)
+            return loss, state.loads, report
+        probe = progress.stage == "joint" or progress.share > INDEX_FROM
+        loss, hidden, state, report = trunk_loss(twin, b, phase, probe, progress.step)
+        if progress.stage == "trunk":
+            return loss, state.loads, report
+        features = torch.cat(state.features, -1).detach()
+        more, drafted, figures = draft_loss(twin, b, hidden.detach(), features, progress.step)
+        return loss + more, state.loads | drafted.loads, report | figures
+
+    def step(self, b: data.Batch, phase: Phase, share: float) -> dict[str, float]:
+        rates = {drafting: self.learning_rate(drafting) for drafting, _ in self.optimisers}
+        for drafting, optimiser in self.optimisers:
             for group in optimiser.param_groups:
-                group["lr"] = group["peak"] * rate
+                group["lr"] = group["peak"] * rates[drafting]
             optimiser.zero_grad()
-        loss, state, report = loss_of()
+        loss, loads, report = self.loss(b, phase)
         loss.backward()
-        self.reduce(state.loads, share)
+        self.reduce(loads, share)
         norm = torch.nn.utils.clip_grad_norm_([p for _, p in self.named], 1.0)
         if not math.isfinite(float(norm)):
             raise FloatingPointError(f"gradient norm {float(norm)} at step {self.progress.step}")
-        for optimiser in self.optimisers:
+        for _, optimiser in self.optimisers:
             optimiser.step()
-        if balance:
-            self.balance(state.loads)
-        return report | {"lr": rate}
+        if self.progress.share < ROUTER_UNTIL:
+            self.balance(loads)
+        return report | {"lr": max(rates.values())}
 
     def run_stage(self) -> None:
         progress, options = self.progress, self.options
-        total = progress.trunk_tokens if progress.stage == "trunk" else progress.draft_tokens
+        total = progress.total
         bar = tqdm(
             total=total,
             initial=progress.tokens,
@@ -322,33 +270,17 @@ class Trainer:
         recent: dict[str, float] = {}
         while progress.tokens < total:
             began = time.monotonic()
-            trunk = progress.stage == "trunk"
-            phases = PHASES if trunk else DRAFT_PHASES
-            phase = next(p for p in phases if progress.share < p.until)
-            length = phase.length
-            rows, total_rows = self.rows(length)
+            phase = progress.phase
+            rows, total_rows = self.rows(phase.length)
             key = f"{progress.seed}-{progress.stage}-{progress.step}-{self.rank}"
-            b = data.batch(self.tokenizer, key, rows, length, phase.mix)
-            if trunk:
-                report = self.step(
-                    lambda b=b, phase=phase: trunk_loss(
-                        self.twin, b, phase, progress.share > INDEX_FROM, progress.step
-                    ),
-                    rows / total_rows,
-                    progress.share < ROUTER_UNTIL,
-                )
-            else:
-                report = self.step(
-                    lambda b=b: draft_loss(self.twin, b, progress.step),
-                    rows / total_rows,
-                    progress.share < ROUTER_UNTIL,
-                )
+            b = data.batch(self.tokenizer, key, rows, phase.length, phase.mix)
+            report = self.step(b, phase, rows / total_rows)
             progress.step += 1
-            progress.tokens += total_rows * length
+            progress.tokens += total_rows * phase.length
             progress.seconds += time.monotonic() - began
             for k, v in report.items():
                 recent[k] = v if k not in recent else 0.9 * recent[k] + 0.1 * v
-            bar.update(total_rows * length)
+            bar.update(total_rows * phase.length)
             bar.set_postfix_str(" ".join(f"{k} {v:.3f}" for k, v in recent.items()), refresh=False)
             if progress.step % 25 == 0:
                 point = {
@@ -364,12 +296,12 @@ class Trainer:
         bar.close()
 
     def run(self) -> None:
-        if self.progress.stage == "trunk":
+        for stage in STAGES[STAGES.index(self.progress.stage) :]:
+            if stage != self.progress.stage:
+                self.progress.stage, self.progress.tokens = stage, 0
+                self.start_stage()
+                self.save()
             self.run_stage()
-            self.progress.stage, self.progress.tokens = "draft", 0
-            self.start_stage()
-            self.save()
-        self.run_stage()
         if self.rank == 0:
             self.progress.temperatures = calibrate(self.twin, self.tokenizer)
             self.save()
@@ -386,7 +318,7 @@ def finish(
     record |= {
         "seed": progress.seed,
         "stage": progress.stage,
-        "tokens": {"trunk": progress.trunk_tokens, "draft": progress.draft_tokens},
+        "tokens": {stage: getattr(progress, f"{stage}_tokens") for stage in STAGES},
         "seconds": round(progress.seconds),
         "confidence_temperatures": progress.temperatures,
         "weights_bytes": size,
@@ -408,8 +340,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     p.add_argument("--out", type=Path, default=DEMO, help="where the checkpoint goes")
     p.add_argument("--seed", type=int, default=41)
-    p.add_argument("--trunk-tokens", type=int, default=6_000_000)
-    p.add_argument("--draft-tokens", type=int, default=1_500_000)
+    p.add_argument("--trunk-tokens", type=int, default=8_000_000)
+    p.add_argument("--joint-tokens", type=int, default=1_600_000)
+    p.add_argument("--draft-tokens", type=int, default=1_200_000)
     p.add_argument("--batch-tokens", type=int, default=4096)
     p.add_argument(
         "--split",

@@ -18,10 +18,11 @@ import fast_ops
 import twin as twin_module
 from configuration import build, demo_config, initialise
 from export import export
+from losses import draft_loss, frozen_trunk, trunk_loss
 from optim import orthogonalise
 from tokenizers import Tokenizer
 from tokens import VOCABULARY, special_tokens, train_tokenizer
-from train import DEMO, PHASES, draft_loss, trunk_loss
+from train import DEMO, PHASES
 from twin import Ops, Pass, Twin, load_twin
 
 from deepinfer_recipe import Tokenizer as RecipeTokenizer
@@ -177,9 +178,10 @@ def test_the_tokenizer_has_the_special_tokens_first_and_single_digits() -> None:
 def test_a_step_of_each_stage_lowers_its_loss(model: Twin, tokenizer: Tokenizer) -> None:
     fast_ops.speed_up(model)
     b = data.batch(tokenizer, "step", 2, 256, "short")
+    with_anchors = data.batch(tokenizer, "step", 1, 512, "drill")
     for loss_of in (
         lambda: trunk_loss(model, b, PHASES[0], True, 1)[0],
-        lambda: draft_loss(model, data.batch(tokenizer, "step", 1, 512, "short"), 1)[0],
+        lambda: draft_loss(model, with_anchors, *frozen_trunk(model, with_anchors), 1)[0],
     ):
         params = [p for p in model.parameters() if p.requires_grad]
         optimiser = torch.optim.Adam(params, 1e-3)
@@ -188,6 +190,15 @@ def test_a_step_of_each_stage_lowers_its_loss(model: Twin, tokenizer: Tokenizer)
         optimiser.step()
         optimiser.zero_grad()
         assert float(loss_of().detach()) < float(first.detach())
+
+
+def test_the_draft_loss_leaves_the_trunk_alone(model: Twin, tokenizer: Tokenizer) -> None:
+    b = data.batch(tokenizer, "alone", 1, 256, "drill")
+    draft_loss(model, b, *frozen_trunk(model, b), 1)[0].backward()
+    moved = {n for n, p in model.named_parameters() if p.grad is not None and p.grad.any()}
+    assert moved
+    assert all(n.startswith("mtp.") for n in moved)
+    assert model.head.weight.requires_grad
 
 
 def test_orthogonal_updates_have_singular_values_near_one() -> None:
