@@ -32,11 +32,11 @@ class NoParking:
 
 def scheduler(role="both", *, blocks=40, slots=20, nextn=2, keep_snapshots=False, **config):
     caps = Caps(
-        vocab_size=100,
+        vocab_size=256,
         max_model_len=4096,
         nextn=nextn,
         lookback=2,
-        eos_token_id=99,
+        eos_token_id=255,
         num_blocks=blocks,
         num_state_slots=slots,
     )
@@ -143,6 +143,24 @@ def test_the_longest_output_is_preempted_first_and_the_shortest_served_first():
     assert [(e.seq.key, e.finish) for e in ends if e.finish] == [
         ("old", "insufficient_system_resource")
     ]
+
+
+def test_of_several_the_longest_output_makes_room():
+    s = scheduler(blocks=6, nextn=0, decode_reserve_tokens=0, prefill_every_steps=1)
+    old = add(s, "old", 20)
+    turn(s)
+    turn(s)
+    mid = add(s, "mid", 20)
+    for _ in range(3):
+        turn(s)
+    young = add(s, "young", BLOCK)
+    ends = []
+    while not ends:
+        ends = [one for one in turn(s)[1] + s.take_ended() if one.finish]
+    # `old` had 4 tokens, `mid` 3 and `young` 1 when `young` found no block.
+    assert [(one.seq.key, one.seq.output_len) for one in ends] == [("old", 4)]
+    assert (mid.output_len, young.output_len) == (4, 2)
+    assert (mid.phase, young.phase) == (Phase.RUNNING, Phase.RUNNING)
 
 
 def test_fewer_drafts_are_verified_before_anyone_is_preempted():

@@ -62,6 +62,7 @@ def test_closing_the_iterator_frees_everything_within_a_step():
         assert engine.loop.scheduler.pools.blocks.owned > 0, "the step in flight uses it"
         runner.gate.set()
         await until(lambda: engine.loop.scheduler.pools.blocks.owned == 0)
+        assert engine.loop.scheduler.counters["aborts"] == 1
         await engine.close()
 
     run(body())

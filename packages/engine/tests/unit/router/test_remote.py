@@ -171,6 +171,7 @@ def test_closing_the_iterator_frees_both_sides_within_a_step():
             await stream.aclose()
             runner.gate.set()
             await until(it.idle)
+            assert it.decodes[0].service.loop.scheduler.counters["aborts"] == 1
 
     run(body())
 
@@ -186,6 +187,7 @@ def test_leaving_before_the_first_token_frees_both_sides():
             await asyncio.gather(task, return_exceptions=True)
             runner.gate.set()
             await until(it.idle)
+            assert it.prefills[0].service.loop.scheduler.counters["aborts"] == 1
 
     run(body())
 
@@ -261,7 +263,8 @@ def test_a_gap_in_the_stream_is_engine_lost_and_never_a_silent_hole():
     run(body())
 
 
-def test_a_prefill_worker_lost_before_the_first_token_is_replaced_by_another():
+@pytest.mark.parametrize("cut", ["router", "decode"])
+def test_a_prefill_worker_cut_off_before_the_first_token_is_replaced_by_another(cut):
     async def body():
         async with cluster(prefills=2, prefill_runner=gated) as it:
             for worker in it.prefills:
@@ -271,7 +274,12 @@ def test_a_prefill_worker_lost_before_the_first_token_is_replaced_by_another():
             (victim,) = [w for w in it.prefills if w.service.unfinished()]
             (other,) = [w for w in it.prefills if w is not victim]
             other.service.runner.gate.set()
-            for peer in list(victim.service.peers):
+
+            def links():
+                return [p for p in victim.service.peers if p.hello.get("role") == cut]
+
+            await until(links)
+            for peer in links():
                 peer.close()
             answer = await task
             assert answer.tokens == alone(prompt(1, 20), greedy())
