@@ -7,7 +7,7 @@ of an object become required.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from deepinfer_recipe.errors import ConversionError
 
@@ -42,15 +42,24 @@ class StrictRules:
 
     def normalise(self, schema: Any) -> dict[str, Any]:
         """The normalised schema. Raises `ConversionError` for one that cannot be enforced."""
+        if not isinstance(schema, dict) or schema.get("type") != "object":
+            self._refuse_root(schema)
         root = self._node(schema, is_root=True)
-        if root.get("type") != "object":
-            raise self._rule(f"The top level of the {self.root_name} must be an object.")
         if self.keeps_definitions:
             for key in ("$defs", "definitions"):
                 definitions = schema.get(key)
                 if isinstance(definitions, dict):
                     root[key] = {name: self._node(value) for name, value in definitions.items()}
         return root
+
+    def _refuse_root(self, schema: Any) -> NoReturn:
+        """A root that is no object: errors of shape inside it are told first."""
+        try:
+            self._node(schema, is_root=True)
+        except ConversionError as error:
+            if error.message.startswith(self.shape_error):
+                raise
+        raise self._rule(f"The top level of the {self.root_name} must be an object.")
 
     def _shape(self, text: str) -> ConversionError:
         return ConversionError(f"{self.shape_error}{text}", param=self.param)

@@ -1,0 +1,112 @@
+"""Strict schemas: what stays, in which order, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from deepinfer_recipe import ConversionError
+from deepinfer_recipe.protocols.strict_schema import StrictRules
+
+PARITY = StrictRules("Invalid tool parameters schema : ", "function parameters schema", False, "p")
+EXTENDED = StrictRules("Invalid tool parameters schema : ", "function parameters schema", True, "p")
+
+
+def of(node: Any, **more: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": {"a": node}, **more}
+
+
+@pytest.mark.parametrize(
+    ("node", "kept"),
+    [
+        (
+            {"title": "t", "enum": ["x"], "format": "uuid", "pattern": "x", "type": "string"},
+            {"type": "string", "pattern": "x", "format": "uuid", "enum": ["x"]},
+        ),
+        (
+            {"type": "string", "minLength": 1, "description": "d"},
+            {"type": "string", "description": "d"},
+        ),
+        (
+            {"multipleOf": 3, "minimum": 1, "const": 1, "type": "number", "enum": [1]},
+            {"type": "number", "const": 1, "minimum": 1, "multipleOf": 3},
+        ),
+        ({"type": "boolean", "default": True}, {"type": "boolean"}),
+        (
+            {"type": "array", "minItems": 1, "items": {"type": "null"}, "description": "d"},
+            {"type": "array", "items": {"type": "null"}, "description": "d"},
+        ),
+        (
+            {"anyOf": [{"type": "string"}, {"type": "null"}], "title": "t"},
+            {"anyOf": [{"type": "string"}, {"type": "null"}]},
+        ),
+        ({"anyOf": [{"type": "null"}], "type": "string"}, {"type": "string"}),
+        ({"$ref": "#/$defs/x", "description": "d"}, {"$ref": "#/$defs/x"}),
+        ({"type": ["string", "null"], "minLength": 1}, {"type": ["string", "null"]}),
+        (
+            {"type": "object", "properties": {"b": {"type": "integer"}}, "description": "q"},
+            {
+                "type": "object",
+                "properties": {"b": {"type": "integer"}},
+                "additionalProperties": False,
+                "required": ["b"],
+                "description": "q",
+            },
+        ),
+    ],
+)
+def test_node_keeps_what_strict_mode_enforces_in_its_order(node: Any, kept: Any) -> None:
+    expected = {
+        "type": "object",
+        "properties": {"a": kept},
+        "additionalProperties": False,
+        "required": ["a"],
+    }
+    assert json.dumps(PARITY.normalise(of(node))) == json.dumps(expected)
+
+
+def test_root_may_be_empty() -> None:
+    assert PARITY.normalise({"type": "object"}) == {
+        "type": "object",
+        "properties": {},
+        "additionalProperties": False,
+        "required": [],
+    }
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        ({}, "one of `type`, `anyOf`, `$ref` field is required"),
+        (True, "one of `type`, `anyOf`, `$ref` field is required"),
+        ({"type": "string"}, "The top level of the function parameters schema must be an object."),
+        ({"anyOf": [{"type": "object"}]}, "The top level of the function parameters schema"),
+        (of({"enum": ["a"]}), "one of `type`, `anyOf`, `$ref` field is required"),
+        (of({"type": "zzz"}), "unknown variant `zzz`"),
+        (of({"type": "object"}), "An object with no properties is not allowed."),
+        (of({"type": "array"}), "missing field `items`"),
+        (of({"type": "string", "format": "date"}), "unknown variant `date`"),
+        (of({"type": "integer", "minimum": 1.5}), "field `minimum`: expected an integer, got 1.5"),
+        (of({"type": "string", "description": 3}), "field `description`: expected a string"),
+        (of({"type": ["object"]}), "field `type`: unknown variant `object`"),
+        (of({"anyOf": [{"$ref": "#"}]}), "field `anyOf`: missing field `type`"),
+        (of({"type": "null"}, additionalProperties=True), "should not be true"),
+        (of({"type": "null"}, required=[]), "must match all properties"),
+        (of({"type": "null"}, required=["a", "a"]), "Duplicate required property 'a'"),
+        (of({"type": "null"}, required=["b"]), "Required property 'b' not found"),
+    ],
+)
+def test_schema_that_cannot_be_enforced_is_refused_with_the_reason(
+    schema: Any, message: str
+) -> None:
+    with pytest.raises(ConversionError) as caught:
+        PARITY.normalise(schema)
+    assert message in caught.value.message
+
+
+def test_only_the_extended_rules_keep_definitions() -> None:
+    schema = of({"$ref": "#/$defs/x"}, **{"$defs": {"x": {"type": "string", "minLength": 2}}})
+    assert "$defs" not in PARITY.normalise(schema)
+    assert EXTENDED.normalise(schema)["$defs"] == {"x": {"type": "string"}}
