@@ -232,6 +232,21 @@ def test_expert_outside_the_table_raises() -> None:
         ops.moe_experts(x, torch.tensor([[2]]), w, *tables, 10.0)
 
 
+def test_negative_expert_does_not_count_from_the_end() -> None:
+    for n in (1, 3):
+        x, idx, w = torch.zeros(n, 4), torch.full((n, 1), -1), torch.ones(n, 1)
+        tables = torch.zeros(2, 3, 4), torch.zeros(2, 3, 4), torch.zeros(2, 4, 3)
+        with pytest.raises(IndexError):
+            ops.moe_experts(x, idx, w, *tables, 10.0)
+
+
+def test_prime_of_zero_is_an_error_and_not_a_crash() -> None:
+    one = torch.ones(1, 1, dtype=torch.int64)
+    for prime in (0, -1):
+        with pytest.raises(ShapeError, match="every prime is at least 1"):
+            ops.engram_hash(torch.ones(1, 2).long(), one.expand(1, 2)[0], one * prime, one)
+
+
 @pytest.mark.parametrize("record", ["fp8", "raw"])
 def test_slot_past_the_cache_raises_and_writes_nothing(record: str) -> None:
     cache = torch.zeros(2, 256, dtype=torch.uint8)
@@ -260,6 +275,8 @@ def test_misuse_is_one_clear_error() -> None:
         ops.rope(x, torch.zeros(2, 5), torch.zeros(2, 5))
     with pytest.raises(ShapeError, match="5 records of 33 bytes do not fit"):
         ops.kv_load(cache, torch.tensor([0]), "fp8", 32, torch.float32, entries=5)
+    with pytest.raises(ShapeError, match=r"dtype is float32, bfloat16 or float64"):
+        ops.kv_load(cache, torch.tensor([0]), "fp8", 32, torch.float16)
     with pytest.raises(RecordError, match="multiple of 32 channels, got 8"):
         ops.fake_quant(x, "fp8")
     with pytest.raises(ShapeError, match=r"topk is 1..4, got 5"):

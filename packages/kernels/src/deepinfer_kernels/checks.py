@@ -9,9 +9,9 @@ from torch import Tensor
 
 from deepinfer_kernels.errors import ShapeError
 
-__all__ = ["floating", "integer", "require", "shape"]
+__all__ = ["FLOATING", "floating", "integer", "require", "shape"]
 
-_FLOATING = frozenset({torch.float32, torch.bfloat16, torch.float64})
+FLOATING = frozenset({torch.float32, torch.bfloat16, torch.float64})
 
 
 def require(condition: bool, op: str, message: str) -> None:
@@ -23,7 +23,7 @@ def require(condition: bool, op: str, message: str) -> None:
 def floating(op: str, **tensors: Tensor) -> None:
     """Every tensor is float32, bfloat16 or float64."""
     for name, tensor in tensors.items():
-        if tensor.dtype not in _FLOATING:
+        if tensor.dtype not in FLOATING:
             raise ShapeError(f"{op}: {name} is float32, bfloat16 or float64, got {tensor.dtype}")
 
 

@@ -297,7 +297,8 @@ class Registry:
         for impl in ranked:
             reason = refusal(impl)
             if reason is None:
-                reference_on_accelerator = kind != "cpu" and impl.backend == "reference"
+                accelerated = kind not in {"cpu", "meta"}
+                reference_on_accelerator = accelerated and impl.backend == "reference"
                 degraded = bool(refused) or (reference_on_accelerator and general != "reference")
                 if degraded and self.config.strict:
                     why = "; ".join(f"{b}: {r}" for b, r in refused) or "no better form is built"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from deepinfer_kernels.checks import floating, integer, require, shape
+from deepinfer_kernels.checks import FLOATING, floating, integer, require, shape
 from deepinfer_kernels.formats.records import record_bytes, record_format
 from deepinfer_kernels.ops._dispatch import kernel
 
@@ -84,5 +84,6 @@ def kv_load(
     """
     op = "kv_load"
     integer(op, slot=slot)
+    require(dtype in FLOATING, op, f"dtype is float32, bfloat16 or float64, got {dtype}")
     check_pages(op, cache, record, dim, dtype, entries)
     return kernel(op, cache.device)(cache, slot, record, dim, dtype, entries)

@@ -6,9 +6,12 @@ import torch
 from torch import Tensor
 
 from deepinfer_kernels.accumulate import acc_dtype
+from deepinfer_kernels.errors import ShapeError
 
 
 def engram_hash(ids: Tensor, multipliers: Tensor, primes: Tensor, offsets: Tensor) -> Tensor:
+    if bool((primes < 1).any()):
+        raise ShapeError("engram_hash: every prime is at least 1")
     running = ids[:, 0] * multipliers[0]
     columns: list[Tensor] = []
     for order in range(1, ids.shape[1]):

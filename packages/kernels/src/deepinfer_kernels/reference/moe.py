@@ -34,7 +34,9 @@ def moe_experts(
         column = x[rows].unsqueeze(-1)
         for slot in range(idx.shape[1]):  # fixed order: the sum is the same for every batch
             expert = idx[rows, slot]
-            gate, up = w1[expert] @ column, w3[expert] @ column
-            down = (w2[expert] @ swiglu(gate, up, limit)).squeeze(-1)
+            # index_select, for a negative expert must raise and not count from the end
+            gate = w1.index_select(0, expert) @ column
+            up = w3.index_select(0, expert) @ column
+            down = (w2.index_select(0, expert) @ swiglu(gate, up, limit)).squeeze(-1)
             out[rows] += w[rows, slot, None].to(acc) * down.to(acc)
     return out.to(x.dtype)

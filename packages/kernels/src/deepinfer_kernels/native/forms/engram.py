@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from deepinfer_kernels.errors import ShapeError
 from deepinfer_kernels.native.forms.call import CODE, LIBRARY, dense, torch_form
 from deepinfer_kernels.reference import engram as reference_engram
 
@@ -15,7 +16,7 @@ def engram_hash(ids: Tensor, multipliers: Tensor, primes: Tensor, offsets: Tenso
     n, grams = ids.shape
     heads = primes.shape[1]
     out = torch.empty((n, (grams - 1) * heads), dtype=torch.int64)
-    LIBRARY.di_engram_hash(
+    status = LIBRARY.di_engram_hash(
         ids.data_ptr(),
         multipliers.data_ptr(),
         primes.data_ptr(),
@@ -25,6 +26,8 @@ def engram_hash(ids: Tensor, multipliers: Tensor, primes: Tensor, offsets: Tenso
         heads,
         out.data_ptr(),
     )
+    if status:
+        raise ShapeError("engram_hash: every prime is at least 1")
     return out
 
 

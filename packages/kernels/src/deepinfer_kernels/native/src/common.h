@@ -20,7 +20,7 @@
 
 namespace di {
 
-enum Status { kOk = 0, kIndexOutOfRange = 1, kUnknownType = 2 };
+enum Status { kOk = 0, kIndexOutOfRange = 1, kUnknownType = 2, kNotPositive = 3 };
 
 struct bf16 {
   uint16_t bits;

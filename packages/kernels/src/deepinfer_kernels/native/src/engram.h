@@ -5,9 +5,11 @@
 
 namespace di {
 
-inline void engram_hash(const int64_t* ids, const int64_t* multipliers, const int64_t* primes,
-                        const int64_t* offsets, int64_t n, int64_t grams, int64_t heads,
-                        int64_t* out) {
+inline int engram_hash(const int64_t* ids, const int64_t* multipliers, const int64_t* primes,
+                       const int64_t* offsets, int64_t n, int64_t grams, int64_t heads,
+                       int64_t* out) {
+  for (int64_t i = 0; i < (grams - 1) * heads; ++i)  // a division by zero would end the process
+    if (primes[i] <= 0) return kNotPositive;
   for (int64_t row = 0; row < n; ++row, ids += grams) {
     // Unsigned, where overflow wraps as in the tensor form instead of being undefined.
     uint64_t running = static_cast<uint64_t>(ids[0]) * static_cast<uint64_t>(multipliers[0]);
@@ -22,6 +24,7 @@ inline void engram_hash(const int64_t* ids, const int64_t* multipliers, const in
       }
     }
   }
+  return kOk;
 }
 
 template <class T>

@@ -150,8 +150,7 @@ int di_fake_quant(int type, const void* x, int64_t rows, int64_t dim, int record
 
 int di_engram_hash(const int64_t* ids, const int64_t* multipliers, const int64_t* primes,
                    const int64_t* offsets, int64_t n, int64_t grams, int64_t heads, int64_t* out) {
-  engram_hash(ids, multipliers, primes, offsets, n, grams, heads, out);
-  return kOk;
+  return engram_hash(ids, multipliers, primes, offsets, n, grams, heads, out);
 }
 
 int di_engram_gate(int type, const void* S, const void* key, const void* value, const void* qw,
