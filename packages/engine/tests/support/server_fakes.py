@@ -33,12 +33,12 @@ from deepinfer_recipe import SpecialToken, Tokenizer
 class Script:
     """What the fake engine does with one request.
 
-    steps: token ids of each step. gates: an event to wait for before step i. raise_at: (step,
-    error).
+    reason: None breaks the stream off without a word. steps: token ids of each step. gates: an
+    event to wait for before step i. raise_at: (step, error).
     """
 
     steps: Sequence[Sequence[int]] = ()
-    reason: FinishReason = "stop"
+    reason: FinishReason | None = "stop"
     cached: int = 0
     gates: dict[int, asyncio.Event] = field(default_factory=dict)
     raise_at: tuple[int, Exception] | None = None
@@ -91,6 +91,8 @@ class FakeEngine:
             if script.raise_at is not None and script.raise_at[0] >= len(script.steps):
                 raise script.raise_at[1]
             over = True
+            if script.reason is None:
+                return
             yield FinishEvent(script.reason, self._usage(request, index, script.cached))
         finally:
             self.live.discard(request.request_id)

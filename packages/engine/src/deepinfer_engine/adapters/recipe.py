@@ -212,9 +212,6 @@ class RecipeEncoder:
             prepared.request, response_id, prepared.model, **more
         )
         self._processor = StreamProcessor(generator, options, prepared.codec.tokenizer)
-        # With stop sequences the answer may end inside a step: only token by token is the count
-        # exact.
-        self._one_by_one = bool(options.stop_sequences)
         self._out_of_memory = False
 
     @property
@@ -252,7 +249,7 @@ class RecipeEncoder:
         spells[-1] = spells[-1] and ids[-1] not in self._prepared.ends
         start = 0
         for stop in range(1, len(ids) + 1):
-            if stop == len(ids) or self._one_by_one or spells[stop] != spells[start]:
+            if stop == len(ids) or spells[stop] != spells[start]:
                 yield start, stop, spells[start]
                 start = stop
 

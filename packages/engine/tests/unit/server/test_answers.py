@@ -369,13 +369,20 @@ def test_an_error_in_the_middle_of_a_whole_answer_is_an_http_error(ask, codec):
     assert ask("chat", script)[0].status_code == 500
 
 
-def test_a_stream_that_just_ends_is_an_error_and_not_an_answer(ask, codec):
-    class Silent(Script):
-        pass
+@pytest.mark.parametrize("reason", [None, "error", "abort"])
+def test_a_generation_that_does_not_end_properly_is_an_error_and_not_an_answer(ask, codec, reason):
+    script = Script([codec.tokenize("abc")], reason=reason)
+    assert ask("chat", script)[0].status_code == 500
+    streamed, _ = ask("chat", script, stream=True)
+    assert (None, "[DONE]") not in events_of(streamed.text)
 
-    script = Script([codec.tokenize("abc")], reason="error")
-    reply, _ = ask("chat", script)
-    assert reply.status_code == 500
+
+def test_a_stop_token_ends_the_answer_unspelled_and_is_counted(ask, codec):
+    ids = codec.tokenize("abc")
+    reply, _ = ask("chat", Script([ids]), stop_token_ids=[ids[-1]])
+    body = reply.json()
+    assert body["choices"][0]["message"]["content"] == "ab"
+    assert body["usage"]["completion_tokens"] == 3
 
 
 def test_running_out_of_cache_memory_is_deepseeks_finish_reason_in_chat(ask, codec):

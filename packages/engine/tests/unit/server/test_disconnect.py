@@ -121,3 +121,19 @@ def test_a_body_over_the_limit_still_gets_its_answer_through(codec):
                 + b"\r\n0\r\n\r\n"
             )
             assert sock.recv(12) == b"HTTP/1.1 413"
+
+
+def test_a_refused_key_is_told_even_to_a_client_with_megabytes_to_send(codec, tmp_path):
+    keys = tmp_path / "keys"
+    keys.write_text("s3cret\n")
+
+    def build():
+        return create_app(FakeEngine(Script()), codec, Settings(api_key_file=keys))
+
+    size = 8 << 20
+    with serving(build) as server:
+        host, port = server.url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port)), timeout=20) as sock:
+            head = f"POST {PATHS['chat']} HTTP/1.1\r\nHost: t\r\nContent-Length: {size}\r\n\r\n"
+            sock.sendall(head.encode() + b"x" * size)
+            assert sock.recv(12) == b"HTTP/1.1 401"

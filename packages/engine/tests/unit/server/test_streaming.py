@@ -128,6 +128,27 @@ def test_a_client_that_leaves_closes_the_events_at_once():
     run(go())
 
 
+def test_a_writer_that_gives_up_between_two_events_closes_them_too():
+    async def go():
+        closed = []
+
+        async def events():
+            try:
+                yield BATCH
+                yield BATCH
+            finally:
+                closed.append(True)
+
+        loop = asyncio.get_running_loop()
+        futures = loop.create_future(), loop.create_future()
+        watched = watch(events(), *futures, FakeClock(), TIMING)
+        assert await anext(watched) == BATCH
+        await watched.aclose()
+        assert closed == [True]
+
+    run(go())
+
+
 def test_the_end_of_draining_is_told_and_closes_the_events():
     async def go():
         bench = Bench()
