@@ -1,6 +1,7 @@
 """Lossless speculative decoding: verification, budgets, drafters, calibration."""
 
 from deepinfer_dspark.budget import BudgetScheduler, ConfidenceHistory, GroupReducer, survival
+from deepinfer_dspark.calibration import CalibrationReport, Calibrator
 from deepinfer_dspark.drafting import DraftBatch, Drafter, sample_drafts
 from deepinfer_dspark.errors import (
     CheckpointError,
@@ -9,6 +10,9 @@ from deepinfer_dspark.errors import (
     ShapeError,
     TableError,
 )
+from deepinfer_dspark.loop import Generation, SpecLoop, Target, TargetOutput
+from deepinfer_dspark.mixed import CausalModel, DraftModelDrafter, MixedDrafter
+from deepinfer_dspark.ngram import NGramDrafter
 from deepinfer_dspark.proposal import Proposal, SparseQ
 from deepinfer_dspark.ragged import RaggedIds
 from deepinfer_dspark.sampling import Penalties, SamplingBatch
@@ -20,14 +24,21 @@ __version__ = "0.1.0"
 
 __all__ = [
     "BudgetScheduler",
+    "CalibrationReport",
+    "Calibrator",
+    "CausalModel",
     "CheckpointError",
     "ConfidenceHistory",
     "CounterRng",
     "DraftBatch",
+    "DraftModelDrafter",
     "Drafter",
     "DsparkError",
+    "Generation",
     "GroupReducer",
     "LosslessnessError",
+    "MixedDrafter",
+    "NGramDrafter",
     "Penalties",
     "Proposal",
     "RaggedIds",
@@ -35,8 +46,11 @@ __all__ = [
     "SamplingBatch",
     "ShapeError",
     "SparseQ",
+    "SpecLoop",
     "StepTable",
     "TableError",
+    "Target",
+    "TargetOutput",
     "Uniforms",
     "Verifier",
     "VerifyResult",

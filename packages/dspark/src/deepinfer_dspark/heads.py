@@ -8,6 +8,7 @@ it without changing the law of the output.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from deepinfer_dspark.drafting import sample_drafts
+from deepinfer_dspark.errors import CheckpointError
 from deepinfer_dspark.sampling import SamplingBatch
 from deepinfer_dspark.uniforms import Uniforms
 
@@ -102,6 +104,36 @@ class ConfidenceHead(nn.Module):
         """hidden: [..., d]; embedding: [..., rank] or None. Returns logits [...]."""
         x = hidden if embedding is None else torch.cat([hidden, embedding], dim=-1)
         return self.proj(x.to(self.proj.weight.dtype))[..., 0]
+
+
+def load_v41_heads(weights: Mapping[str, Tensor]) -> tuple[MarkovHead, ConfidenceHead]:
+    """Markov and confidence head from V4.1 draft tensors, by their checkpoint names.
+
+    Looks for `markov_head.embed.weight` [V, r], `markov_head.head.weight` [V, r] and
+    `confidence_head.proj.weight` [1, d + r] under any prefix. The released confidence head reads
+    the hidden state *before* the last norm and has no bias. The backbone (draft layers of the
+    model itself) stays with whoever owns the model: feed its block states to `draft_block`.
+    """
+
+    def find(suffix: str) -> Tensor:
+        hits = [t for name, t in weights.items() if name.endswith(suffix)]
+        if len(hits) != 1:
+            raise CheckpointError(f"wanted one tensor named *{suffix}, got {len(hits)}")
+        return hits[0]
+
+    w1, w2 = find("markov_head.embed.weight"), find("markov_head.head.weight")
+    proj = find("confidence_head.proj.weight")
+    vocab, rank = w1.shape
+    if w2.shape != w1.shape or proj.shape[0] != 1 or proj.shape[1] <= rank:
+        raise CheckpointError(
+            f"heads want [V, r], [V, r] and [1, d + r], got {tuple(w1.shape)}, {tuple(w2.shape)}, "
+            f"{tuple(proj.shape)}"
+        )
+    markov = MarkovHead(vocab, rank)
+    confidence = ConfidenceHead(proj.shape[1] - rank, rank, bias=False)
+    markov.load_state_dict({"markov_w1.weight": w1, "markov_w2.weight": w2})
+    confidence.load_state_dict({"proj.weight": proj})
+    return markov.to(w1.dtype), confidence.to(proj.dtype)
 
 
 @dataclass(frozen=True, slots=True)

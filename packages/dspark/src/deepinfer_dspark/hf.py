@@ -6,6 +6,7 @@ and exact, one forward a request. Batching belongs to an engine.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Hashable, Sequence
 from typing import Any
 
@@ -59,7 +60,7 @@ class HFTarget:
         """Cut each cache back to its kept rows."""
         for cache, rows, kept in zip(state, self._rows.tolist(), keep.tolist(), strict=True):
             if kept < rows:
-                cache.crop(cache.get_seq_length() - (rows - kept))
+                cache.crop(kept - rows)  # negative: that many entries fewer
 
     def select(self, state: list[Any], requests: Int) -> list[Any]:
         """Caches of the given requests."""
@@ -69,9 +70,9 @@ class HFTarget:
     def _run(self, ids: Tensor, cache: Any) -> Any:
         return self._model(
             input_ids=ids.to(self._model.device),
-            past_key_values=cache,
             use_cache=True,
             output_hidden_states=bool(self._layers),
+            **{_cache_argument(self._model): cache},
         )
 
     def _features(self, out: Any) -> list[Tensor]:
@@ -98,9 +99,11 @@ class HFCausal:
             if cache is None:
                 cache = _new_cache()
             elif same < len(held):
-                cache.crop(same)
+                cache.crop(same - len(held))
             ids = torch.tensor([list(text[same:])], device=self._model.device)
-            out = self._model(input_ids=ids, past_key_values=cache, use_cache=True)
+            out = self._model(
+                input_ids=ids, use_cache=True, **{_cache_argument(self._model): cache}
+            )
             rows.append(out.logits[0, -1])
             self._caches[request] = (list(text), cache)
         return torch.stack(rows)
@@ -115,6 +118,11 @@ def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     if n and list(a[:n]) == list(b[:n]):
         return n
     return next((i for i in range(n) if a[i] != b[i]), n)
+
+
+def _cache_argument(model: Any) -> str:
+    """The name transformers gives the cache: it was renamed within major version 5."""
+    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
 
 
 def _new_cache() -> Any:
