@@ -10,8 +10,10 @@ import pytest
 from deepinfer_recipe import ConversionError
 from deepinfer_recipe.protocols.strict_schema import StrictRules
 
-PARITY = StrictRules("Invalid tool parameters schema : ", "function parameters schema", False, "p")
-EXTENDED = StrictRules("Invalid tool parameters schema : ", "function parameters schema", True, "p")
+PREFIX, ROOT = "Invalid tool parameters schema : ", "function parameters schema"
+PARITY = StrictRules(PREFIX, ROOT, allows_empty_root=True, keeps_definitions=False, param="p")
+ANSWER = StrictRules(PREFIX, ROOT, allows_empty_root=False, keeps_definitions=False, param="p")
+EXTENDED = StrictRules(PREFIX, ROOT, allows_empty_root=True, keeps_definitions=True, param="p")
 
 
 def of(node: Any, **more: Any) -> dict[str, Any]:
@@ -67,7 +69,9 @@ def test_node_keeps_what_strict_mode_enforces_in_its_order(node: Any, kept: Any)
     assert json.dumps(PARITY.normalise(of(node))) == json.dumps(expected)
 
 
-def test_root_may_be_empty() -> None:
+def test_only_a_tool_may_have_an_empty_root() -> None:
+    with pytest.raises(ConversionError, match="no properties"):
+        ANSWER.normalise({"type": "object"})
     assert PARITY.normalise({"type": "object"}) == {
         "type": "object",
         "properties": {},
@@ -92,6 +96,7 @@ def test_root_may_be_empty() -> None:
         (of({"type": "string", "description": 3}), "field `description`: expected a string"),
         (of({"type": ["object"]}), "field `type`: unknown variant `object`"),
         (of({"anyOf": [{"$ref": "#"}]}), "field `anyOf`: missing field `type`"),
+        (of({"anyOf": [{"type": ["null"]}]}), "field `anyOf`: missing field `type`"),
         (of({"type": "null"}, additionalProperties=True), "should not be true"),
         (of({"type": "null"}, required=[]), "must match all properties"),
         (of({"type": "null"}, required=["a", "a"]), "Duplicate required property 'a'"),

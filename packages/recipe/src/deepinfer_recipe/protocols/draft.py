@@ -277,6 +277,7 @@ def _strict_answer(schema: Any, profile: Profile) -> dict[str, Any]:
     rules = StrictRules(
         shape_error="Invalid json schema: ",
         root_name="json schema",
+        allows_empty_root=False,
         keeps_definitions=profile == "extended",
         param="response_format",
     )

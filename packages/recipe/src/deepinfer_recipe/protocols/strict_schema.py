@@ -31,12 +31,14 @@ class StrictRules:
 
     shape_error: begins the text of an error about a keyword of the wrong shape.
     root_name: what the root schema is called in errors.
+    allows_empty_root: the root may have no properties (a tool without parameters).
     keeps_definitions: `$defs` and `definitions` stay (normalised), so that `$ref` resolves,
         and `$ref` may stand inside `anyOf`.
     """
 
     shape_error: str
     root_name: str
+    allows_empty_root: bool
     keeps_definitions: bool
     param: str
 
@@ -106,8 +108,9 @@ class StrictRules:
         if not isinstance(members, list):
             raise self._shape(f"field `anyOf`: expected a list, got {members!r}")
         for member in members:
-            is_typed = isinstance(member, dict) and "type" in member
-            if not is_typed and not self.keeps_definitions:
+            # The reference knows only members of one type here, neither `$ref` nor a list.
+            kind = member.get("type") if isinstance(member, dict) else None
+            if not isinstance(kind, str) and not self.keeps_definitions:
                 raise self._shape("field `anyOf`: missing field `type`")
         kept = self._kept(node, {"description": "a string"})
         return {"anyOf": [self._node(member) for member in members], **kept}
@@ -156,7 +159,7 @@ class StrictRules:
         )
         properties: dict[str, Any] = kept.get("properties", {})
         normalised = {name: self._node(value) for name, value in properties.items()}
-        if not properties and not is_root:
+        if not properties and not (is_root and self.allows_empty_root):
             raise self._rule("An object with no properties is not allowed.")
         if kept.get("additionalProperties"):
             raise self._rule("additionalProperties should not be true")

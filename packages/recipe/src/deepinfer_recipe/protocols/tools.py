@@ -73,6 +73,7 @@ def checked_parameters(
         rules = StrictRules(
             shape_error="Invalid tool parameters schema : ",
             root_name="function parameters schema",
+            allows_empty_root=True,
             keeps_definitions=profile == "extended",
             param=param,
         )
