@@ -15,7 +15,7 @@ from deepinfer_engine.backend.base import DecodeRow, PrefillChunk
 from deepinfer_engine.backend.toy import ToyRunner
 from deepinfer_engine.core.config import EngineConfig
 from deepinfer_engine.core.loop import EngineLoop
-from deepinfer_engine.core.scheduler import Chunk, Progress
+from deepinfer_engine.core.plan import Chunk, Progress
 from deepinfer_engine.core.types import (
     FinishEvent,
     GenerateRequest,

@@ -16,7 +16,7 @@ import numpy as np
 
 from deepinfer_engine.backend.base import DecodeRow, PrefillChunk, StepOutput, StepRunner
 from deepinfer_engine.core.config import EngineConfig
-from deepinfer_engine.core.scheduler import (
+from deepinfer_engine.core.plan import (
     Chunk,
     Parking,
     Plan,
@@ -24,8 +24,8 @@ from deepinfer_engine.core.scheduler import (
     Progress,
     Reservation,
     Role,
-    Scheduler,
 )
+from deepinfer_engine.core.scheduler import Scheduler
 from deepinfer_engine.core.sequence import LiveSequence
 from deepinfer_engine.core.types import FinishReason, GenerateRequest
 

@@ -9,14 +9,23 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
 
 from deepinfer_engine.backend.base import Caps, StepOutput
 from deepinfer_engine.core.config import EngineConfig
+from deepinfer_engine.core.plan import (
+    Chunk,
+    DecodePlan,
+    Parking,
+    Plan,
+    PrefillPlan,
+    Progress,
+    Reservation,
+    Role,
+)
 from deepinfer_engine.core.pools import Pools
 from deepinfer_engine.core.sequence import LiveSequence, Phase
 from deepinfer_engine.core.stop import cut_at_stop, draft_room
-from deepinfer_engine.core.types import FinishReason, TokenLogprob
+from deepinfer_engine.core.types import FinishReason
 from deepinfer_engine.errors import (
     CapacityError,
     ConfigError,
@@ -24,71 +33,6 @@ from deepinfer_engine.errors import (
     PromptTooLong,
     RequestError,
 )
-
-Role = Literal["prefill", "decode", "both"]
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """Prompt tokens `[start, end)` of a sequence; `snapshots`: (position, spare state slot)."""
-
-    seq: LiveSequence
-    start: int
-    end: int
-    snapshots: tuple[tuple[int, int], ...]
-
-    @property
-    def sample(self) -> bool:
-        return self.end == self.seq.prompt_len
-
-
-@dataclass(frozen=True, slots=True)
-class PrefillPlan:
-    chunks: tuple[Chunk, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class DecodePlan:
-    """Rows of a decode step: the sequence and how many drafts it may verify."""
-
-    rows: tuple[tuple[LiveSequence, int], ...]
-
-
-Plan = PrefillPlan | DecodePlan
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """Output tokens `index ..` of a sequence, and its end when `finish` is set."""
-
-    seq: LiveSequence
-    index: int
-    tokens: tuple[int, ...]
-    logprobs: tuple[TokenLogprob, ...]
-    finish: FinishReason | None
-
-
-@dataclass(eq=False, slots=True)
-class Reservation:
-    """Blocks for a prompt and a state slot, held on a decode worker for a sequence to come."""
-
-    prompt_len: int
-    blocks: list[int]
-    state_slot: int
-
-
-class Parking(Protocol):
-    """Host memory for preempted sequences; called while no step is in flight."""
-
-    def park(self, seq: LiveSequence) -> bool:
-        """Copy its blocks and slot out; False when there is no room."""
-        ...
-
-    def resume(self, seq: LiveSequence) -> None:
-        """Copy them into `seq.blocks` and `seq.state_slot`, and forget them."""
-        ...
-
-    def drop(self, seq: LiveSequence) -> None: ...
 
 
 @dataclass(slots=True)

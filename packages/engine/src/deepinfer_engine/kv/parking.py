@@ -7,7 +7,7 @@ from deepinfer_engine.core.sequence import LiveSequence
 
 
 class HostParking:
-    """`core.scheduler.Parking` on a runner. Exact: what comes back is what was there."""
+    """`core.plan.Parking` on a runner. Exact: what comes back is what was there."""
 
     def __init__(self, runner: StepRunner, limit_bytes: int) -> None:
         self._runner = runner

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from deepinfer_engine.backend.base import StepRunner
 from deepinfer_engine.core.config import EngineConfig
-from deepinfer_engine.core.scheduler import Chunk, Progress
+from deepinfer_engine.core.plan import Chunk, Progress
 from deepinfer_engine.core.sequence import LiveSequence
 from deepinfer_engine.errors import CapacityError, PromptTooLong, RequestError, TransferError
 from deepinfer_engine.kv.store import PrefixStore

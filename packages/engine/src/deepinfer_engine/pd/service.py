@@ -18,7 +18,7 @@ from typing import Any, Literal
 from deepinfer_engine.backend.base import StepRunner
 from deepinfer_engine.core.config import EngineConfig
 from deepinfer_engine.core.loop import EngineLoop
-from deepinfer_engine.core.scheduler import Chunk, Progress
+from deepinfer_engine.core.plan import Chunk, Progress
 from deepinfer_engine.errors import ConfigError, EngineLost, TransferError
 from deepinfer_engine.kv.connector import KVConnector
 from deepinfer_engine.kv.parking import HostParking

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from deepinfer_engine.backend.base import StepRunner
 from deepinfer_engine.core.config import EngineConfig
 from deepinfer_engine.core.loop import EngineLoop
-from deepinfer_engine.core.scheduler import Chunk, Progress
+from deepinfer_engine.core.plan import Chunk, Progress
 from deepinfer_engine.core.types import FinishEvent, GenerateEvent, GenerateRequest, TokensEvent
 from deepinfer_engine.errors import EngineLost, EngineUnavailable, RequestError
 from deepinfer_engine.kv.connector import KVConnector

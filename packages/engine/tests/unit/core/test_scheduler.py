@@ -11,7 +11,8 @@ from toy_engine import prompt, request
 
 from deepinfer_engine.backend.base import Caps, StepOutput
 from deepinfer_engine.core.config import EngineConfig
-from deepinfer_engine.core.scheduler import DecodePlan, PrefillPlan, Scheduler
+from deepinfer_engine.core.plan import DecodePlan, PrefillPlan
+from deepinfer_engine.core.scheduler import Scheduler
 from deepinfer_engine.core.sequence import LiveSequence, Phase
 from deepinfer_engine.core.types import SamplingParams
 from deepinfer_engine.errors import ConfigError
@@ -147,7 +148,7 @@ def test_the_longest_output_is_preempted_first_and_the_shortest_served_first():
 
 def test_of_several_the_longest_output_makes_room():
     s = scheduler(blocks=6, nextn=0, decode_reserve_tokens=0, prefill_every_steps=1)
-    old = add(s, "old", 20)
+    add(s, "old", 20)
     turn(s)
     turn(s)
     mid = add(s, "mid", 20)
