@@ -86,8 +86,7 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def types(session: nox.Session) -> None:
     """Strict types over every package's sources."""
-    paths = [f"./packages/{name}" for name in PACKAGES]
-    session.install("basedpyright>=1.30,<2", *paths, "-r", "docs/types-requirements.txt")
+    session.install("basedpyright>=1.30,<2", *[f"./packages/{name}[test]" for name in PACKAGES])
     session.run("basedpyright", "--project", "pyproject.toml", *session.posargs)
 
 
