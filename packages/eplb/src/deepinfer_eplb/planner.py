@@ -150,7 +150,10 @@ def plan(
         swaps = min(max_swaps, max(FEW_SWAPS, int(share * num_slots / 2)))
     if objective == "totals" and start is None:
         swaps = max(swaps, 4 * num_slots)
-    swaps, predicted, old_B = _choose_swaps(solver, loads, x.shape[1], start, swaps, objective)
+    # moving loads always pay for all the swaps they are allowed; steady ones are asked
+    ask = start is not None and objective == "steps" and not moving
+    count = 1 if objective == "totals" else min(x.shape[1], 16)
+    swaps, predicted, old_B = _choose_swaps(solver, loads, count, start, swaps, ask=ask)
 
     out = np.empty((L, num_slots), dtype=np.int64)
     for layer in range(L):
@@ -185,7 +188,7 @@ def _check_nodes(E: int, G: int, S: int, groups: int, nodes: int) -> None:
 
 
 def _choose_swaps(
-    solver: _Solver, loads: Float, count: int, old: Int | None, limit: int, objective: str
+    solver: _Solver, loads: Float, count: int, old: Int | None, limit: int, *, ask: bool
 ) -> tuple[int, float, float | None]:
     """How many swaps pay, judged on the last blocks with plans made without them.
 
@@ -197,7 +200,7 @@ def _choose_swaps(
     held = blocks(part, 16)[-JUDGED_BLOCKS:] if W >= 16 else blocks(part, 1)
     train = part[: W * 12 // 16] if W >= 16 else part
     judge = scale(held, solver.num_gpus)
-    x, _ = make_scenarios(train, solver.num_gpus, 1 if objective == "totals" else min(count, 16))
+    x, _ = make_scenarios(train, solver.num_gpus, count)
     curves = np.empty((sample.size, limit + 1))
     for i, layer in enumerate(sample):
         solver.layer(x[i], None if old is None else old[layer], limit, judge[i], curves[i])
@@ -207,7 +210,7 @@ def _choose_swaps(
         shares = rank_shares(old[sample].astype(np.int32), loads.shape[2], solver.num_gpus)
         old_B = imbalance(rank_loads(judge.transpose(1, 0, 2), shares))[0]
         little = old_B - float(curve.min()) < WORTH_ALL_SWAPS
-        if little and W >= 16 and objective == "steps":
+        if ask and little and W >= 16:
             swaps = int((curve + SWAP_PRICE * np.arange(limit + 1)).argmin())
     return swaps, float(curve[swaps]), old_B
 
