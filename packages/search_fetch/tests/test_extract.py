@@ -229,6 +229,12 @@ def test_what_is_not_text_is_refused_with_its_type(body: bytes) -> None:
     assert caught.value.code == "unsupported_content_type"
 
 
+def test_utf16_pages_are_html_too() -> None:
+    body = "\ufeff<html><body><p>Grüße aus der Wiese".encode("utf-16-le")
+    record = extract(body, URL, mode="full")
+    assert (record.content, record.content_type) == ("Grüße aus der Wiese\n", "text/html")
+
+
 def test_xml_entities_are_not_expanded() -> None:
     laughs = b'<!DOCTYPE r [<!ENTITY a "ha"><!ENTITY b "&a;&a;"><!ENTITY f SYSTEM "file:///etc/passwd">]>'
     feed = laughs + b"<rss><channel><title>T &b;&f;</title></channel></rss>"

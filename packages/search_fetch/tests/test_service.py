@@ -354,8 +354,11 @@ def test_usage_equals_the_rows_however_often_a_charge_is_retried(
     charges: list[tuple[int, str]],
 ) -> None:
     ledger = Ledger(Path(":memory:"))
+    seen: set[tuple[int, str]] = set()
     for number, key in charges:
-        ledger.record(Charge(f"{key}{number}", key, "search", 1, False, 0, 0, ""))
+        new = ledger.record(Charge(f"{key}{number}", key, "search", 1, False, 0, 0, ""))
+        assert new is ((number, key) not in seen)
+        seen.add((number, key))
     assert sum(int(r["quantity"]) for r in ledger.usage()) == len(set(charges))
     ledger.close()
 

@@ -143,6 +143,8 @@ def sniff(body: bytes, content_type: str | None, url: urls.Url | None) -> Kind:
     if magic is not None:
         return "binary"
     head = body[:_SNIFF_BYTES]
+    if head.startswith((b"\xff\xfe", b"\xfe\xff")):
+        head = head[2:].replace(b"\0", b"")
     declared = _BY_HEADER.get((content_type or "").partition(";")[0].strip().lower())
     extension = url.path.rpartition(".")[2].lower() if url and "." in url.path else ""
     by_name = declared or _BY_EXTENSION.get(extension)
@@ -165,8 +167,6 @@ def sniff(body: bytes, content_type: str | None, url: urls.Url | None) -> Kind:
 
 
 def _looks_binary(head: bytes) -> bool:
-    if head.startswith((b"\xff\xfe", b"\xfe\xff")):
-        return False
     controls = sum(b < 9 or 13 < b < 27 or 27 < b < 32 for b in head)
     return controls > max(4.0, 0.02 * len(head))
 
