@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 from deepinfer_engine.server.codec import PreparedRequest
 from deepinfer_engine.server.errors import InvalidRequest, Protocol, wire_error
 from deepinfer_engine.server.generation import Generation
-from deepinfer_engine.server.limits import BodyReader, check_declared_length
+from deepinfer_engine.server.limits import check_declared_length, read_body
 from deepinfer_engine.server.services import Services
 from deepinfer_engine.server.streaming import (
     AnswerWriter,
@@ -46,7 +46,6 @@ class AnswerResponse(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         services, metrics = self.services, self.services.metrics
         writer = AnswerWriter(send, self.protocol, False, services.settings.slow_reader_timeout_s)
-        reader = BodyReader(receive, services.settings.max_body_bytes)
         try:
             headers = Headers(scope=scope)
             arrived = services.clock.monotonic()
@@ -54,7 +53,7 @@ class AnswerResponse(Response):
             check_declared_length(headers.get("content-length"), limit)
             caller = services.keys.identify(headers)
             with services.gate.enter(caller.key_id), metrics.in_flight.track_inprogress():
-                prepared = await self._prepare(await reader.read())
+                prepared = await self._prepare(await read_body(receive, limit))
                 writer.stream = prepared.stream
                 generation = Generation(
                     engine=services.engine,
@@ -74,7 +73,6 @@ class AnswerResponse(Response):
         except Exception as exc:
             if isinstance(exc, Deadline):
                 metrics.aborts.labels(self.protocol, "deadline").inc()
-            await reader.discard()
             await self._fail(exc, writer)
 
     async def _prepare(self, body: bytes) -> PreparedRequest:

@@ -7,10 +7,9 @@ from typing import Any
 
 from starlette.requests import Request
 
-from deepinfer_engine.errors import EngineError
 from deepinfer_engine.server.auth import Caller
 from deepinfer_engine.server.errors import InvalidRequest
-from deepinfer_engine.server.limits import BodyReader, check_declared_length
+from deepinfer_engine.server.limits import check_declared_length, read_body
 from deepinfer_engine.server.services import services_of
 
 
@@ -23,15 +22,10 @@ async def small_body(request: Request) -> bytes:
     """The body of an identified caller, within the size limit."""
     services = services_of(request)
     limit = services.settings.max_body_bytes
-    reader = BodyReader(request.receive, limit)
-    try:
-        check_declared_length(request.headers.get("content-length"), limit)
-        caller = services.keys.identify(request.headers)
-        with services.gate.enter(caller.key_id):
-            return await reader.read()
-    except EngineError:
-        await reader.discard()
-        raise
+    check_declared_length(request.headers.get("content-length"), limit)
+    caller = services.keys.identify(request.headers)
+    with services.gate.enter(caller.key_id):
+        return await read_body(request.receive, limit)
 
 
 async def json_object(request: Request) -> dict[str, Any]:

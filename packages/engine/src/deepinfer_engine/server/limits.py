@@ -24,49 +24,24 @@ def check_declared_length(content_length: str | None, limit: int) -> None:
         raise BodyTooLarge(f"the body has {content_length} bytes, and the limit is {limit}")
 
 
-class BodyReader:
-    """The body of one request, read once, never more of it in memory than `limit` bytes."""
+async def read_body(receive: Receive, limit: int) -> bytes:
+    """The whole body, counted while it arrives, never more of it in memory than `limit` bytes.
 
-    def __init__(self, receive: Receive, limit: int) -> None:
-        self._receive = receive
-        self._limit = limit
-        self._ended = False
-
-    async def read(self) -> bytes:
-        """All of it, counted while it arrives; raises BodyTooLarge or ClientDisconnect."""
-        parts: list[bytes] = []
-        size = 0
-        while not self._ended:
-            parts.append(await self._next())
-            size += len(parts[-1])
-            if size > self._limit:
-                raise BodyTooLarge(
-                    f"the body has more than {self._limit} bytes, which is the limit"
-                )
-        return b"".join(parts)
-
-    async def discard(self, seconds: float = 5.0) -> None:
-        """Read on without keeping anything, up to twice the limit, so that a refusal is not lost.
-
-        Closing a socket with unread bytes resets the connection, and the client sees that reset
-        instead of the error that was sent to it.
-        """
-        size = 0
-        try:
-            async with asyncio.timeout(seconds):
-                while not self._ended and size <= 2 * self._limit:
-                    size += len(await self._next())
-        except (TimeoutError, ClientDisconnect):
-            return
-
-    async def _next(self) -> bytes:
-        message = await self._receive()
+    Raises BodyTooLarge or ClientDisconnect.
+    """
+    parts: list[bytes] = []
+    size = 0
+    more = True
+    while more:
+        message = await receive()
         if message["type"] == "http.disconnect":
-            self._ended = True
             raise ClientDisconnect
-        self._ended = not message.get("more_body", False)
-        part: bytes = message.get("body", b"")
-        return part
+        parts.append(message.get("body", b""))
+        size += len(parts[-1])
+        if size > limit:
+            raise BodyTooLarge(f"the body has more than {limit} bytes, which is the limit")
+        more = message.get("more_body", False)
+    return b"".join(parts)
 
 
 class Gate:

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from deepinfer_engine.errors import EngineUnavailable
 from deepinfer_engine.server.errors import BodyTooLarge, Draining, LimitExceeded
 from deepinfer_engine.server.limits import (
-    BodyReader,
     Gate,
     check_declared_length,
+    read_body,
     request_id,
 )
 
@@ -34,13 +34,13 @@ def arriving(parts):
 
 def test_a_body_in_parts_is_put_together():
     receive, _ = arriving([b"ab", b"", b"c"])
-    assert asyncio.run(BodyReader(receive, 3).read()) == b"abc"
+    assert asyncio.run(read_body(receive, 3)) == b"abc"
 
 
 def test_reading_stops_at_the_limit_and_not_at_the_end():
     receive, rest = arriving([b"ab", b"cd", b"ef"])
     with pytest.raises(BodyTooLarge):
-        asyncio.run(BodyReader(receive, 3).read())
+        asyncio.run(read_body(receive, 3))
     assert len(list(rest)) == 1
 
 
@@ -49,27 +49,6 @@ def test_a_declared_length_over_the_limit_is_refused_unread():
     check_declared_length(None, 3)
     with pytest.raises(BodyTooLarge, match="4 bytes"):
         check_declared_length("4", 3)
-
-
-def test_discarding_reads_to_the_end_and_no_further_than_twice_the_limit():
-    receive, rest = arriving([b"x" * 10] * 5)
-    asyncio.run(BodyReader(receive, 100).discard())
-    assert list(rest) == []
-    receive, rest = arriving([b"x" * 10] * 9)
-    asyncio.run(BodyReader(receive, 15).discard())
-    assert len(list(rest)) == 5
-
-
-def test_nothing_is_awaited_behind_the_end_of_a_body():
-    async def go():
-        receive, _ = arriving([b"ab", b"cd"])
-        reader = BodyReader(receive, 3)
-        with pytest.raises(BodyTooLarge):
-            await reader.read()
-        # The part that was too much was also the last: another receive would wait for the client.
-        await reader.discard()
-
-    asyncio.run(go())
 
 
 def test_a_key_over_its_share_gets_429_while_others_still_enter():
