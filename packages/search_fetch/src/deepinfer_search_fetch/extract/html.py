@@ -80,7 +80,8 @@ def extract_html(text: str, url: urls.Url | None, options: HtmlOptions) -> HtmlR
     if options.mode == "article":
         page_type, quality = _select(page, original, text, metadata, options)
     elif options.mode == "fast":
-        page = _quick_page(text)
+        # From the cleaned tree: the quick extractor alone lets some hidden text through.
+        page = _quick_page(str(html.tostring(tree, encoding="unicode")))
     writer_options = WriterOptions(
         _base(original, url), links=options.links, images=options.images, tables=options.tables
     )
