@@ -22,7 +22,7 @@ TORCH_FREE = ("recipe", "kvtier", "eplb", "search_fetch")
 nox.needs_version = ">=2024.4.15"
 nox.options.default_venv_backend = "venv"
 nox.options.error_on_missing_interpreters = False
-nox.options.sessions = ["lint", "types", "tests", "integration", "docs"]
+nox.options.sessions = ["lint", "types", "tests", "integration", "conformance", "docs"]
 
 # One pin for everything that is installed here: an unpinned torch is a CUDA build of several GB.
 os.environ.setdefault("PIP_CONSTRAINT", str(ROOT / "constraints.txt"))
@@ -72,6 +72,15 @@ def integration(session: nox.Session) -> None:
     session.env.update(OMP_NUM_THREADS="1")
     install(session, "engine", "[test]")
     session.run("pytest", "packages/engine/tests/integration", *session.posargs)
+
+
+@nox.session
+def conformance(session: nox.Session) -> None:
+    """The codec against the recorded corpus and, where it installs, the public reference."""
+    session.install("./packages/recipe[test,conformance]")
+    tests = ROOT / "packages" / "recipe" / "tests"
+    chosen = [*sorted(tests.glob("test_corpus_*.py")), tests / "test_reference.py"]
+    session.run("pytest", *(str(path.relative_to(ROOT)) for path in chosen), *session.posargs)
 
 
 @nox.session
