@@ -14,9 +14,10 @@ from pathlib import Path
 import nox
 
 ROOT = Path(__file__).parent
-SIBLINGS = ("recipe", "kvtier", "dspark", "eplb", "kernels")
-PACKAGES = (*SIBLINGS, "search_fetch", "engine")
-LOCAL_DEPS: dict[str, tuple[str, ...]] = {"engine": SIBLINGS}  # nobody else has any
+PACKAGES = ("recipe", "kvtier", "dspark", "eplb", "kernels", "search_fetch", "engine")
+LOCAL_DEPS: dict[str, tuple[str, ...]] = {
+    "engine": ("recipe", "kvtier", "dspark", "kernels")
+}  # nobody else has any
 TORCH_FREE = ("recipe", "kvtier", "eplb", "search_fetch")
 
 nox.needs_version = ">=2024.4.15"

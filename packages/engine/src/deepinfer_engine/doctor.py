@@ -24,7 +24,7 @@ from deepinfer_engine.settings import Settings
 
 CHECK_FAILED_EXIT = 6
 _GIB = 1024**3
-_SIBLINGS = ("recipe", "kvtier", "dspark", "eplb", "kernels")
+_SIBLINGS = ("recipe", "kvtier", "dspark", "kernels")
 
 
 @dataclass(frozen=True, slots=True)
