@@ -492,8 +492,19 @@ def test_misuse_is_refused_with_a_reason(cache, model, store):
         model.ns.put([digest], block[:-1])
     with pytest.raises(kvtier.ConfigError, match="pass parents"):
         model.ns.put([digest], block, first_block=3)
-    with pytest.raises(kvtier.ConfigError, match="32 bytes, got 16"):
-        model.ns.put([digest[:16]], block)
+    for wrong in (digest[:16], "x" * 32, b""):
+        with pytest.raises(kvtier.ConfigError, match="a digest is 32 bytes"):
+            model.ns.put([wrong], block)
+        with pytest.raises(kvtier.ConfigError, match="a digest is 32 bytes"):
+            model.ns.put_state(wrong, bytes(STATE_BYTES))
+        with pytest.raises(kvtier.ConfigError, match="a digest is 32 bytes"):
+            model.ns.drop([wrong])
+    with pytest.raises(kvtier.ConfigError, match="kinds are"):
+        model.ns.drop([digest], kinds=("window",))
+    with pytest.raises(kvtier.ConfigError, match="mode is"):
+        model.ns.plan(model.ns.match([1] * 200), mode="guess")
+    with pytest.raises(kvtier.ConfigError, match="needs Part"):
+        kvtier.LayoutSpec(128, {"block": [("kv", 0, 5)]})
     with pytest.raises(kvtier.ConfigError, match="durability"):
         model.ns.put([digest], block, durability="forever")
     with pytest.raises(kvtier.ConfigError, match="got -1"):

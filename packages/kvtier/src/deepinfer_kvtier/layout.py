@@ -88,6 +88,8 @@ def _check_parts(kind: str, kind_parts: tuple[Part, ...]) -> None:
         raise ConfigError(f"kind {kind!r} has {len(kind_parts)} parts, at most {MAX_PARTS} work")
     offset = 0
     for part in kind_parts:
+        if not isinstance(part, Part):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError(f"kind {kind!r} needs Part(name, offset, size), got {part!r}")
         if part.size < 0 or part.offset != offset:
             raise ConfigError(
                 f"part {part.name!r} of kind {kind!r} must start at byte {offset} with a size >= 0,"

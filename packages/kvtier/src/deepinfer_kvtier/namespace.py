@@ -101,6 +101,8 @@ class Namespace:
                 f"{n_tokens} tokens have {n_tokens // self.layout.block_tokens} whole blocks,"
                 f" got {len(digests)} digests"
             )
+        else:
+            _check_digests(digests)
         limit = max(0, n_tokens - 1 if leave_last else n_tokens) // self.layout.block_tokens
         if max_blocks is not None:
             limit = min(limit, max(0, max_blocks))
@@ -120,6 +122,8 @@ class Namespace:
         mode: "exact" never uses approximate state, "bounded" may rebuild windows from the last
               cached tokens, "none" uses stored state only.
         """
+        if mode not in ("bounded", "exact", "none"):
+            raise ConfigError(f"mode is bounded, exact or none, got {mode!r}")
         state_at: dict[int, tuple[str, int, bool, int]] = {}
         if match.state is not None:
             hit = match.state
@@ -278,7 +282,7 @@ class Namespace:
         The other keywords are those of `put`. With `persist_state=False` slots stay in host memory.
         raises:   BufferShapeError, ConfigError, ClosedError.
         """
-        if self.layout.payload_bytes("state") == 0:
+        if "state" not in self.layout.kinds:
             raise ConfigError('this layout has no kind "state"')
         if confirmed_tokens is not None and n_blocks is None:
             raise ConfigError("confirmed_tokens needs n_blocks to compare with")
@@ -316,6 +320,10 @@ class Namespace:
         Other processes follow at their next refresh, `gc_interval_s` at the latest.
         """
         self.cache.check_open()
+        _check_digests(digests)
+        unknown = set(kinds) - set(KIND_CODES)
+        if unknown:
+            raise ConfigError(f"kinds are {sorted(KIND_CODES)}, got {sorted(unknown)}")
         found = 0
         for name in kinds:
             kind = KIND_CODES[name]
@@ -338,9 +346,6 @@ class Namespace:
     def _parents(
         self, digests: Sequence[bytes], parents: Sequence[bytes] | bytes | None, first_block: int
     ) -> list[bytes]:
-        for digest in digests:
-            if len(digest) != DIGEST_BYTES:
-                raise ConfigError(f"digests have {DIGEST_BYTES} bytes, got {len(digest)}")
         if parents is None:
             if first_block:
                 raise ConfigError(
@@ -370,6 +375,8 @@ class Namespace:
         keep_alive: Any,
     ) -> PutTicket:
         self.cache.check_open()
+        _check_digests(digests)
+        _check_digests(parents)
         if cls not in self.cache.config.classes:
             raise ConfigError(
                 f"unknown class {cls!r}: use one of {sorted(self.cache.config.classes)}"
@@ -450,3 +457,9 @@ class Namespace:
         self.cache.sync_tiers()
         error = None if bad is None else f"the first record not loaded is {bad.value}"
         return LoadResult(ok, tuple(statuses), state, error)
+
+
+def _check_digests(digests: Sequence[bytes]) -> None:
+    for digest in digests:
+        if not isinstance(digest, bytes) or len(digest) != DIGEST_BYTES:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError(f"a digest is {DIGEST_BYTES} bytes, got {digest!r}")

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from deepinfer_kvtier import format as fmt
 from deepinfer_kvtier.clock import Clock
-from deepinfer_kvtier.host import checksum_of
 from deepinfer_kvtier.io import IoEngine, Readable
 
 PREALLOCATE_BYTES = 16 << 20
@@ -29,7 +28,8 @@ _IOV_MAX = 1024
 class Outgoing:
     """A record on its way to disk. `views` must not change until it is written.
 
-    dropped: somebody asked to forget the record while it was waiting; it must not be written.
+    checksum: xxh3_128 of the bytes, known before the record is handed to the writer.
+    dropped:  somebody asked to forget the record while it was waiting; it must not be written.
     """
 
     kind: int
@@ -196,8 +196,6 @@ class SegmentWriter:
             crowded = len(buffers) + len(record.views) + 1 > _IOV_MAX
             if taken and (offset + size > self._segment_bytes or crowded):
                 break
-            if record.checksum is None:
-                record.checksum = checksum_of(record.views)
             trailer = self._trailer(record, now_ms).pack()
             pad = fmt.trailer_offset(record.nbytes) - record.nbytes
             buffers.extend(record.views)
