@@ -91,6 +91,13 @@ def test_use_applies_inside_its_block_and_the_innermost_wins() -> None:
     assert table.resolve("one")() == "cpu"
 
 
+def test_innermost_of_two_preferences_of_one_kind_wins() -> None:
+    table = _registry()
+    for op in ("one", None):
+        with table.use(backend="cpu", op=op), table.use(backend="reference", op=op):
+            assert table.resolve("one")() == "reference"
+
+
 def test_use_is_undone_when_the_block_raises() -> None:
     table = _registry()
     with pytest.raises(ZeroDivisionError), table.use(backend="reference"):
