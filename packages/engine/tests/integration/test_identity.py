@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from deepinfer_engine.cli.launch import launched_engine
 from deepinfer_engine.core.types import FinishEvent, GenerateRequest, SamplingParams, Usage
 from deepinfer_engine.demo import demo_path
