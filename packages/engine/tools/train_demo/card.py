@@ -20,7 +20,7 @@ a program in this repository, and on nothing else. Do not ask it for facts, advi
   confidence head. No vision weights.
 - Files: `config.json`, `model.safetensors` (bfloat16; mixes, sinks and router biases float32),
   `tokenizer.json` (byte-level BPE, 1 536 entries, V4.1 special tokens), `training.json`.
-- Licence: Apache-2.0. No outside text, names of real people or scraped data went into it.
+- Licence: Apache-2.0. No outside text went into it.
 - Prompts: the V4.1 chat format, with and without thinking, with and without tools. Positions up to
   2 048 were trained; `config.json` allows 8 192.
 """
@@ -48,7 +48,8 @@ def training(record: dict[str, Any]) -> str:
     tokens = record["tokens"]
     return (
         "## Training\n\n"
-        f"Seed {record['seed']}; {tokens['trunk'] / 1e6:.1f} M tokens for the trunk, then "
+        f"Seed {record['seed']}; {tokens['trunk'] / 1e6:.1f} M tokens for the trunk, "
+        f"{tokens['joint'] / 1e6:.1f} M for trunk and draft module together, "
         f"{tokens['draft'] / 1e6:.1f} M for the draft module with the trunk frozen; "
         f"{record['seconds'] / 60:.0f} minutes of wall time in two processes on a shared 2-core "
         f"x86-64 CPU; {record['weights_bytes'] / 1e6:.2f} MB of weights. Repeat it with "

@@ -335,14 +335,14 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     p.add_argument(
         "--work",
         type=Path,
-        default=Path(".train_demo"),
+        default=Path(".cache/train_demo"),
         help="state of the run; resumed if present",
     )
     p.add_argument("--out", type=Path, default=DEMO, help="where the checkpoint goes")
     p.add_argument("--seed", type=int, default=41)
     p.add_argument("--trunk-tokens", type=int, default=8_000_000)
-    p.add_argument("--joint-tokens", type=int, default=1_600_000)
-    p.add_argument("--draft-tokens", type=int, default=1_200_000)
+    p.add_argument("--joint-tokens", type=int, default=1_300_000)
+    p.add_argument("--draft-tokens", type=int, default=900_000)
     p.add_argument("--batch-tokens", type=int, default=4096)
     p.add_argument(
         "--split",
