@@ -18,6 +18,7 @@ PACKAGES = ("recipe", "kvtier", "dspark", "eplb", "kernels", "search_fetch", "en
 LOCAL_DEPS: dict[str, tuple[str, ...]] = {
     "engine": ("recipe", "kvtier", "dspark", "kernels")
 }  # nobody else has any
+TESTS = {"engine": ("packages/engine/tests/unit", "packages/engine/tools/train_demo/tests")}
 TORCH_FREE = ("recipe", "kvtier", "eplb", "search_fetch")
 
 nox.needs_version = ">=2024.4.15"
@@ -45,8 +46,7 @@ def check_package(session: nox.Session, package: str) -> None:
     install(session, package)
     session.run("python", "docs/run_readme.py", f"packages/{package}/README.md")
     install(session, package, "[test]")
-    tests = f"packages/{package}/tests"
-    session.run("pytest", f"{tests}/unit" if package == "engine" else tests, *session.posargs)
+    session.run("pytest", *TESTS.get(package, (f"packages/{package}/tests",)), *session.posargs)
 
 
 @nox.session
@@ -141,7 +141,7 @@ def bench(session: nox.Session, package: str) -> None:
 @nox.session
 def train_demo(session: nox.Session) -> None:
     """Train the embedded checkpoint again: about an hour and a half on two cores, resumable."""
-    install(session, "engine")
+    install(session, "engine", "[train]")
     session.run("python", "packages/engine/tools/train_demo/train.py", *session.posargs)
 
 
