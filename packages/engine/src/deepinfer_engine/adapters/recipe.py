@@ -29,14 +29,24 @@ from deepinfer_recipe import (
     ModelVersion,
     PromptUsage,
     RequestParseError,
+    ResponsesRequest,
+    ResponsesResponse,
     SpecialToken,
     StreamProcessor,
     Tokenizer,
 )
 
 _MAX_USER_BYTES = 512
-_REQUESTS: dict[str, Any] = {"chat": ChatCompletionRequest, "messages": MessagesRequest}
-_RESPONSES: dict[str, Any] = {"chat": ChatCompletionResponse, "messages": MessagesResponse}
+_REQUESTS: dict[str, Any] = {
+    "chat": ChatCompletionRequest,
+    "responses": ResponsesRequest,
+    "messages": MessagesRequest,
+}
+_RESPONSES: dict[str, Any] = {
+    "chat": ChatCompletionResponse,
+    "responses": ResponsesResponse,
+    "messages": MessagesResponse,
+}
 _NO_RESOURCE = "insufficient_system_resource"
 _FINISH = {
     "stop": InferenceFinishReason.Stop,
@@ -47,7 +57,7 @@ _FINISH = {
 
 
 class RecipeCodec:
-    """Chat Completions and Messages for one tokenizer and the names one model is served under."""
+    """The three protocols for one tokenizer and the names one model is served under."""
 
     def __init__(
         self,
@@ -155,6 +165,8 @@ class RecipeCodec:
     def _convert(self, protocol: Protocol, body: bytes) -> tuple[str, ConversationRequest]:
         try:
             parsed = _REQUESTS[protocol](body, profile="extended")
+            if protocol == "responses":
+                _refuse_stored(body)
             model: str = parsed.model
             if model not in self._names:
                 raise UnknownModel(model, self._names)
@@ -207,7 +219,7 @@ class RecipeEncoder:
         self._response_type = _RESPONSES[prepared.protocol]
         self._response: Any = None
         options = prepared.request.parsing_options
-        more = {"created": prepared.created} if prepared.protocol == "chat" else {}
+        more = {} if prepared.protocol == "messages" else {"created": prepared.created}
         generator = _REQUESTS[prepared.protocol].chunk_generator(
             prepared.request, response_id, prepared.model, **more
         )
@@ -256,7 +268,7 @@ class RecipeEncoder:
     def finish(self, reason: FinishReason) -> list[WireEvent]:
         out: list[WireEvent] = []
         if not self.finished:
-            if reason == _NO_RESOURCE and self._prepared.protocol == "messages":
+            if reason == _NO_RESOURCE and self._prepared.protocol != "chat":
                 raise EngineUnavailable(
                     "the engine ran out of cache memory and gave this answer up"
                 )
@@ -286,6 +298,18 @@ class RecipeEncoder:
         for chunk in chunks:
             self._response.accumulate(chunk)
         return []
+
+
+def _refuse_stored(body: bytes) -> None:
+    """Without a store, going on from an earlier response would silently forget the history."""
+    value = json.loads(body)
+    for name in ("previous_response_id", "conversation", "background"):
+        if value.get(name):
+            raise InvalidRequest(
+                f"{name} is not supported: this server keeps no responses; send the whole "
+                "history in input",
+                param=name,
+            )
 
 
 def _pairs(event: TokensEvent) -> list[tuple[float, tuple[tuple[int, float], ...]]] | None:

@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from deepinfer_engine import __version__
 from deepinfer_engine.errors import EngineError
 from deepinfer_engine.router.client import EngineClient
-from deepinfer_engine.server import admin, chat, health, messages, models, tokens
+from deepinfer_engine.server import admin, chat, health, messages, models, responses, tokens
 from deepinfer_engine.server.auth import AdminGate, KeyRing, read_keys, read_secret
 from deepinfer_engine.server.clock import Clock, SystemClock
 from deepinfer_engine.server.codec import Codec
@@ -50,7 +50,7 @@ def create_app(
         clock=clock or SystemClock(),
         wall=wall,
     )
-    for module in (chat, messages, models, health, tokens, admin):
+    for module in (chat, responses, messages, models, health, tokens, admin):
         app.include_router(module.router)
     app.add_middleware(RequestIdMiddleware)
     app.add_exception_handler(EngineError, _told)

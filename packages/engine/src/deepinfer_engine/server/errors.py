@@ -31,7 +31,7 @@ from deepinfer_engine.errors import (
     UnknownModel,
 )
 
-Protocol = Literal["chat", "messages"]
+Protocol = Literal["chat", "responses", "messages"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +142,19 @@ class WireError:
 
     @property
     def json(self) -> str:
-        return json.dumps(self.body, ensure_ascii=False, separators=(",", ":"))
+        return _dumps(self.body)
+
+    def event(self, protocol: Protocol) -> tuple[str | None, str]:
+        """Name and data of the event that ends a stream with this error."""
+        if protocol == "responses":
+            error = self.body["error"]
+            fields = {name: error[name] for name in ("code", "message", "param")}
+            return "error", _dumps({"type": "error", **fields})
+        return ("error" if protocol == "messages" else None), self.json
+
+
+def _dumps(value: dict[str, Any]) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 def wire_error(exc: BaseException, protocol: Protocol, request_id: str) -> WireError:

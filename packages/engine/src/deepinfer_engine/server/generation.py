@@ -20,6 +20,9 @@ from deepinfer_engine.server.metrics import Metrics
 log = logging.getLogger(__name__)
 
 
+_ID_PREFIX = {"chat": "chatcmpl-", "responses": "resp_", "messages": "msg_"}
+
+
 @dataclass(slots=True)
 class Generation:
     """Run it once with `events`; then `usage`, `ttft_s` and `encoder.body()` tell how it went."""
@@ -39,8 +42,7 @@ class Generation:
 
     def __post_init__(self) -> None:
         self.arrived = self.arrived or self.clock.monotonic()
-        prefix = "chatcmpl-" if self.protocol == "chat" else "msg_"
-        self.response_id = self.response_id or prefix + uuid.uuid4().hex
+        self.response_id = self.response_id or _ID_PREFIX[self.protocol] + uuid.uuid4().hex
         self.encoder = self.prepared.encoder(self.response_id)
 
     async def events(self) -> AsyncGenerator[list[WireEvent], None]:

@@ -16,7 +16,11 @@ from deepinfer_engine.server.codec import WireEvent
 from deepinfer_engine.server.errors import Draining, Protocol, WireError
 
 # Messages has an event for it; in Chat a comment line is what every SSE parser skips.
-_KEEPALIVE = {"chat": b": keep-alive\n\n", "messages": b'event: ping\ndata: {"type": "ping"}\n\n'}
+_KEEPALIVE = {
+    "chat": b": keep-alive\n\n",
+    "responses": b": keep-alive\n\n",
+    "messages": b'event: ping\ndata: {"type": "ping"}\n\n',
+}
 _SSE_HEADERS = {
     "content-type": "text/event-stream; charset=utf-8",
     "cache-control": "no-cache",
@@ -151,8 +155,7 @@ class AnswerWriter:
         if not self.started:
             await self._start(error.status, {**_json_headers(data), **error.headers})
         elif self.stream:
-            name = "error" if self.protocol == "messages" else None
-            data = _sse(WireEvent(name, error.json)).encode()
+            data = _sse(WireEvent(*error.event(self.protocol))).encode()
         await self._body(data)
 
     async def end(self) -> None:

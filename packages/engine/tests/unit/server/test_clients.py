@@ -10,7 +10,7 @@ import pytest
 from server_fakes import FakeEngine, Script
 from server_socket import serving
 
-from deepinfer_engine.errors import EngineUnavailable
+from deepinfer_engine.errors import EngineLost, EngineUnavailable
 from deepinfer_engine.server.app import create_app
 from deepinfer_engine.settings import Settings
 from deepinfer_recipe import SpecialToken
@@ -43,6 +43,8 @@ def server():
         prompt = codec.detokenize(request.token_ids)
         if "fail" in prompt:
             return Script([[70]], raise_at=(0, EngineUnavailable("busy", 1)))
+        if "dies" in prompt:
+            return Script([[70], [71]], raise_at=(1, EngineLost("the worker went away")))
         text = next(answer for word, answer in answers.items() if word in prompt)
         ids = [*codec.tokenize(text), 1]
         return Script([ids[i : i + 4] for i in range(0, len(ids), 4)], cached=8)
@@ -114,6 +116,56 @@ def test_openai_errors_have_their_own_classes(chat):
     with pytest.raises(openai.InternalServerError) as caught:
         chat.create(model="toy", messages=[{"role": "user", "content": "fail"}])
     assert caught.value.status_code == 503
+
+
+@pytest.fixture
+def responses(server):
+    with openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0) as client:
+        yield client.responses
+
+
+def test_responses_whole_answer(responses):
+    answer = responses.create(model="toy", input="hi", store=False)
+    assert answer.id.startswith("resp_")
+    assert answer.status == "completed"
+    assert answer.output_text == "hello"
+    assert [item.type for item in answer.output] == ["reasoning", "message"]
+    assert answer.usage.input_tokens_details.cached_tokens == 8
+
+
+def test_responses_stream_ends_in_the_same_response(responses):
+    whole = responses.create(model="toy", input="hi")
+    with responses.stream(model="toy", input="hi") as stream:
+        numbers = [event.sequence_number for event in stream]
+        final = stream.get_final_response()
+    assert numbers == list(range(len(numbers)))
+    assert final.output_text == "hello"
+    assert final.usage == whole.usage
+
+
+def test_responses_tool_loop(responses):
+    tools = [{"type": "function", "name": "weather", "parameters": SCHEMA, "strict": False}]
+    history = [{"role": "user", "content": "weather?"}]
+    answer = responses.create(model="toy", input=history, tools=tools)
+    call = next(item for item in answer.output if item.type == "function_call")
+    assert json.loads(call.arguments) == {"city": "Oslo", "days": 3}
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}
+    sent = [item.model_dump(exclude_none=True) for item in answer.output]
+    again = responses.create(model="toy", input=[*history, *sent, result], tools=tools)
+    assert again.usage.input_tokens > answer.usage.input_tokens
+
+
+def test_responses_errors_name_the_field(responses):
+    with pytest.raises(openai.NotFoundError):
+        responses.create(model="gpt-9", input="hi")
+    with pytest.raises(openai.BadRequestError, match="keeps no responses") as caught:
+        responses.create(model="toy", input="hi", previous_response_id="resp_1")
+    assert caught.value.param == "previous_response_id"
+
+
+def test_responses_stream_tells_a_late_error_as_its_event(responses):
+    *_, last = responses.create(model="toy", input="dies", stream=True)
+    assert (last.type, last.message) == ("error", "the worker went away")
 
 
 def test_openai_models(server):
