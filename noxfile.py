@@ -72,6 +72,7 @@ def integration(session: nox.Session) -> None:
     """The whole server: real processes, real sockets, the official client libraries."""
     session.env.update(OMP_NUM_THREADS="1")
     install(session, "engine", "[test]")
+    session.run("python", "docs/run_readme.py", "README.md")
     session.run("pytest", "packages/engine/tests/integration", *session.posargs)
 
 
