@@ -6,14 +6,15 @@ In float64, where a difference of rounding order cannot flip an argmax or a quan
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from deepinfer_engine.cli.launch import launched_engine
+from deepinfer_engine.cli.generate import Line, answers
+from deepinfer_engine.cli.launch import build_codec, launched_engine
 from deepinfer_engine.core.types import FinishEvent, GenerateRequest, SamplingParams, Usage
-from deepinfer_engine.demo import demo_path
 from deepinfer_engine.settings import Settings
 
 PROMPTS = 50
@@ -56,7 +57,6 @@ def run(settings: Settings, rounds: int = 1) -> list[list[tuple[tuple[int, ...],
 def settings(tmp_path: Path, **changes: object) -> Settings:
     values = {
         "dtype": "float64",
-        "model": demo_path(),
         "cache_dir": tmp_path / "kv",
         "max_num_seqs": 16,
         "num_blocks": 128,
@@ -99,3 +99,36 @@ def test_disaggregation_and_cache_hits_do_not_change_greedy_text(
         for (_, usage), p in zip(without_drafts, prompts(), strict=True)
         if len(p) > 128
     )
+
+
+QUESTIONS = (
+    "Tell me a story about a fox.",
+    "Hello, my name is Ana.",
+    "What is the capital of Italy?",
+    "Count these things: a kite, a drum, a lamp.",
+)
+
+
+def test_temperature_0_over_http_is_the_same_argmax(start, tmp_path: Path) -> None:
+    """Three processes, drafts and cache behind HTTP, against one process with none of them."""
+    bodies = [
+        {
+            "model": "deepinfer-demo",
+            "temperature": 0,
+            "max_tokens": 64,
+            "messages": [{"role": "user", "content": question}],
+        }
+        for question in QUESTIONS
+    ]
+
+    async def alone() -> list[dict]:
+        plain = settings(tmp_path, single_process=True, cache=False, nextn=0)
+        lines = [Line(i + 1, json.dumps(body)) for i, body in enumerate(bodies)]
+        async with launched_engine(plain) as engine:
+            return [r async for _, r in answers(engine, build_codec(plain), lines, 4)]
+
+    expected = [result["response"]["choices"] for result in asyncio.run(alone())]
+    server = start("--dtype", "float64", cache_dir=tmp_path / "kv").wait_ready()
+    for _ in range(2):  # the second round may hit what the first one stored
+        over_http = [server.post("/v1/chat/completions", body).json() for body in bodies]
+        assert [answer["choices"] for answer in over_http] == expected
