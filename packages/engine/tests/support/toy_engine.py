@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from deepinfer_engine.backend.base import DecodeRow, PrefillChunk
+from deepinfer_engine.backend.base import DecodeRow, PrefillChunk, StepOutput
 from deepinfer_engine.backend.toy import ToyRunner
 from deepinfer_engine.core.config import EngineConfig
 from deepinfer_engine.core.loop import EngineLoop
@@ -41,16 +42,32 @@ KEY = b"the key of this test cluster"
 PATIENCE_S = 60.0
 
 
+LONG_TOKENS = 3000
+LONG_STEP_S = 0.01
+
+
+class PacedRunner(ToyRunner):
+    """A toy whose steps take as long as a model's while a long request runs.
+
+    Without that a fast machine has finished the request before the test can cut it off.
+    """
+
+    def decode(self, rows: Sequence[DecodeRow]) -> list[StepOutput]:
+        if any(row.sampling.max_tokens >= LONG_TOKENS for row in rows):
+            time.sleep(LONG_STEP_S)
+        return super().decode(rows)
+
+
 def toy(**options: Any) -> ToyRunner:
     """A toy with small blocks, so that short prompts cross many borders."""
-    return ToyRunner(**{**TOY, **options})
+    return PacedRunner(**{**TOY, **options})
 
 
 def gated(**options: Any) -> GatedRunner:
     return GatedRunner(**{**TOY, **options})
 
 
-class GatedRunner(ToyRunner):
+class GatedRunner(PacedRunner):
     """A toy whose steps wait until the test opens the gate; `entered` tells that one does."""
 
     def __init__(self, **options: Any) -> None:

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 from toy_engine import (
     BLOCK,
+    LONG_TOKENS,
     TOY,
     GatedRunner,
     alone,
@@ -32,6 +33,8 @@ from deepinfer_engine.errors import (
 from deepinfer_engine.kv.memory import MemoryStore
 from deepinfer_engine.router.local import LocalEngine
 
+LONG = greedy(LONG_TOKENS, ignore_eos=True)
+
 
 def test_many_streams_at_once_say_what_each_says_alone():
     prompts = {f"r{i}": prompt(i, 1 + 5 * i) for i in range(20)}
@@ -53,7 +56,7 @@ def test_closing_the_iterator_frees_everything_within_a_step():
 
     async def body():
         engine = LocalEngine(runner)
-        stream = engine.generate(request("r", prompt(1, 20), greedy(3000)))
+        stream = engine.generate(request("r", prompt(1, 20), LONG))
         assert isinstance(await anext(stream), TokensEvent)
         runner.gate.clear()
         runner.entered.clear()

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from toy_engine import (
     BLOCK,
     KEY,
+    LONG_TOKENS,
     alone,
     ask,
     cluster,
@@ -39,7 +40,7 @@ from deepinfer_engine.pd.prefill import PrefillService
 from deepinfer_engine.pd.wire import FrameType
 from deepinfer_engine.router.remote import RemoteEngine
 
-LONG = greedy(3000, ignore_eos=True)
+LONG = greedy(LONG_TOKENS, ignore_eos=True)
 
 
 @pytest.mark.parametrize(("prefill_nextn", "decode_nextn"), [(0, 0), (5, 5), (0, 3)])
