@@ -25,14 +25,16 @@ class Turn:
     usage: dict[str, Any] = field(default_factory=dict[str, Any])
 
     def summary(self) -> str:
-        """`312 prompt tokens (256 cached), 40 out, first after 85 ms, 95 tokens/s`."""
+        """`312 prompt tokens (256 cached), 40 out, first after 85 ms, all in 0.42 s`.
+
+        No rate: a short answer arrives in one or two bursts, and a rate would tell of those.
+        """
         prompt, out = self.usage.get("prompt_tokens", 0), self.usage.get("completion_tokens", 0)
         cached = self.usage.get("prompt_cache_hit_tokens", 0)
         parts = [f"{prompt} prompt tokens ({cached} cached)", f"{out} out"]
         if self.ttft_s is not None:
             parts.append(f"first after {1000 * self.ttft_s:.0f} ms")
-            if out > 1 and self.total_s > self.ttft_s:
-                parts.append(f"{(out - 1) / (self.total_s - self.ttft_s):.0f} tokens/s")
+            parts.append(f"all in {self.total_s:.2f} s")
         if self.finish not in ("stop", ""):
             parts.append(f"ended by {self.finish}")
         return ", ".join(parts)

@@ -46,7 +46,7 @@ def test_thinking_and_answer_are_shown_and_told_apart():
     assert body["stream"] is True
     assert body["stream_options"] == {"include_usage": True}
     assert turn.summary() == (
-        "300 prompt tokens (256 cached), 5 out, first after 500 ms, 2 tokens/s, ended by length"
+        "300 prompt tokens (256 cached), 5 out, first after 500 ms, all in 2.50 s, ended by length"
     )
 
 
