@@ -74,7 +74,7 @@ from deepinfer_recipe.requests import ChatCompletionRequest, MessagesRequest, Re
 from deepinfer_recipe.special_tokens import IMAGE_SPECIAL_TOKEN_ID, SpecialToken, SpecialTokens
 from deepinfer_recipe.stream import StreamProcessor
 from deepinfer_recipe.tokenizer import Tokenizer
-from deepinfer_recipe.tool_types import ToolCall, ToolDefinition
+from deepinfer_recipe.tool_types import InputGrammar, ToolCall, ToolDefinition
 from deepinfer_recipe.training import TrainingText, render_training
 from deepinfer_recipe.wire_errors import error_body, error_response
 
@@ -110,6 +110,7 @@ __all__ = [
     "InferenceChunk",
     "InferenceFinishReason",
     "InferenceOptions",
+    "InputGrammar",
     "LatestReminderMessage",
     "Message",
     "MessagesChunkGenerator",

@@ -150,6 +150,7 @@ class ResponsesRequest(_Request[ParsedResponses]):
 
     def __init__(self, body: RequestBody, *, profile: Profile = "parity") -> None:
         parsed = parse_body(ResponsesBody, load_body(body))
+        responses_convert.check_profile(parsed, profile)
         items = parse_items(parsed.input) if isinstance(parsed.input, list) else None
         tools = parse_tools(parsed.tools or [])
         super().__init__(ParsedResponses(parsed, items, tools), profile)

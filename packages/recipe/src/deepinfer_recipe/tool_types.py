@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from deepinfer_recipe.json_text import compact_json, prompt_json
 from deepinfer_recipe.values import Value, require_str
@@ -40,17 +41,30 @@ class ToolCall(Value):
         return f"ToolCall({self._id!r}, {self._name!r}, {self._arguments!r})"
 
 
+@dataclass(frozen=True, slots=True)
+class InputGrammar:
+    """What the one string argument `input` of a custom tool must match.
+
+    syntax: `lark` or `regex`, the language of `definition`.
+    """
+
+    syntax: Literal["lark", "regex"]
+    definition: str
+
+
 class ToolDefinition(Value):
     """A client tool definition.
 
     `strict` is passed through. Direct construction does not normalize `parameters`, unlike
     conversion, which normalizes the parameters of a tool with `strict: true`.
+    `input_grammar` (custom tools) constrains the output; the prompt does not show it.
     """
 
     __slots__ = (
         "_constraint",
         "_defer_loading",
         "_description",
+        "_input_grammar",
         "_line",
         "_name",
         "_parameters",
@@ -64,9 +78,12 @@ class ToolDefinition(Value):
         parameters: Any = None,
         strict: bool | None = None,
         defer_loading: bool = False,
+        *,
+        input_grammar: InputGrammar | None = None,
     ) -> None:
         require_str("name", name)
         self._name = name
+        self._input_grammar = input_grammar
         self._description = description
         self._parameters = parameters
         self._strict = strict
@@ -76,7 +93,14 @@ class ToolDefinition(Value):
         self._constraint: str | None = None
 
     def _key(self) -> tuple[Any, ...]:
-        return (self._name, self._description, self._parameters, self._strict, self._defer_loading)
+        return (
+            self._name,
+            self._description,
+            self._parameters,
+            self._strict,
+            self._defer_loading,
+            self._input_grammar,
+        )
 
     @property
     def prompt_line(self) -> str:
@@ -93,7 +117,11 @@ class ToolDefinition(Value):
 
     @property
     def constraint_json(self) -> str:
-        """The tool as a constraint on the output lists it: compact JSON of a Chat tool."""
+        """The tool as a constraint on the output lists it: compact JSON of a Chat tool.
+
+        A custom tool's grammar stands beside the function, as
+        `"input_grammar": {"syntax", "definition"}`.
+        """
         if self._constraint is None:
             entry: dict[str, Any] = {
                 "type": "function",
@@ -106,6 +134,11 @@ class ToolDefinition(Value):
             }
             if self._defer_loading:
                 entry["defer_loading"] = True
+            if self._input_grammar is not None:
+                entry["input_grammar"] = {
+                    "syntax": self._input_grammar.syntax,
+                    "definition": self._input_grammar.definition,
+                }
             self._constraint = compact_json(entry)
         return self._constraint
 
@@ -133,6 +166,11 @@ class ToolDefinition(Value):
     def defer_loading(self) -> bool:
         """Whether the tool is announced later, by a system message, not at the top."""
         return self._defer_loading
+
+    @property
+    def input_grammar(self) -> InputGrammar | None:
+        """What the `input` of a custom tool must match."""
+        return self._input_grammar
 
     def __repr__(self) -> str:
         return f"ToolDefinition({self._name!r}, {self._description!r}, {self._parameters!r})"

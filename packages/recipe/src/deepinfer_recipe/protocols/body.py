@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -49,12 +50,30 @@ def _field_path(body: Any, location: tuple[int | str, ...]) -> str:
     return path
 
 
+_QUOTE = "'"
+_MEDIA = re.compile("audio|video|speech|sound|movie")
+
+
+def _unknown_member(details: Any) -> str:
+    """Of a union of objects, the member asked for and those there are."""
+    context = details["ctx"]
+    key, tag, expected = (
+        context["discriminator"].strip(_QUOTE),
+        context["tag"],
+        context["expected_tags"],
+    )
+    expected = expected.replace("'", "`")
+    if _MEDIA.search(tag):
+        return f"audio and video are not supported, got {key} `{tag[:40]}`, expected {expected}"
+    return f"unknown {key} `{tag[:40]}`, expected one of {expected}"
+
+
 def parse_body(model: type[M], body: Any) -> M:
     """Validate a decoded body. Raises `RequestParseError` naming the first field at fault."""
     try:
         return model.model_validate(body)
     except ValidationError as error:
-        details = error.errors(include_url=False, include_context=False)
+        details = error.errors(include_url=False)
         # Of the members of a union the one that got furthest tells what was meant.
         worst = max(details, key=lambda d: len(d["loc"]))
         path = _field_path(body, worst["loc"])
@@ -68,6 +87,10 @@ def parse_body(model: type[M], body: Any) -> M:
         )
         if worst["type"] == "missing":
             message = f"missing field `{path.rpartition('.')[2]}`"
+        elif worst["type"] == "union_tag_invalid" and isinstance(got, dict):
+            message = _unknown_member(worst)
+        elif worst["type"] == "union_tag_not_found":
+            message = f"missing field `{(worst.get('ctx') or {})['discriminator'].strip(_QUOTE)}`"
         else:
             message = f"{worst['msg']}, got {described[:80]}"
         where = f" (at {path})" if path else ""

@@ -94,6 +94,7 @@ class CustomTool(Body):
     type: Literal["custom"]
     name: str
     description: Any = None
+    format: Any = None
 
 
 class NamespaceTool(Body):
@@ -162,6 +163,17 @@ class NamedChoice(Body):
     name: str
 
 
+class AllowedTool(Body):
+    type: Literal["function", "custom"]
+    name: str
+
+
+class AllowedToolsChoice(Body):
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: list[AllowedTool]
+
+
 class WebSearchChoice(Body):
     type: Literal["web_search", "web_search_2025_08_26"]
 
@@ -205,7 +217,7 @@ class ResponsesBody(Body):
     tools: list[Any] | None = None
     tool_choice: (
         Literal["none", "auto", "required"]
-        | Annotated[NamedChoice | WebSearchChoice, Field(discriminator="type")]
+        | Annotated[NamedChoice | AllowedToolsChoice | WebSearchChoice, Field(discriminator="type")]
         | None
     ) = None
     max_output_tokens: UInt32 | None = None

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from deepinfer_recipe.conversation_request import ConversationRequest
-from deepinfer_recipe.errors import ConversionError
+from deepinfer_recipe.errors import ConversionError, RequestParseError
 from deepinfer_recipe.image_source import ImageSource
 from deepinfer_recipe.json_text import compact_json
 from deepinfer_recipe.messages import (
@@ -39,6 +39,7 @@ from deepinfer_recipe.protocols.responses_tools import (
     full_name,
 )
 from deepinfer_recipe.protocols.tools import (
+    Allowed,
     Choice,
     Forced,
     check_same_strictness,
@@ -63,6 +64,16 @@ class ParsedResponses:
     def model(self) -> str:
         """The requested model name."""
         return self.body.model
+
+
+def check_profile(body: wire.ResponsesBody, profile: Profile) -> None:
+    """Refuse at parse time what only the extended profile knows."""
+    if profile == "parity" and isinstance(body.tool_choice, wire.AllowedToolsChoice):
+        raise RequestParseError(
+            "invalid request body: unknown tool_choice type `allowed_tools`, expected one of "
+            "`function`, `custom`, `web_search` (at tool_choice.type)",
+            param="tool_choice.type",
+        )
 
 
 def convert(
@@ -123,6 +134,8 @@ def _choice(body: wire.ResponsesBody, options: ConversionOptions) -> Choice:
     requested = body.tool_choice
     if isinstance(requested, wire.NamedChoice):
         return Forced(requested.name)
+    if isinstance(requested, wire.AllowedToolsChoice):
+        return Allowed(tuple(tool.name for tool in requested.tools), requested.mode)
     if isinstance(requested, wire.WebSearchChoice):
         if options.responses_web_search is WebSearchBehavior.Reject:
             raise ConversionError("Server tools are not supported", param="tool_choice")

@@ -11,7 +11,7 @@ from deepinfer_recipe.formats.prompt_format import PromptFormat
 from deepinfer_recipe.options import ConversionOptions, Profile, WebSearchBehavior
 from deepinfer_recipe.protocols import responses_body as wire
 from deepinfer_recipe.protocols.tools import check_name, checked_parameters, define
-from deepinfer_recipe.tool_types import ToolDefinition
+from deepinfer_recipe.tool_types import InputGrammar, ToolDefinition
 
 APPLY_PATCH = "apply_patch"
 TOOL_SEARCH = "tool_search"
@@ -27,14 +27,34 @@ with a space, removed lines with `-`, new lines with `+`. Paths are relative."""
 _APPLY_PATCH_INPUT_DESCRIPTION = "The whole patch, from `*** Begin Patch` to `*** End Patch`."
 
 
-def _string_tool(name: str, description: str, input_description: str) -> ToolDefinition:
+def _string_tool(
+    name: str, description: str, input_description: str, grammar: InputGrammar | None = None
+) -> ToolDefinition:
     parameters = {
         "type": "object",
         "additionalProperties": False,
         "properties": {"input": {"type": "string", "description": input_description}},
         "required": ["input"],
     }
-    return ToolDefinition(name, description, parameters)
+    return ToolDefinition(name, description, parameters, input_grammar=grammar)
+
+
+def _grammar(requested: Any, place: str) -> InputGrammar | None:
+    """The `format` of a custom tool: any text, or text that matches a grammar."""
+    if requested is None or requested == {"type": "text"}:
+        return None
+    wanted = (
+        f"{place}: expected an object of type `text`, or of type `grammar` with a `syntax` "
+        "(`lark` or `regex`) and a non-empty `definition`"
+    )
+    if not isinstance(requested, dict) or requested.get("type") != "grammar":
+        raise ConversionError(wanted, param=place)
+    syntax, definition = requested.get("syntax"), requested.get("definition")
+    if syntax not in ("lark", "regex"):
+        raise ConversionError(wanted, param=f"{place}.syntax")
+    if not isinstance(definition, str) or not definition:
+        raise ConversionError(wanted, param=f"{place}.definition")
+    return InputGrammar(syntax, definition)
 
 
 def _custom(tool: wire.CustomTool, place: str, profile: Profile) -> ToolDefinition:
@@ -47,7 +67,9 @@ def _custom(tool: wire.CustomTool, place: str, profile: Profile) -> ToolDefiniti
         )
     check_name(tool.name, f"{place}.name")
     description = tool.description if isinstance(tool.description, str) else ""
-    return _string_tool(tool.name, description, "The whole input of the tool, as plain text.")
+    grammar = _grammar(tool.format, f"{place}.format")
+    explained = "The whole input of the tool, as plain text."
+    return _string_tool(tool.name, description, explained, grammar)
 
 
 def _function(
