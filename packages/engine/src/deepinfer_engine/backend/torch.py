@@ -130,10 +130,9 @@ class TorchRunner:
         return self._pools.layout
 
     def dense_weights(self) -> list[Tensor]:
-        """Every parameter a step reads: all but the embedding rows and n-gram tables it skips."""
-        tables = {id(w.engram.table) for w in self._backbone.weights.layers if w.engram}
-        skipped = {id(self._backbone.weights.embed), *tables}
-        return [t for t in tensors_of(self._backbone.weights) if id(t) not in skipped]
+        """Every parameter a step reads: all but the embedding rows it skips."""
+        embed = self._backbone.weights.embed
+        return [t for t in tensors_of(self._backbone.weights) if t is not embed]
 
     def prefill(self, chunks: Sequence[PrefillChunk]) -> list[StepOutput | None]:
         """Run prompt chunks as one batch; sample the first token of those that are complete."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from deepinfer_engine.cli.model import model_app
 from deepinfer_engine.errors import (
     CheckpointError,
     ConfigError,
@@ -38,6 +39,7 @@ app = typer.Typer(
 )
 config_app = typer.Typer(help="Show the configuration in force.", no_args_is_help=True)
 app.add_typer(config_app, name="config")
+app.add_typer(model_app, name="model")
 
 Model = Annotated[
     Path | None, typer.Option(help="Checkpoint directory; default: the embedded model.")

@@ -14,22 +14,68 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError, safe_open
 
 from deepinfer_engine.errors import CheckpointError
+from deepinfer_engine.model.quantised import (
+    blocks_of,
+    decode_fp4_rows,
+    decode_fp8_blocks,
+    decode_fp8_rows,
+)
+from deepinfer_engine.model.rows import RowTable, StoredRows
 
-_FLOAT_DTYPES = ("BF16", "F32", "F16", "F64")
+Storage = Literal["float", "float32", "fp8", "fp8_rows", "fp4"]
+"""How a tensor is stored: any float, float32 exactly, E4M3 with a scale per 32 x 32 block or per 32
+columns of a row, or E2M1 pairs with a scale per 32 columns of a row."""
+
+_STORED: dict[Storage, tuple[str, ...]] = {
+    "float": ("BF16", "F32", "F16", "F64"),
+    "float32": ("F32", "F64"),
+    "fp8": ("F8_E4M3",),
+    "fp8_rows": ("F8_E4M3",),
+    "fp4": ("I8", "U8"),
+}
+_SCALE_DTYPE = "F8_E8M0"
+_TORCH_DTYPES = {
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "F32": torch.float32,
+    "F64": torch.float64,
+    "F8_E4M3": torch.float8_e4m3fn,
+    _SCALE_DTYPE: torch.float8_e8m0fnu,
+}
 
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """What the model expects of one tensor; `float32` tensors must be stored as F32."""
+    """What the model expects of one tensor: the shape it has once decoded, and its storage."""
 
     shape: tuple[int, ...]
-    float32: bool = False
+    storage: Storage = "float"
+
+    @property
+    def stored_shape(self) -> tuple[int, ...]:
+        """FP4 holds two columns a byte."""
+        if self.storage == "fp4":
+            return (*self.shape[:-1], self.shape[-1] // 2)
+        return self.shape
+
+    @property
+    def scale_shape(self) -> tuple[int, ...] | None:
+        """Of the companion `X.scale` of `X.weight`, where the storage has one."""
+        if self.storage in ("float", "float32"):
+            return None
+        rows = blocks_of(self.shape[0]) if self.storage == "fp8" else self.shape[0]
+        return (rows, blocks_of(self.shape[-1]))
+
+
+def scale_name(name: str) -> str:
+    """`X.weight` to `X.scale`."""
+    return name.removesuffix(".weight") + ".scale"
 
 
 class Checkpoint:
@@ -44,6 +90,7 @@ class Checkpoint:
         self, model_dir: Path, expected: Mapping[str, TensorSpec], *, ignored: re.Pattern[str]
     ) -> None:
         self._dir = model_dir
+        self._expected = expected
         self._stack = ExitStack()
         try:
             self._files = {path.name: self._open(path) for path in self._shards()}
@@ -60,14 +107,49 @@ class Checkpoint:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
+    @property
+    def files(self) -> int:
+        """Number of weight files."""
+        return len(self._files)
+
     def tensor(self, name: str, dtype: torch.dtype) -> torch.Tensor:
-        """Read one tensor and cast it."""
+        """Read one expected tensor, decoded and cast."""
+        stored = self._read(name)
+        storage = self._expected[name].storage
+        if storage in ("float", "float32"):
+            return stored.to(dtype).contiguous()
+        decode = _DECODERS[storage]
+        return decode(stored, self._read(scale_name(name)), dtype)
+
+    def rows(self, name: str, dtype: torch.dtype) -> RowTable:
+        """One expected matrix as a table on disk that is read by row."""
+        quantised = self._expected[name].storage == "fp8_rows"
+        try:
+            return RowTable(
+                self._stored_rows(name),
+                self._stored_rows(scale_name(name)) if quantised else None,
+                dtype,
+            )
+        except OSError as error:
+            raise CheckpointError(f"{self._dir}: {name}: cannot be mapped ({error})") from None
+
+    def _read(self, name: str) -> torch.Tensor:
         file, stored_name = self._where[name]
         try:
-            tensor: torch.Tensor = self._files[file].get_tensor(stored_name)
+            return self._files[file].get_tensor(stored_name)
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{self._dir / file}: {name}: cannot be read ({error})") from None
-        return tensor.to(dtype).contiguous()
+
+    def _stored_rows(self, name: str) -> StoredRows:
+        file, stored_name = self._where[name]
+        path = self._dir / file
+        with path.open("rb") as opened:
+            length = int.from_bytes(opened.read(8), "little")
+            entry = json.loads(opened.read(length))[stored_name]
+        begin, end = entry["data_offsets"]
+        rows = entry["shape"][0]
+        dtype = _TORCH_DTYPES[entry["dtype"]]
+        return StoredRows(path, 8 + length + begin, rows, (end - begin) // max(rows, 1), dtype)
 
     def _shards(self) -> list[Path]:
         index = self._dir / "model.safetensors.index.json"
@@ -118,29 +200,43 @@ class Checkpoint:
                 yield file, stored_name
 
     def _check(self, expected: Mapping[str, TensorSpec]) -> None:
-        missing = [name for name in expected if name not in self._where]
+        wanted = {name: part for whole in expected.items() for name, part in _parts(*whole)}
+        missing = [name for name in wanted if name not in self._where]
         if missing:
             more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
             raise CheckpointError(f"{self._dir}: tensor {missing[0]} is missing{more}")
-        for name, spec in expected.items():
+        for name, (wanted_shape, allowed) in wanted.items():
             file, stored_name = self._where[name]
             header = self._files[file].get_slice(stored_name)
             shape, dtype = tuple(header.get_shape()), header.get_dtype()
-            if shape != spec.shape:
+            if shape != wanted_shape:
                 raise CheckpointError(
                     f"{self._dir / file}: {name} has shape {list(shape)}, the "
-                    f"config asks for {list(spec.shape)}"
+                    f"config asks for {list(wanted_shape)}"
                 )
-            allowed = ("F32", "F64") if spec.float32 else _FLOAT_DTYPES
             if dtype not in allowed:
                 raise CheckpointError(
                     f"{self._dir / file}: {name} is stored as {dtype}, expected {allowed[0]}"
                 )
 
     def _refuse_unknown(self, expected: Mapping[str, TensorSpec], ignored: re.Pattern[str]) -> None:
-        unknown = sorted(n for n in self._where if n not in expected and not ignored.match(n))
+        known = {name for whole in expected.items() for name, _ in _parts(*whole)}
+        unknown = sorted(n for n in self._where if n not in known and not ignored.match(n))
         if unknown:
             raise CheckpointError(
                 f"{self._dir}: {len(unknown)} tensor(s) this model has no use for, first "
                 f"{unknown[0]}; does config.json belong to these weights?"
             )
+
+
+_DECODERS = {"fp8": decode_fp8_blocks, "fp8_rows": decode_fp8_rows, "fp4": decode_fp4_rows}
+
+
+def _parts(
+    name: str, spec: TensorSpec
+) -> Iterator[tuple[str, tuple[tuple[int, ...], tuple[str, ...]]]]:
+    """(name, (stored shape, dtypes it may have)) of a tensor and of its scale."""
+    yield name, (spec.stored_shape, _STORED[spec.storage])
+    scale = spec.scale_shape
+    if scale is not None:
+        yield scale_name(name), (scale, (_SCALE_DTYPE,))

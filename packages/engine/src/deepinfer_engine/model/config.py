@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -199,6 +199,43 @@ class TextConfig(BaseModel):
         return self.sliding_window + self.backtrack
 
 
+class QuantizationConfig(BaseModel):
+    """The one quantised layout there is: FP8 matrices in 32 x 32 blocks, FP4 experts."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    quant_method: Literal["fp8"]
+    activation_scheme: Literal["dynamic"]
+    weight_block_size: tuple[Literal[32], Literal[32]]
+    scale_fmt: Literal["ue8m0"]
+    expert_dtype: Literal["fp4"]
+
+
+class VisionConfig(BaseModel):
+    """`vision_config`: the tower that turns 14 x 14 pixel patches into token embeddings."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    num_hidden_layers: int = Field(gt=0)
+    hidden_size: int = Field(gt=0)
+    num_attention_heads: int = Field(gt=0)
+    intermediate_size: int = Field(gt=0)
+    patch_size: int = Field(14, gt=0)
+    rope_theta: float = Field(10000.0, gt=0)
+    downsample_ratio: int = Field(3, gt=0)
+    max_image_tokens: int = Field(1024, gt=4)
+    min_pixels: int = Field(295936, ge=0)
+    max_wh_ratio: float | None = Field(None, gt=0)
+
+    @model_validator(mode="after")
+    def _check(self) -> VisionConfig:
+        if self.hidden_size % self.num_attention_heads:
+            raise ValueError("num_attention_heads must divide hidden_size")
+        if (self.hidden_size // self.num_attention_heads) % 4:
+            raise ValueError("a vision head must have a multiple of 4 channels (2-D rotation)")
+        return self
+
+
 class ModelConfig(BaseModel):
     """The root of `config.json`."""
 
@@ -212,17 +249,20 @@ class ModelConfig(BaseModel):
     pad_token_id: int = 2
     image_token_id: int | None = None
     tokenizer_compatibility: Literal["release", "native"] = "release"
-    quantization_config: dict[str, Any] | None = None
+    quantization_config: QuantizationConfig | None = None
     text_config: TextConfig
-    vision_config: dict[str, Any] | None = None
+    vision_config: VisionConfig | None = None
 
     @model_validator(mode="after")
     def _check(self) -> ModelConfig:
         if self.quantization_config is not None:
-            raise ValueError(
-                "quantization_config: this version reads unquantised bfloat16 checkpoints only; "
-                "export the model with bfloat16 weights"
-            )
+            c = self.text_config
+            for key in ("hidden_size", "moe_intermediate_size", "engram_head_dim"):
+                if getattr(c, key) % 32:
+                    raise ValueError(
+                        f"text_config.{key} must be a multiple of 32 in a quantised checkpoint, "
+                        f"got {getattr(c, key)}"
+                    )
         return self
 
 

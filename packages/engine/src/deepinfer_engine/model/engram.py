@@ -139,7 +139,7 @@ class Engram:
     def apply(self, weights: EngramWeights, rows: Tensor, streams: Tensor) -> Tensor:
         """Add the gated values to the streams [n, h, H]."""
         n, h, H = streams.shape
-        embedded = weights.table[rows].reshape(n, -1)
+        embedded = weights.table.take(rows).reshape(n, -1)
         projected = torch.nn.functional.linear(embedded, weights.wkv).view(n, h + 1, H)
         return ops.engram_gate(
             streams,

@@ -15,8 +15,9 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from deepinfer_engine.model.checkpoint import Checkpoint, TensorSpec
+from deepinfer_engine.model.checkpoint import Checkpoint, Storage, TensorSpec
 from deepinfer_engine.model.config import ModelConfig, TextConfig
+from deepinfer_engine.model.rows import RowTable
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -96,9 +97,9 @@ class MoeWeights:
 
 @dataclass(frozen=True, slots=True)
 class EngramWeights:
-    """table [rows, dim] and the gate of one Engram layer."""
+    """table [rows, dim], which stays on disk, and the gate of one Engram layer."""
 
-    table: Tensor
+    table: RowTable
     wkv: Tensor
     q_weight: Tensor
     k_weight: Tensor
@@ -145,7 +146,7 @@ class ModelWeights:
 
 
 def tensors_of(part: object) -> list[Tensor]:
-    """All tensors of a weights record, nested records and tuples of records included."""
+    """All tensors in memory of a weights record, nested records and tuples of records included."""
     if isinstance(part, Tensor):
         return [part]
     if isinstance(part, tuple):
@@ -156,8 +157,10 @@ def tensors_of(part: object) -> list[Tensor]:
 
 
 def expected_tensors(config: ModelConfig) -> dict[str, TensorSpec]:
-    """Every tensor the text model reads, with its shape, in file order."""
+    """Every tensor the text model reads, with its shape and storage, in file order."""
     c = config.text_config
+    quantised = config.quantization_config is not None
+    matrix: Storage = "fp8" if quantised else "float"
     H, V, D = c.hidden_size, c.vocab_size, c.head_dim
     out = {
         "embed.weight": TensorSpec((V, H)),
@@ -166,7 +169,7 @@ def expected_tensors(config: ModelConfig) -> dict[str, TensorSpec]:
     }
     for layer in range(c.num_hidden_layers):
         p = f"layers.{layer}."
-        out.update(_layer_specs(p, c, c.n_routed_experts))
+        out.update(_layer_specs(p, c, c.n_routed_experts, quantised=quantised))
         ratio = c.compress_ratios[layer]
         if layer in c.kv_source_layer_ids:
             out[p + "attn.compressor.wkv.weight"] = TensorSpec((D, H))
@@ -175,7 +178,7 @@ def expected_tensors(config: ModelConfig) -> dict[str, TensorSpec]:
             out[p + "attn.compressor.norm.weight"] = TensorSpec((D,))
         if layer in c.index_source_layer_ids:
             out[p + "attn.indexer.wq_b.weight"] = TensorSpec(
-                (c.index_n_heads * c.index_head_dim, c.q_lora_rank)
+                (c.index_n_heads * c.index_head_dim, c.q_lora_rank), matrix
             )
             out[p + "attn.indexer.weights_proj.weight"] = TensorSpec((c.index_n_heads, H))
         if layer in c.index_k_sources:
@@ -184,16 +187,18 @@ def expected_tensors(config: ModelConfig) -> dict[str, TensorSpec]:
         if layer in c.engram_layer_ids:
             rows = c.engram_num_embeddings[c.engram_layer_ids.index(layer)]
             columns = (c.engram_max_ngram_size - 1) * c.engram_n_heads * c.engram_head_dim
-            out[p + "engram.embed.weight"] = TensorSpec((rows, c.engram_head_dim))
-            out[p + "engram.wkv.weight"] = TensorSpec(((c.hc_mult + 1) * H, columns))
+            out[p + "engram.embed.weight"] = TensorSpec(
+                (rows, c.engram_head_dim), "fp8_rows" if quantised else "float"
+            )
+            out[p + "engram.wkv.weight"] = TensorSpec(((c.hc_mult + 1) * H, columns), matrix)
             out[p + "engram.q_weight"] = TensorSpec((c.hc_mult, H))
             out[p + "engram.k_weight"] = TensorSpec((c.hc_mult, H))
     last = c.num_nextn_predict_layers - 1
     for layer in range(c.num_nextn_predict_layers):
-        out.update(_layer_specs(f"mtp.{layer}.", c, c.dspark_n_routed_experts))
+        out.update(_layer_specs(f"mtp.{layer}.", c, c.dspark_n_routed_experts, quantised=quantised))
     if last >= 0:
         rank = c.dspark_markov_rank
-        out["mtp.0.main_proj.weight"] = TensorSpec((H, H * len(c.dspark_target_layer_ids)))
+        out["mtp.0.main_proj.weight"] = TensorSpec((H, H * len(c.dspark_target_layer_ids)), matrix)
         out["mtp.0.main_norm.weight"] = TensorSpec((H,))
         out[f"mtp.{last}.norm.weight"] = TensorSpec((H,))
         out[f"mtp.{last}.markov_head.embed.weight"] = TensorSpec((V, rank))
@@ -202,35 +207,39 @@ def expected_tensors(config: ModelConfig) -> dict[str, TensorSpec]:
     return out
 
 
-def _layer_specs(p: str, c: TextConfig, experts: int) -> dict[str, TensorSpec]:
+def _layer_specs(p: str, c: TextConfig, experts: int, *, quantised: bool) -> dict[str, TensorSpec]:
+    matrix: Storage = "fp8" if quantised else "float"
+    expert: Storage = "fp4" if quantised else "float"
     H, D, heads = c.hidden_size, c.head_dim, c.num_attention_heads
     inner, shared = c.moe_intermediate_size, c.n_shared_experts * c.moe_intermediate_size
     out = {
         p + "attn_norm.weight": TensorSpec((H,)),
         p + "ffn_norm.weight": TensorSpec((H,)),
-        p + "attn.wq_a.weight": TensorSpec((c.q_lora_rank, H)),
+        p + "attn.wq_a.weight": TensorSpec((c.q_lora_rank, H), matrix),
         p + "attn.q_norm.weight": TensorSpec((c.q_lora_rank,)),
-        p + "attn.wq_b.weight": TensorSpec((heads * D, c.q_lora_rank)),
-        p + "attn.wkv.weight": TensorSpec((D, H)),
+        p + "attn.wq_b.weight": TensorSpec((heads * D, c.q_lora_rank), matrix),
+        p + "attn.wkv.weight": TensorSpec((D, H), matrix),
         p + "attn.kv_norm.weight": TensorSpec((D,)),
-        p + "attn.wo_a.weight": TensorSpec((c.o_groups * c.o_lora_rank, heads * D // c.o_groups)),
-        p + "attn.wo_b.weight": TensorSpec((H, c.o_groups * c.o_lora_rank)),
-        p + "attn.attn_sink": TensorSpec((heads,), float32=True),
+        p + "attn.wo_a.weight": TensorSpec(
+            (c.o_groups * c.o_lora_rank, heads * D // c.o_groups), matrix
+        ),
+        p + "attn.wo_b.weight": TensorSpec((H, c.o_groups * c.o_lora_rank), matrix),
+        p + "attn.attn_sink": TensorSpec((heads,), "float32"),
         p + "ffn.gate.weight": TensorSpec((experts, H)),
         p + "ffn.gate.bias": TensorSpec((experts,)),
-        p + "ffn.shared_experts.w1.weight": TensorSpec((shared, H)),
-        p + "ffn.shared_experts.w3.weight": TensorSpec((shared, H)),
-        p + "ffn.shared_experts.w2.weight": TensorSpec((H, shared)),
+        p + "ffn.shared_experts.w1.weight": TensorSpec((shared, H), matrix),
+        p + "ffn.shared_experts.w3.weight": TensorSpec((shared, H), matrix),
+        p + "ffn.shared_experts.w2.weight": TensorSpec((H, shared), matrix),
     }
     mixes = c.hc_mult * (c.hc_mult + 2)
     for part in ("attn", "ffn"):
-        out[p + f"hc_{part}_fn"] = TensorSpec((mixes, c.hc_mult * H), float32=True)
-        out[p + f"hc_{part}_base"] = TensorSpec((mixes,), float32=True)
-        out[p + f"hc_{part}_scale"] = TensorSpec((3,), float32=True)
+        out[p + f"hc_{part}_fn"] = TensorSpec((mixes, c.hc_mult * H), "float32")
+        out[p + f"hc_{part}_base"] = TensorSpec((mixes,), "float32")
+        out[p + f"hc_{part}_scale"] = TensorSpec((3,), "float32")
     for e in range(experts):
-        out[p + f"ffn.experts.{e}.w1.weight"] = TensorSpec((inner, H))
-        out[p + f"ffn.experts.{e}.w3.weight"] = TensorSpec((inner, H))
-        out[p + f"ffn.experts.{e}.w2.weight"] = TensorSpec((H, inner))
+        out[p + f"ffn.experts.{e}.w1.weight"] = TensorSpec((inner, H), expert)
+        out[p + f"ffn.experts.{e}.w3.weight"] = TensorSpec((inner, H), expert)
+        out[p + f"ffn.experts.{e}.w2.weight"] = TensorSpec((H, inner), expert)
     return out
 
 
@@ -254,6 +263,15 @@ def load_weights(model_dir: Path, config: ModelConfig, dtype: torch.dtype) -> Mo
             layers=layers,
             draft=reader.draft() if c.num_nextn_predict_layers else None,
         )
+
+
+def check_weights(model_dir: Path, config: ModelConfig) -> int:
+    """Check names, shapes and types of a whole checkpoint without reading a weight.
+
+    Returns the number of its files; raises CheckpointError naming the tensor or file at fault.
+    """
+    with Checkpoint(model_dir, expected_tensors(config), ignored=_NOT_READ) as checkpoint:
+        return checkpoint.files
 
 
 class _Reader:
@@ -292,7 +310,7 @@ class _Reader:
             )
         if layer in c.engram_layer_ids:
             engram = EngramWeights(
-                table=self.matrix(p + "engram.embed.weight"),
+                table=self._checkpoint.rows(p + "engram.embed.weight", self._dtype),
                 wkv=self.matrix(p + "engram.wkv.weight"),
                 q_weight=self.acc(p + "engram.q_weight"),
                 k_weight=self.acc(p + "engram.k_weight"),
@@ -349,9 +367,13 @@ class _Reader:
 
     def _moe(self, p: str, experts: int, topk: int) -> MoeWeights:
         def stacked(part: str) -> Tensor:
-            return torch.stack(
-                [self.matrix(f"{p}experts.{e}.{part}.weight") for e in range(experts)]
-            )
+            first = self.matrix(f"{p}experts.0.{part}.weight")
+            # Filled in place: a list and its stack would hold every expert twice.
+            out = first.new_empty(experts, *first.shape)
+            out[0] = first
+            for e in range(1, experts):
+                out[e] = self.matrix(f"{p}experts.{e}.{part}.weight")
+            return out
 
         return MoeWeights(
             gate=self.acc(p + "gate.weight"),

@@ -127,7 +127,7 @@ def write_tiny(path: Path, seed: int = 0, **changes: Any) -> Path:
             value = drawn
         else:
             value = drawn / math.sqrt(spec.shape[-1])
-        tensors[name] = value if spec.float32 else value.to(torch.bfloat16)
+        tensors[name] = value if spec.storage == "float32" else value.to(torch.bfloat16)
         if name.endswith("gate.bias"):
             tensors[name + "_vl"] = torch.zeros(spec.shape)
     save_file(tensors, str(path / "model.safetensors"))
