@@ -23,6 +23,7 @@ class Body(BaseModel):
     )
 
 
+UInt8 = Annotated[int, Field(ge=0, le=255)]
 UInt32 = Annotated[int, Field(ge=0, le=2**32 - 1)]
 UInt64 = Annotated[int, Field(ge=0, le=2**64 - 1)]
 

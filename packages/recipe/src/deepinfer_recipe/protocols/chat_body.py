@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from deepinfer_recipe.image_source import ImageDetail
-from deepinfer_recipe.protocols.body import Body, UInt32, UInt64
+from deepinfer_recipe.protocols.body import Body, UInt8, UInt32, UInt64
 from deepinfer_recipe.protocols.draft import RequestedEffort, ThinkingType
 
 
@@ -171,7 +171,7 @@ class ChatBody(Body):
     top_p: float | None = None
     max_tokens: UInt32 | None = None
     max_completion_tokens: Any = None
-    n: UInt32 | None = None
+    n: UInt8 | None = None
     stop: str | list[str] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -182,7 +182,7 @@ class ChatBody(Body):
     reasoning_effort: RequestedEffort | None = None
     seed: UInt64 | None = None
     logprobs: bool | None = None
-    top_logprobs: UInt32 | None = None
+    top_logprobs: UInt8 | None = None
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
     user: Any = None

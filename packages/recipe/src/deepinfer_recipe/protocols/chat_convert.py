@@ -75,8 +75,6 @@ def convert(
         body.reasoning_effort,
         default=options.default_thinking_mode,
     )
-    if not body.messages:
-        raise ConversionError("Empty input messages", param="messages")
     draft = Draft(
         profile=profile,
         options=options,
@@ -88,13 +86,15 @@ def convert(
         include_usage=bool(body.stream_options and body.stream_options.include_usage),
         user=_end_user(body),
     )
+    declared = body.tools or []
+    for index, tool in enumerate(declared):
+        check_name(tool.function.name, f"tools[{index}].function.name")
+    if not body.messages:
+        raise ConversionError("Empty input messages", param="messages")
     if body.stream_options is not None and not body.stream:
         raise ConversionError(
             "stream_options should be set along with stream = true", param="stream_options"
         )
-    declared = body.tools or []
-    for index, tool in enumerate(declared):
-        check_name(tool.function.name, f"tools[{index}].function.name")
     draft.declares_tools = bool(declared)
     draft.choice = _choice(body.tool_choice)
     draft.messages = _messages(body.messages, draft)

@@ -181,6 +181,7 @@ def check_max_tokens(draft: Draft) -> int | None:
 def check_sampling(draft: Draft) -> tuple[int | None, tuple[str, ...]]:
     """Check all sampling fields; returns the output limit and the stop sequences."""
     sampling = draft.sampling
+    stop = check_stop(sampling.stop)
     check_range("temperature", sampling.temperature, 0, 2, "[0, 2]")
     if sampling.top_p is not None and not 0 < as_float32(sampling.top_p) <= 1:
         raise ConversionError(
@@ -193,7 +194,6 @@ def check_sampling(draft: Draft) -> tuple[int | None, tuple[str, ...]]:
             "Invalid seed value, the valid range of seed is [0, 2^63)", param="seed"
         )
     max_tokens = check_max_tokens(draft)
-    stop = check_stop(sampling.stop)
     if sampling.top_logprobs is not None:
         if not sampling.logprobs:
             raise ConversionError(

@@ -61,10 +61,10 @@ def convert(
         stream=bool(body.stream),
         user=body.metadata.user_id if body.metadata else None,
     )
-    if not body.messages:
-        raise ConversionError("messages: at least one message is required", param="messages")
     is_off = isinstance(body.tool_choice, wire.NoChoice)
     draft.tools, dropped = client_tools(body.tools or [], draft, checks_schemas=not is_off)
+    if not body.messages:
+        raise ConversionError("messages: at least one message is required", param="messages")
     draft.choice = tool_choice(body, dropped, profile)
     draft.declares_tools = bool(draft.tools)
     draft.messages = _History(draft).convert(body)
@@ -132,7 +132,7 @@ class _History:
 
     def _missing(self, place: str, index: int, ids: Iterable[str]) -> ConversionError:
         return ConversionError(
-            place + _MISSING_RESULTS.format(ids=", ".join(ids)), param=f"messages[{index}]"
+            place + _MISSING_RESULTS.format(ids=", ".join(sorted(ids))), param=f"messages[{index}]"
         )
 
     def _joined(self) -> JoinedContent:
@@ -255,7 +255,8 @@ class _History:
                         "Image in assistant message is unsupported",
                         param=f"messages[{index}].content[{position}]",
                     )
-                texts.append(part)
+                if part or texts:  # an empty beginning is none
+                    texts.append(part)
         thoughts = SEPARATOR.join(reasoning) if reasoning else None
         # A final assistant message is a beginning that the model continues; the reference
         # opens a new turn behind it.

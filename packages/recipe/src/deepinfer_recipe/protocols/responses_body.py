@@ -8,7 +8,7 @@ from pydantic import Field
 
 from deepinfer_recipe.errors import RequestParseError
 from deepinfer_recipe.image_source import ImageDetail
-from deepinfer_recipe.protocols.body import Body, UInt32, parse_body
+from deepinfer_recipe.protocols.body import Body, UInt8, UInt32, parse_body
 from deepinfer_recipe.protocols.draft import RequestedEffort
 
 
@@ -223,7 +223,7 @@ class ResponsesBody(Body):
     max_output_tokens: UInt32 | None = None
     temperature: float | None = None
     top_p: float | None = None
-    top_logprobs: UInt32 | None = None
+    top_logprobs: UInt8 | None = None
     stream: bool | None = None
     user: str | None = None
     previous_response_id: Any = None

@@ -162,6 +162,8 @@ class _History:
         self._waiting: list[str] = []
         """Ids of the last turn's calls, in order, until another item follows their outputs."""
         self._outputs: dict[str, ToolMessage] = {}
+        self._call_ids: set[str] = set()
+        """Ids of all calls of the request."""
         self._found: list[ToolDefinition] = []
         self._announced: list[ToolDefinition] = []
 
@@ -171,7 +173,7 @@ class _History:
         if body.instructions:
             self._messages.append(SystemMessage(body.instructions))
         if body.input is None:
-            if body.instructions is None:
+            if not body.instructions:
                 raise ConversionError(
                     "Either input or instructions must be provided", param="input"
                 )
@@ -187,6 +189,9 @@ class _History:
 
     def _item(self, item: wire.Item, index: int) -> None:
         place = f"input[{index}]"
+        is_search = isinstance(item, wire.ToolSearchCallItem | wire.ToolSearchOutputItem)
+        if is_search and not self._draft.version.prompt_format.system_in_place:
+            return  # tools cannot be announced late there: searching for them leaves no trace
         if isinstance(item, wire.CallOutputItem | wire.CustomCallOutputItem):
             content = self._joined(item.output, place)
             if item.call_id is None:
@@ -239,7 +244,8 @@ class _History:
             self._close_turn()
             self._close_outputs()
             self._turn = _Turn()
-        self._turn.texts.append(content.text)
+        if content.text:
+            self._turn.texts.append(content.text)
 
     def _call(
         self,
@@ -259,8 +265,9 @@ class _History:
             call = ToolCall(item.call_id, TOOL_SEARCH, compact_json(item.arguments))
         if self._turn is None:
             self._turn = _Turn()
-        if any(earlier.id == call.id for earlier in self._turn.calls):
+        if call.id in self._call_ids:
             raise ConversionError(f"Duplicate 'call_id': {call.id}.", param=f"{place}.call_id")
+        self._call_ids.add(call.id)
         self._turn.calls.append(call)
 
     def _require_id(self, call_id: str, place: str) -> None:
@@ -276,6 +283,10 @@ class _History:
         if turn is None:
             return
         reasoning = None if turn.reasoning is None else "\n".join(turn.reasoning)
+        if self._draft.profile == "parity":
+            # Only the order in which they were made continues the prompt that the model saw,
+            # but the reference goes by the ids.
+            turn.calls.sort(key=lambda call: call.id)
         self._messages.append(
             AssistantMessage(SEPARATOR.join(turn.texts), reasoning, turn.calls or None)
         )
@@ -314,14 +325,14 @@ class _History:
         listed = compact_json([echoed(tool) for _, tool in tools])
         self._output(item.call_id, self._empty().extend([listed]), place)
         form = self._draft.version.prompt_format
-        # Where tools cannot be announced late, they stand at the top with the others.
         deferred = [
-            ToolDefinition(t.name, t.description, t.parameters, t.strict, form.system_in_place)
-            for t in definitions(tools, form, self._draft.options, self._draft.profile)
+            ToolDefinition(t.name, t.description, t.parameters, t.strict, True)
+            for t in definitions(
+                tools, form, self._draft.options, self._draft.profile, within=f"{place}.tools"
+            )
         ]
         self._found += deferred
-        if form.system_in_place:
-            self._announced += deferred
+        self._announced += deferred
 
     def _empty(self) -> JoinedContent:
         return JoinedContent(

@@ -149,12 +149,16 @@ def definitions(
     profile: Profile,
     *,
     checks_schemas: bool = True,
+    within: str = "tools",
 ) -> list[ToolDefinition]:
-    """The tools the model sees. Without `checks_schemas` only names and kinds are checked."""
+    """The tools the model sees. Without `checks_schemas` only names and kinds are checked.
+
+    within: where the list stands, for errors.
+    """
     defined: list[ToolDefinition] = []
     taken: set[str] = set()
     for index, tool in tools:
-        place = f"tools[{index}]"
+        place = f"{within}[{index}]"
         if isinstance(tool, wire.FunctionTool):
             check_name(tool.name, f"{place}.name")
             defined.append(
@@ -177,7 +181,7 @@ def definitions(
                 for m in namespaced(tool, place, form, taken)
             ]
         elif isinstance(tool, wire.ToolSearchTool):
-            if tool.execution == "client":
+            if tool.execution == "client" and form.system_in_place:
                 parameters = checked_parameters(TOOL_SEARCH, tool.parameters, f"{place}.parameters")
                 defined.append(ToolDefinition(TOOL_SEARCH, tool.description, parameters))
         elif options.responses_web_search is WebSearchBehavior.Reject:
