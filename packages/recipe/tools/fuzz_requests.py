@@ -1,4 +1,4 @@
-"""Generated request bodies, through both codecs: the same prompt and options, or the same refusal."""
+"""Generated request bodies, through both codecs: the same prompt, or the same refusal."""
 
 from __future__ import annotations
 
@@ -19,14 +19,26 @@ REQUESTS = {
     "messages": "MessagesRequest",
 }
 MODELS = ["DeepSeek-V4-Pro", "DeepSeek-V4.1-Flash"]
-WORDS = ["", "x", "json", "a\n\nb", "é😀", "<｜User｜>", "</think>", "｜DSML｜", "<｜image｜>", " ", "\x00"]
+WORDS = [
+    "",
+    "x",
+    "json",
+    "a\n\nb",
+    "é😀",
+    "<｜User｜>",
+    "</think>",
+    "｜DSML｜",
+    "<｜image｜>",
+    " ",
+    "\x00",
+]
 SCHEMAS: list[Any] = [
     {"type": "object"},
     {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]},
     {"type": "object", "properties": {"n": {"type": "integer", "minimum": -1.50}}},
     {"type": "object", "properties": {"l": {"type": "array", "items": {"type": "number"}}}},
     {"type": "object", "properties": {"o": {"anyOf": [{"type": "null"}, {"type": "string"}]}}},
-    {"type": "object", "$defs": {"d": {"type": "string"}}, "properties": {"d": {"$ref": "#/$defs/d"}}},
+    {"type": "object", "$defs": {"d": {}}, "properties": {"d": {"$ref": "#/$defs/d"}}},
     {"type": "string"},
     {"type": "nonsense"},
     {},
@@ -41,7 +53,9 @@ def maybe(rng: random.Random, share: float, value: Any) -> dict[str, Any]:
 
 
 def number(rng: random.Random) -> Any:
-    return rng.choice([0, 1, 2, -1, 0.5, 0.95, 1.0, 1.5, 20, 21, 4096, 2**31, 2**63, 2**64, None, "1", True])
+    return rng.choice(
+        [0, 1, 2, -1, 0.5, 0.95, 1.0, 1.5, 20, 21, 4096, 2**31, 2**63, 2**64, None, "1", True]
+    )
 
 
 def text(rng: random.Random) -> str:
@@ -49,7 +63,9 @@ def text(rng: random.Random) -> str:
 
 
 def tool_name(rng: random.Random) -> str:
-    return rng.choice(["f", "g", "get_weather", "a-b", "f" * 128, "f" * 129, "bad name", "", "apply_patch"])
+    return rng.choice(
+        ["f", "g", "get_weather", "a-b", "f" * 128, "f" * 129, "bad name", "", "apply_patch"]
+    )
 
 
 def some(rng: random.Random, make: Any, low: int = 0, high: int = 3) -> list[Any]:
@@ -57,7 +73,9 @@ def some(rng: random.Random, make: Any, low: int = 0, high: int = 3) -> list[Any
 
 
 def arguments(rng: random.Random) -> str:
-    return rng.choice(["{}", '{"a": "x"}', '{"a": 1.50, "b": [1e2]}', "bad", "", "[1]", '{"s": "<\\n>"}'])
+    return rng.choice(
+        ["{}", '{"a": "x"}', '{"a": 1.50, "b": [1e2]}', "bad", "", "[1]", '{"s": "<\\n>"}']
+    )
 
 
 # -- Chat Completions ------------------------------------------------------------------
@@ -69,8 +87,18 @@ def chat_part(rng: random.Random) -> Any:
         return {"type": "text", "text": text(rng)}
     if kind < 0.85:
         url = rng.choice([PNG, "https://x.test/a.png", "ftp://x", "data:text/plain,x"])
-        return {"type": "image_url", "image_url": {"url": url, **maybe(rng, 0.3, {"detail": rng.choice(["low", "auto", "huge"])})}}
-    return {"type": "file", **maybe(rng, 0.7, {"file_data": PNG}), **maybe(rng, 0.2, {"file_id": "f"})}
+        return {
+            "type": "image_url",
+            "image_url": {
+                "url": url,
+                **maybe(rng, 0.3, {"detail": rng.choice(["low", "auto", "huge"])}),
+            },
+        }
+    return {
+        "type": "file",
+        **maybe(rng, 0.7, {"file_data": PNG}),
+        **maybe(rng, 0.2, {"file_id": "f"}),
+    }
 
 
 def chat_content(rng: random.Random) -> Any:
@@ -80,22 +108,37 @@ def chat_content(rng: random.Random) -> Any:
 def chat_messages(rng: random.Random) -> list[Any]:
     out: list[Any] = []
     for _ in range(rng.randint(0, 5)):
-        role = rng.choice(["system", "user", "user", "assistant", "assistant", "latest_reminder", "developer"])
+        role = rng.choice(
+            ["system", "user", "user", "assistant", "assistant", "latest_reminder", "developer"]
+        )
         if role != "assistant":
             content = text(rng) if role == "latest_reminder" else chat_content(rng)
             out.append({"role": role, "content": content})
             continue
         ids = rng.sample(["c1", "c2", "c3"], rng.choice([0, 0, 1, 2]))
-        message: dict[str, Any] = {"role": "assistant", "content": rng.choice([None, text(rng), chat_content(rng)])}
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": rng.choice([None, text(rng), chat_content(rng)]),
+        }
         if ids:
             message["tool_calls"] = [
-                {"id": i, "type": "function", "function": {"name": tool_name(rng), "arguments": arguments(rng)}}
+                {
+                    "id": i,
+                    "type": "function",
+                    "function": {"name": tool_name(rng), "arguments": arguments(rng)},
+                }
                 for i in ids
             ]
-        message |= maybe(rng, 0.4, {"reasoning_content": text(rng)}) | maybe(rng, 0.08, {"prefix": True})
+        message |= maybe(rng, 0.4, {"reasoning_content": text(rng)}) | maybe(
+            rng, 0.08, {"prefix": True}
+        )
         out.append(message)
         rng.shuffle(ids)
-        out += [{"role": "tool", "tool_call_id": i, "content": chat_content(rng)} for i in ids if rng.random() < 0.95]
+        out += [
+            {"role": "tool", "tool_call_id": i, "content": chat_content(rng)}
+            for i in ids
+            if rng.random() < 0.95
+        ]
     return out
 
 
@@ -112,20 +155,61 @@ def chat(rng: random.Random) -> dict[str, Any]:
     formats: list[Any] = [
         {"type": "text"},
         {"type": "json_object"},
-        {"type": "json_schema", "json_schema": {"name": "n", "schema": rng.choice(SCHEMAS), "strict": rng.choice([True, False])}},
+        {
+            "type": "json_schema",
+            "json_schema": {
+                "name": "n",
+                "schema": rng.choice(SCHEMAS),
+                "strict": rng.choice([True, False]),
+            },
+        },
         {"type": "regex", "regex": "a+"},
         {"type": "xml"},
     ]
-    choice = rng.choice(["auto", "none", "required", {"type": "function", "function": {"name": tool_name(rng)}}, "some"])
+    choice = rng.choice(
+        [
+            "auto",
+            "none",
+            "required",
+            {"type": "function", "function": {"name": tool_name(rng)}},
+            "some",
+        ]
+    )
     return {
         "model": rng.choice([*MODELS, *MODELS, *MODELS, "gpt"]),
         "messages": chat_messages(rng),
-        **maybe(rng, 0.4, {"tools": [{"type": "function", "function": f} for f in some(rng, function)]}),
+        **maybe(
+            rng, 0.4, {"tools": [{"type": "function", "function": f} for f in some(rng, function)]}
+        ),
         **maybe(rng, 0.3, {"tool_choice": choice}),
         **maybe(rng, 0.2, {"response_format": rng.choice(formats)}),
-        **maybe(rng, 0.4, {"thinking": {"type": rng.choice(["enabled", "disabled", "disabled", "adaptive"])}}),
-        **maybe(rng, 0.3, {"reasoning_effort": rng.choice(["none", "minimal", "low", "high", "xhigh", "max", "most"])}),
-        **sampling(rng, ["temperature", "top_p", "max_tokens", "n", "seed", "top_logprobs", "frequency_penalty", "presence_penalty"]),
+        **maybe(
+            rng,
+            0.4,
+            {"thinking": {"type": rng.choice(["enabled", "disabled", "disabled", "adaptive"])}},
+        ),
+        **maybe(
+            rng,
+            0.3,
+            {
+                "reasoning_effort": rng.choice(
+                    ["none", "minimal", "low", "high", "xhigh", "max", "most"]
+                )
+            },
+        ),
+        **sampling(
+            rng,
+            [
+                "temperature",
+                "top_p",
+                "max_tokens",
+                "n",
+                "seed",
+                "top_logprobs",
+                "frequency_penalty",
+                "presence_penalty",
+            ],
+        ),
         **maybe(rng, 0.2, {"stop": rng.choice(["x", "", ["a", "b"], ["a", ""], ["a"] * 17, None])}),
         **maybe(rng, 0.2, {"logprobs": rng.choice([True, False, None])}),
         **maybe(rng, 0.3, {"stream": rng.choice([True, False])}),
@@ -145,14 +229,30 @@ def responses_part(rng: random.Random) -> Any:
     if kind < 0.75:
         return {"type": rng.choice(["input_text", "output_text"]), "text": text(rng)}
     if kind < 0.9:
-        return {"type": "input_image", **maybe(rng, 0.9, {"image_url": PNG}), **maybe(rng, 0.1, {"file_id": "f"})}
+        return {
+            "type": "input_image",
+            **maybe(rng, 0.9, {"image_url": PNG}),
+            **maybe(rng, 0.1, {"file_id": "f"}),
+        }
     return {"type": rng.choice(["input_file", "input_file", "refusal"]), "file_data": "x"}
 
 
 def responses_items(rng: random.Random) -> list[Any]:
     out: list[Any] = []
     for _ in range(rng.randint(0, 6)):
-        kind = rng.choice(["message", "message", "message", "reasoning", "call", "call", "custom", "search", "other"])
+        kind = rng.choice(
+            [
+                "message",
+                "message",
+                "message",
+                "reasoning",
+                "call",
+                "call",
+                "custom",
+                "search",
+                "other",
+            ]
+        )
         if kind == "message":
             role = rng.choice(["user", "user", "assistant", "system", "developer"])
             content = text(rng) if rng.random() < 0.6 else some(rng, responses_part)
@@ -160,30 +260,74 @@ def responses_items(rng: random.Random) -> list[Any]:
             if rng.random() < 0.5:
                 del out[-1]["type"]
         elif kind == "reasoning":
-            parts = [{"type": "reasoning_text", "text": text(rng)} for _ in range(rng.randint(0, 2))]
-            out.append({"type": "reasoning", "id": "r", "summary": [], **maybe(rng, 0.8, {"content": parts})})
+            parts = [
+                {"type": "reasoning_text", "text": text(rng)} for _ in range(rng.randint(0, 2))
+            ]
+            out.append(
+                {
+                    "type": "reasoning",
+                    "id": "r",
+                    "summary": [],
+                    **maybe(rng, 0.8, {"content": parts}),
+                }
+            )
         elif kind == "call":
             ids = rng.sample(["c1", "c2", "c3"], rng.choice([1, 1, 2]))
             out += [
-                {"type": "function_call", "call_id": i, "name": tool_name(rng), "arguments": arguments(rng), **maybe(rng, 0.15, {"namespace": "ns"})}
+                {
+                    "type": "function_call",
+                    "call_id": i,
+                    "name": tool_name(rng),
+                    "arguments": arguments(rng),
+                    **maybe(rng, 0.15, {"namespace": "ns"}),
+                }
                 for i in ids
             ]
             rng.shuffle(ids)
             out += [
-                {"type": "function_call_output", "call_id": i, "output": rng.choice([text(rng), [{"type": "input_text", "text": text(rng)}]])}
+                {
+                    "type": "function_call_output",
+                    "call_id": i,
+                    "output": rng.choice([text(rng), [{"type": "input_text", "text": text(rng)}]]),
+                }
                 for i in ids
                 if rng.random() < 0.95
             ]
         elif kind == "custom":
-            out.append({"type": "custom_tool_call", "call_id": "p1", "name": "apply_patch", "input": text(rng)})
+            out.append(
+                {
+                    "type": "custom_tool_call",
+                    "call_id": "p1",
+                    "name": "apply_patch",
+                    "input": text(rng),
+                }
+            )
             if rng.random() < 0.9:
-                out.append({"type": "custom_tool_call_output", "call_id": "p1", "output": text(rng)})
+                out.append(
+                    {"type": "custom_tool_call_output", "call_id": "p1", "output": text(rng)}
+                )
         elif kind == "search":
-            out.append({"type": "tool_search_call", "call_id": "s1", "execution": "client", "arguments": {"q": text(rng)}})
+            out.append(
+                {
+                    "type": "tool_search_call",
+                    "call_id": "s1",
+                    "execution": "client",
+                    "arguments": {"q": text(rng)},
+                }
+            )
             found = [{"type": "function", **function(rng)}]
-            out.append({"type": "tool_search_output", "call_id": "s1", "execution": "client", "tools": found})
+            out.append(
+                {
+                    "type": "tool_search_output",
+                    "call_id": "s1",
+                    "execution": "client",
+                    "tools": found,
+                }
+            )
         else:
-            out.append({"type": rng.choice(["web_search_call", "item_reference", "mystery"]), "id": "x"})
+            out.append(
+                {"type": rng.choice(["web_search_call", "item_reference", "mystery"]), "id": "x"}
+            )
     return out
 
 
@@ -193,22 +337,48 @@ def responses_tool(rng: random.Random) -> Any:
         return {"type": "function", **function(rng)}
     if kind < 0.75:
         members = [{"type": "function", **function(rng)} for _ in range(rng.randint(0, 2))]
-        return {"type": "namespace", "name": rng.choice(["ns", "other", "bad name"]), **maybe(rng, 0.5, {"description": text(rng)}), "tools": members}
+        return {
+            "type": "namespace",
+            "name": rng.choice(["ns", "other", "bad name"]),
+            **maybe(rng, 0.5, {"description": text(rng)}),
+            "tools": members,
+        }
     if kind < 0.85:
         return {"type": "custom", "name": rng.choice(["apply_patch", "apply_patch", "shell"])}
     if kind < 0.92:
-        return {"type": "tool_search", "execution": rng.choice(["client", "server"]), "description": "d", "parameters": {"type": "object"}}
+        return {
+            "type": "tool_search",
+            "execution": rng.choice(["client", "server"]),
+            "description": "d",
+            "parameters": {"type": "object"},
+        }
     return {"type": rng.choice(["web_search", "web_search_preview", "file_search", "mcp"])}
 
 
 def responses(rng: random.Random) -> dict[str, Any]:
-    choice = rng.choice(["auto", "none", "required", {"type": "function", "name": tool_name(rng)}, {"type": "custom", "name": "apply_patch"}, {"type": "web_search"}])
+    choice = rng.choice(
+        [
+            "auto",
+            "none",
+            "required",
+            {"type": "function", "name": tool_name(rng)},
+            {"type": "custom", "name": "apply_patch"},
+            {"type": "web_search"},
+        ]
+    )
     formats: list[Any] = [
         {"type": "text"},
         {"type": "json_object"},
-        {"type": "json_schema", "name": "n", "schema": rng.choice(SCHEMAS), **maybe(rng, 0.5, {"strict": True})},
+        {
+            "type": "json_schema",
+            "name": "n",
+            "schema": rng.choice(SCHEMAS),
+            **maybe(rng, 0.5, {"strict": True}),
+        },
     ]
-    given = rng.choice([text(rng), None, responses_items(rng), responses_items(rng), responses_items(rng)])
+    given = rng.choice(
+        [text(rng), None, responses_items(rng), responses_items(rng), responses_items(rng)]
+    )
     return {
         "model": rng.choice([*MODELS, *MODELS, *MODELS, "gpt"]),
         **maybe(rng, 0.95, {"input": given}),
@@ -216,10 +386,22 @@ def responses(rng: random.Random) -> dict[str, Any]:
         **maybe(rng, 0.4, {"tools": some(rng, responses_tool)}),
         **maybe(rng, 0.3, {"tool_choice": choice}),
         **maybe(rng, 0.2, {"text": {"format": rng.choice(formats)}}),
-        **maybe(rng, 0.5, {"reasoning": {"effort": rng.choice(["none", "none", "low", "high", "max", None, "most"])}}),
+        **maybe(
+            rng,
+            0.5,
+            {
+                "reasoning": {
+                    "effort": rng.choice(["none", "none", "low", "high", "max", None, "most"])
+                }
+            },
+        ),
         **sampling(rng, ["temperature", "top_p", "max_output_tokens", "top_logprobs"]),
         **maybe(rng, 0.3, {"stream": rng.choice([True, False])}),
-        **maybe(rng, 0.1, {"store": True, "previous_response_id": "resp_1", "metadata": {"a": "b"}, "user": "u"}),
+        **maybe(
+            rng,
+            0.1,
+            {"store": True, "previous_response_id": "resp_1", "metadata": {"a": "b"}, "user": "u"},
+        ),
     }
 
 
@@ -238,7 +420,10 @@ def block(rng: random.Random) -> Any:
             {"type": "file", "file_id": "f"},
         ]
         return {"type": "image", "source": rng.choice(sources)}
-    return {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": text(rng)}}
+    return {
+        "type": "document",
+        "source": {"type": "text", "media_type": "text/plain", "data": text(rng)},
+    }
 
 
 def messages_turns(rng: random.Random) -> list[Any]:
@@ -249,7 +434,11 @@ def messages_turns(rng: random.Random) -> list[Any]:
         blocks: list[Any] = some(rng, block)
         if role == "user":
             results = [
-                {"type": "tool_result", "tool_use_id": i, **maybe(rng, 0.9, {"content": rng.choice([text(rng), some(rng, block)])})}
+                {
+                    "type": "tool_result",
+                    "tool_use_id": i,
+                    **maybe(rng, 0.9, {"content": rng.choice([text(rng), some(rng, block)])}),
+                }
                 for i in pending
                 if rng.random() < 0.95
             ]
@@ -259,11 +448,28 @@ def messages_turns(rng: random.Random) -> list[Any]:
             if rng.random() < 0.4:
                 blocks.insert(0, {"type": "thinking", "thinking": text(rng), "signature": "s"})
             pending = rng.sample(["t1", "t2", "t3"], rng.choice([0, 0, 1, 2]))
-            blocks += [{"type": "tool_use", "id": i, "name": tool_name(rng), "input": rng.choice([{}, {"a": 1.5}, "raw", [1]])} for i in pending]
+            blocks += [
+                {
+                    "type": "tool_use",
+                    "id": i,
+                    "name": tool_name(rng),
+                    "input": rng.choice([{}, {"a": 1.5}, "raw", [1]]),
+                }
+                for i in pending
+            ]
             rng.shuffle(pending)
             if rng.random() < 0.05:
-                blocks.append({"type": "server_tool_use", "id": "w", "name": "web_search", "input": {}})
-        out.append({"role": role, "content": text(rng) if not pending and role != "assistant" and rng.random() < 0.4 else blocks})
+                blocks.append(
+                    {"type": "server_tool_use", "id": "w", "name": "web_search", "input": {}}
+                )
+        out.append(
+            {
+                "role": role,
+                "content": text(rng)
+                if not pending and role != "assistant" and rng.random() < 0.4
+                else blocks,
+            }
+        )
     return out
 
 
@@ -274,20 +480,45 @@ def messages_tool(rng: random.Random) -> Any:
         **maybe(rng, 0.9, {"input_schema": rng.choice(SCHEMAS)}),
         **maybe(rng, 0.2, {"defer_loading": rng.choice([True, False])}),
     }
-    return {**tool, **maybe(rng, 0.1, {"type": rng.choice(["custom", "web_search_20250305", "bash_20250124"])})}
+    return {
+        **tool,
+        **maybe(rng, 0.1, {"type": rng.choice(["custom", "web_search_20250305", "bash_20250124"])}),
+    }
 
 
 def messages(rng: random.Random) -> dict[str, Any]:
-    choice = rng.choice([{"type": "auto"}, {"type": "any"}, {"type": "none"}, {"type": "tool", "name": tool_name(rng)}])
+    choice = rng.choice(
+        [
+            {"type": "auto"},
+            {"type": "any"},
+            {"type": "none"},
+            {"type": "tool", "name": tool_name(rng)},
+        ]
+    )
     return {
         "model": rng.choice([*MODELS, *MODELS, *MODELS, "gpt"]),
         "messages": messages_turns(rng),
         "max_tokens": rng.choice([1, 100, 10**9, 0]),
-        **maybe(rng, 0.4, {"system": rng.choice([text(rng), [{"type": "text", "text": text(rng)}]])}),
+        **maybe(
+            rng, 0.4, {"system": rng.choice([text(rng), [{"type": "text", "text": text(rng)}]])}
+        ),
         **maybe(rng, 0.4, {"tools": some(rng, messages_tool)}),
         **maybe(rng, 0.3, {"tool_choice": choice}),
-        **maybe(rng, 0.5, {"thinking": {"type": rng.choice(["enabled", "disabled", "disabled", "adaptive"]), "budget_tokens": 1024}}),
-        **maybe(rng, 0.2, {"output_config": {"effort": rng.choice(["low", "high", "max", "none", "most"])}}),
+        **maybe(
+            rng,
+            0.5,
+            {
+                "thinking": {
+                    "type": rng.choice(["enabled", "disabled", "disabled", "adaptive"]),
+                    "budget_tokens": 1024,
+                }
+            },
+        ),
+        **maybe(
+            rng,
+            0.2,
+            {"output_config": {"effort": rng.choice(["low", "high", "max", "none", "most"])}},
+        ),
         **sampling(rng, ["temperature", "top_p", "top_k"]),
         **maybe(rng, 0.2, {"stop_sequences": rng.choice([["a"], [""], [], ["a"] * 17])}),
         **maybe(rng, 0.3, {"stream": rng.choice([True, False])}),
@@ -297,7 +528,10 @@ def messages(rng: random.Random) -> dict[str, Any]:
 # -- recorded bodies, damaged ----------------------------------------------------------
 
 MAX_DEPTH = 50
-LEAVES = [None, True, False, 0, -1, 1.5, 2**64, "", "x", "json", "auto", "none", "text", "user", "é", [], {}, [{}], {"type": "text"}]  # fmt: skip
+LEAVES = [
+    *[None, True, False, 0, -1, 1.5, 2**64, [], {}, [{}], {"type": "text"}],
+    *["", "x", "json", "auto", "none", "text", "user", "é"],
+]
 
 
 @cache
@@ -325,7 +559,11 @@ def damage(rng: random.Random, body: Any) -> None:
     if not containers:
         return
     container = rng.choice(containers)
-    place = rng.choice(list(container)) if isinstance(container, dict) else rng.randrange(len(container))
+    place = (
+        rng.choice(list(container))
+        if isinstance(container, dict)
+        else rng.randrange(len(container))
+    )
     action = rng.choice(["replace", "replace", "remove", "repeat", "graft"])
     if action == "replace":
         container[place] = json.loads(json.dumps(rng.choice(LEAVES)))
@@ -413,7 +651,14 @@ def outcome(codec: Any, protocol: str, body: Any, wanted: dict[str, Any]) -> dic
     seen: dict[str, Any] = {"model": request.model}
     if protocol == "responses":
         echo = request.echo()
-        seen["echo"] = [echo.instructions, echo.max_output_tokens, echo.temperature, echo.top_p, echo.top_logprobs, echo.user]
+        seen["echo"] = [
+            echo.instructions,
+            echo.max_output_tokens,
+            echo.temperature,
+            echo.top_p,
+            echo.top_logprobs,
+            echo.user,
+        ]
         try:
             names = request.namespace_tool_map(options)
             seen["namespaces"] = {name: list(pair) for name, pair in names.items()}
@@ -424,7 +669,9 @@ def outcome(codec: Any, protocol: str, body: Any, wanted: dict[str, Any]) -> dic
     except codec.ConversionError as error:
         return {"rejected": "convert", "status": error.status_code, "text": error.body}
     version = shown(converted.model_version)
-    encoding = codec.DeepseekV41Encoding() if version.endswith("Flash") else codec.DeepseekV4Encoding()
+    encoding = (
+        codec.DeepseekV41Encoding() if version.endswith("Flash") else codec.DeepseekV4Encoding()
+    )
     conversation, inference = converted.conversation, converted.inference_options
     parsing, constraint = converted.parsing_options, inference.output_constraint
     rendered = encoding.render_conversation(conversation)
@@ -515,7 +762,9 @@ def case(rng: random.Random) -> tuple[str | None, Any]:
     if category == "equal":
         return None, None
     differing = {
-        key: [ours.get(key), theirs.get(key)] for key in ours | theirs if ours.get(key) != theirs.get(key)
+        key: [ours.get(key), theirs.get(key)]
+        for key in ours | theirs
+        if ours.get(key) != theirs.get(key)
     }
     detail = {"protocol": protocol, "body": body, "options": options, "ours, theirs": differing}
     return category or "unexplained", detail

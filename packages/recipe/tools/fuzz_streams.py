@@ -8,8 +8,11 @@ from __future__ import annotations
 import json
 import random
 import re
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from itertools import combinations, pairwise
 from typing import Any
 
 import deepseek_recipe
@@ -28,11 +31,21 @@ def call(rng: random.Random, spaced: bool) -> str:
         f'<{BAR}{gap}parameter name="{key}" string="{flag}">{value}</{BAR}{gap}parameter>\n'
         for key, flag, value in (
             (
-                rng.choice(["a", "b", "town", "é", *(["a b", 'q"q'] if rng.random() < 0.05 else [])]),
+                rng.choice(
+                    ["a", "b", "town", "é", *(["a b", 'q"q'] if rng.random() < 0.05 else [])]
+                ),
                 *rng.choice(
                     [
-                        ("true", rng.choice(["x", "", 'say "hi"\n', "<b>", "é😀", "\\", "</", "<｜", "\t\x01"])),
-                        ("false", rng.choice(["1", "1.50", "[1, 2]", '{"k": "v"}', "null", '"s"', "tru"])),
+                        (
+                            "true",
+                            rng.choice(
+                                ["x", "", 'say "hi"\n', "<b>", "é😀", "\\", "</", "<｜", "\t\x01"]
+                            ),
+                        ),
+                        (
+                            "false",
+                            rng.choice(["1", "1.50", "[1, 2]", '{"k": "v"}', "null", '"s"', "tru"]),
+                        ),
                     ]
                 ),
             )
@@ -50,7 +63,10 @@ def block(rng: random.Random) -> str:
     return f"\n\n<{BAR}{word}>\n{calls}</{BAR}{word}>"
 
 
-ATOMS = ["a", "b", "x ", "\n", "\n\n", "</think>", "<think>", "STOP", "ST", "é😀", "| ", "1", "```json\n", "\n```", "{", "}", '"k": [1]', "<", "</", f"<{BAR}", " ", "END\n"]  # fmt: skip
+ATOMS = [
+    *["a", "b", "x ", "\n", "\n\n", "</think>", "<think>", "STOP", "ST", "é😀", "| ", "1", " "],
+    *["```json\n", "\n```", "{", "}", '"k": [1]', "<", "</", f"<{BAR}", "END\n"],
+]
 
 
 def output(rng: random.Random) -> str:
@@ -88,7 +104,11 @@ def request_body(rng: random.Random, protocol: str) -> dict[str, Any]:
         if json_mode:
             body["text"] = {"format": {"type": "json_object"}}
         if tools:
-            space = {"type": "namespace", "name": "ns", "tools": [{"type": "function", "name": "f"}]}
+            space = {
+                "type": "namespace",
+                "name": "ns",
+                "tools": [{"type": "function", "name": "f"}],
+            }
             patch = {"type": "custom", "name": "apply_patch"}
             body["tools"] = [*({"type": "function", "name": n} for n in names), space, patch]
     else:
@@ -110,7 +130,7 @@ def chunks(rng: random.Random, text: str) -> list[Any]:
         return [(char, 1) for char in text]
     count = 3 if manner == "few" else max(1, len(text) // 3)
     edges = sorted({0, len(text), *(rng.randint(0, len(text)) for _ in range(count))})
-    return [(text[a:b], rng.randint(0, 2)) for a, b in zip(edges, edges[1:], strict=False)]
+    return [(text[a:b], rng.randint(0, 2)) for a, b in pairwise(edges)]
 
 
 @cache
@@ -138,15 +158,17 @@ def pushed(rng: random.Random) -> tuple[str, list[Any], bool]:
     return text, [(run,) for run in runs], True
 
 
-CALL_ID = re.compile(r"call_(\d\d)_[A-Za-z0-9]{24}")
+CALL_ID = re.compile(r"call_(\d\d)_(ET_)?[A-Za-z0-9]{24}")
 STAMPS = re.compile(r'"(created|created_at|completed_at)":\d+')
 
 
 def neutral(text: str) -> str:
-    return STAMPS.sub(r'"\1":0', CALL_ID.sub(r"call_\1_X", text))
+    return STAMPS.sub(r'"\1":0', CALL_ID.sub(r"call_\1_\2X", text))
 
 
-def answer(codec: Any, protocol: str, body: dict[str, Any], runs: list[Any], are_ids: bool, reason: str) -> list[Any]:
+def answer(
+    codec: Any, protocol: str, body: dict[str, Any], runs: list[Any], are_ids: bool, reason: str
+) -> list[Any]:
     """All events in order, and the complete response."""
     kind = {"chat": "ChatCompletion", "responses": "Responses", "messages": "Messages"}[protocol]
     request_type = getattr(codec, f"{kind}Request")
@@ -157,13 +179,18 @@ def answer(codec: Any, protocol: str, body: dict[str, Any], runs: list[Any], are
     generator = request_type.chunk_generator(converted, "id-1", "model-x")
     if echo is not None:
         generator = generator.with_echo(echo).with_namespace_tool_map(names)
-    stream = codec.StreamProcessor(generator, converted.parsing_options, tokenizer(codec) if are_ids else None)
+    stream = codec.StreamProcessor(
+        generator, converted.parsing_options, tokenizer(codec) if are_ids else None
+    )
     response_type = getattr(codec, f"{kind}Response")
     response = response_type("id-1", "model-x", 0, 31, 16)
     usage = codec.PromptUsage(prompt_tokens=31, prompt_cache_hit_tokens=16)
     out: list[Any] = []
     steps = [codec.InferenceChunk.ready(prompt_usage=usage, system_fingerprint="fp")]
-    steps += [(codec.InferenceChunk.tokens if are_ids else codec.InferenceChunk.text)(*run) for run in runs]
+    steps += [
+        (codec.InferenceChunk.tokens if are_ids else codec.InferenceChunk.text)(*run)
+        for run in runs
+    ]
     steps.append(codec.InferenceChunk.finish(getattr(codec.InferenceFinishReason, reason)))
     for step in steps:
         if stream.finished:
@@ -180,7 +207,11 @@ def answer(codec: Any, protocol: str, body: dict[str, Any], runs: list[Any], are
 def joined(events: list[Any]) -> list[Any]:
     """Neighbouring deltas of one kind as one: where a piece is cut is each codec's own affair."""
     out: list[Any] = []
-    numbers = [event[1]["sequence_number"] for event in events if isinstance(event, list) and "sequence_number" in event[1]]
+    numbers = [
+        event[1]["sequence_number"]
+        for event in events
+        if isinstance(event, list) and "sequence_number" in event[1]
+    ]
     if numbers != list(range(len(numbers))):
         raise AssertionError(f"sequence numbers {numbers}")
     for event in events:
@@ -192,14 +223,33 @@ def joined(events: list[Any]) -> list[Any]:
             out.append(event)
             continue
         (holder, key), (earlier, earlier_key) = place, last
-        more = holder[key]
-        holder[key] = held = earlier[earlier_key]
-        if [out[-1][0], out[-1][1]] != [event[0], payload] and held is not None:
-            holder[key] = more
-            out.append(event)
-        else:
+        more, entries = holder[key], logprobs_of(payload)
+        held, held_entries = earlier[earlier_key], logprobs_of(out[-1][1])
+        holder[key], earlier[earlier_key] = "", ""
+        is_same = without(out[-1], "logprobs") == without(event, "logprobs")
+        holder[key], earlier[earlier_key] = more, held
+        if is_same:
             earlier[key] = held + more
+            held_entries += entries
+        else:
+            out.append(event)
+    for event in out:
+        if isinstance(event, list):
+            event[1]["all logprobs"] = logprobs_of(event[1])
+            for choice in event[1].get("choices", ()):
+                choice["logprobs"] = None
     return out
+
+
+def logprobs_of(payload: dict[str, Any]) -> list[Any]:
+    """All entries of an event, kept beside it."""
+    if "all logprobs" not in payload:
+        found = [*payload.get("logprobs", ())]
+        for choice in payload.get("choices", ()):
+            for entries in (choice["logprobs"] or {}).values():
+                found += entries
+        payload["all logprobs"] = found
+    return payload["all logprobs"]
 
 
 def text_place(payload: dict[str, Any]) -> tuple[dict[str, Any], str] | None:
@@ -208,10 +258,12 @@ def text_place(payload: dict[str, Any]) -> tuple[dict[str, Any], str] | None:
         return payload, "delta"
     if payload.get("type") == "content_block_delta":
         delta = payload["delta"]
-        return next(((delta, key) for key in ("text", "thinking", "partial_json") if key in delta), None)
+        return next(
+            ((delta, key) for key in ("text", "thinking", "partial_json") if key in delta), None
+        )
     for choice in payload.get("choices", ()):
         delta = choice["delta"]
-        if choice["finish_reason"] or "role" in delta or choice["logprobs"]:
+        if choice["finish_reason"] or "role" in delta:
             return None
         for call in delta.get("tool_calls", ()):
             return (call["function"], "arguments") if "id" not in call else None
@@ -221,44 +273,120 @@ def text_place(payload: dict[str, Any]) -> tuple[dict[str, Any], str] | None:
     return None
 
 
-def explained(text: str, body: dict[str, Any], ours: Any, theirs: Any, *, are_ids: bool, logprobs: bool, reason: str) -> str | None:
-    """The decision behind a difference, if there is one."""
-    told, other = json.dumps(ours[1], ensure_ascii=False), json.dumps(theirs[1], ensure_ascii=False)
-    if told.replace("\\n", "") == other.replace("\\n", "") and re.search(r"<[/｜DSMLthink]*\n", text):
-        return "newlines between the beginning of a tag and a tag all vanish"
-    if re.search(r'name="[^">]*( [^s"]|")[^">]*" string=', text) and BAR in text:
-        return "a parameter name with spaces or quotes stays valid JSON"
-    if reason == "Stop" and _only_arguments_differ(ours, theirs):
-        return "a call cut short by a normal stop is closed"
-    if are_ids and logprobs and _without(ours, "logprobs") == _without(theirs, "logprobs"):
-        return "tokens of dropped newlines have no log probabilities, however cut"
-    if are_ids and _without(ours, "usage") == _without(theirs, "usage"):
-        return "tokens behind a stop sequence are not counted, however cut"
+@dataclass(frozen=True)
+class Case:
+    """What is needed to tell which decisions may show in a case."""
+
+    text: str
+    body: dict[str, Any]
+    reason: str
+    are_ids: bool
+    has_logprobs: bool
+
+    @property
+    def has_stops(self) -> bool:
+        return bool(self.body.get("stop") or self.body.get("stop_sequences"))
+
+    @property
+    def is_json(self) -> bool:
+        return "json_object" in json.dumps(self.body)
+
+
+def without(value: Any, name: str) -> Any:
+    """`value` without the members whose name ends in `name`."""
+    if isinstance(value, dict):
+        return {k: without(inner, name) for k, inner in value.items() if not k.endswith(name)}
+    if isinstance(value, list):
+        return [without(inner, name) for inner in value]
+    return value
+
+
+def without_arguments(value: Any) -> Any:
+    """`value` without what calls are made with."""
+    if isinstance(value, dict):
+        return {
+            key: without_arguments(inner)
+            for key, inner in value.items()
+            if key not in ("arguments", "input", "partial_json")
+        }
+    if isinstance(value, list):
+        kept = [inner for inner in value if not is_argument_delta(inner)]
+        return [without_arguments(inner) for inner in kept]
+    return value
+
+
+def is_argument_delta(event: Any) -> bool:
+    if not isinstance(event, list) or len(event) != 2 or not isinstance(event[1], dict):
+        return False
+    text = json.dumps(event[1])
+    kinds = ("function_call_arguments.delta", "custom_tool_call_input.delta", "input_json_delta")
+    is_piece = '"tool_calls"' in text and '"type": "function"' not in text
+    return is_piece or any(kind in text for kind in kinds)
+
+
+def without_character(value: Any, character: str) -> Any:
+    if isinstance(value, str):
+        return value.replace(character, "")
+    if isinstance(value, dict):
+        return {key: without_character(inner, character) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [without_character(inner, character) for inner in value]
+    return value
+
+
+HALF_TAG = re.compile(r"<[/｜DSMLthink]*\n")
+ODD_NAME = re.compile(r'name="[^">]*( [^s"]|")[^">]*" string=')
+Decision = tuple[str, Callable[[Case], bool], Callable[[Any], Any]]
+DECISIONS: list[Decision] = [
+    (
+        "a call cut short by a normal stop is closed",
+        lambda case: case.reason == "Stop",
+        without_arguments,
+    ),
+    (
+        "a parameter name with spaces or quotes stays valid JSON",
+        lambda case: ODD_NAME.search(case.text) is not None,
+        without_arguments,
+    ),
+    (
+        "newlines between the beginning of a tag and a tag all vanish",
+        lambda case: HALF_TAG.search(case.text) is not None,
+        lambda value: without_character(value, "\n"),
+    ),
+    (
+        "the number of spaces around JSON differs",
+        lambda case: case.is_json,
+        lambda value: without_character(value, " "),
+    ),
+    (
+        "tokens of dropped text have no log probabilities, however cut",
+        lambda case: case.has_logprobs,
+        lambda value: without(value, "logprobs"),
+    ),
+    (
+        "a token half thinking, half markup counts as thinking",
+        lambda case: case.are_ids,
+        lambda value: without(value, "reasoning_tokens"),
+    ),
+    (
+        "tokens behind a stop sequence are not counted, however cut",
+        lambda case: case.are_ids and case.has_stops,
+        lambda value: without(value, "usage"),
+    ),
+]
+
+
+def explained(case: Case, ours: Any, theirs: Any) -> str | None:
+    """The decisions behind a difference: the fewest that, set aside, leave none."""
+    possible = [decision for decision in DECISIONS if decision[1](case)]
+    for count in (1, 2, 3):
+        for chosen in combinations(possible, count):
+            one, other = ours, theirs
+            for _, _, neutralised in chosen:
+                one, other = neutralised(one), neutralised(other)
+            if one == other:
+                return " + ".join(name for name, _, _ in chosen)
     return None
-
-
-def _without(value: Any, name: str) -> Any:
-    if isinstance(value, dict):
-        return {key: _without(inner, name) for key, inner in value.items() if key != name}
-    if isinstance(value, list):
-        return [_without(inner, name) for inner in value]
-    return value
-
-
-ARGUMENTS = ("arguments", "input", "partial_json", "delta")
-
-
-def _only_arguments_differ(ours: Any, theirs: Any) -> bool:
-    cut = [_without_arguments(side[1]) for side in (ours, theirs)]
-    return cut[0] == cut[1]
-
-
-def _without_arguments(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {k: _without_arguments(v) for k, v in value.items() if k not in ("arguments", "input")}
-    if isinstance(value, list):
-        return [_without_arguments(inner) for inner in value]
-    return value
 
 
 def case(rng: random.Random) -> tuple[str | None, Any]:
@@ -271,9 +399,17 @@ def case(rng: random.Random) -> tuple[str | None, Any]:
     ours = answer(deepinfer_recipe, protocol, body, runs, are_ids, reason)
     if ours == theirs:
         return None, None
-    logprobs = are_ids and bool(runs) and len(runs[0]) == 2
-    category = explained(text, body, ours, theirs, are_ids=are_ids, logprobs=logprobs, reason=reason)
-    detail = {"protocol": protocol, "body": body, "text": text, "runs": [run[0] for run in runs], "reason": reason, "ours": ours[1], "theirs": theirs[1]}
+    has_logprobs = are_ids and bool(runs) and len(runs[0]) == 2
+    category = explained(Case(text, body, reason, are_ids, has_logprobs), ours, theirs)
+    detail = {
+        "protocol": protocol,
+        "body": body,
+        "text": text,
+        "runs": [run[0] for run in runs],
+        "reason": reason,
+        "ours": ours[1],
+        "theirs": theirs[1],
+    }
     for at, (one, other) in enumerate(zip(ours[0], theirs[0], strict=False)):
         if one != other:
             detail["event"] = [at, one, other]

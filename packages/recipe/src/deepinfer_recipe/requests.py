@@ -107,7 +107,9 @@ class ChatCompletionRequest(_Request[ChatBody]):
             model,
             thinking_mode=request.conversation.thinking_mode,
             starts_in_reasoning=_starts_in_reasoning(request),
-            include_usage=request.include_usage,
+            # The reference streams inside even what is not streamed, with usage.
+            include_usage=request.include_usage
+            or (request.profile == "parity" and not request.stream),
             profile=request.profile,
             index=index,
             ledger=ledger,
@@ -200,6 +202,7 @@ class ResponsesRequest(_Request[ParsedResponses]):
             echo=settings.echo,
             namespace_tool_map=settings.namespaces,
             custom_tools=settings.custom_tools,
+            thinking_mode=_starts_in_reasoning(request),
             profile=request.profile,
             created=created,
             call_ids=call_ids,

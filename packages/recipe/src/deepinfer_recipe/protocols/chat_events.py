@@ -100,7 +100,7 @@ class ChatCompletionChunkGenerator(ChunkGenerator[ChatCompletionChunk]):
         created: int | None = None,
         call_ids: CallIds | None = None,
     ) -> None:
-        super().__init__(call_ids)
+        super().__init__(call_ids, thinks=thinking_mode and starts_in_reasoning)
         self._stamp = {
             "id": id,
             "object": "chat.completion.chunk",
@@ -151,7 +151,8 @@ class ChatCompletionChunkGenerator(ChunkGenerator[ChatCompletionChunk]):
                 }
             ],
         }
-        if self._include_usage:
+        # The reference reports usage at the end even unasked.
+        if self._include_usage or (usage is not None and self._profile == "parity"):
             chunk["usage"] = usage
         return compact_json(chunk)
 
@@ -166,6 +167,7 @@ class ChatCompletionChunkGenerator(ChunkGenerator[ChatCompletionChunk]):
         self.out.append(chunk)
 
     def reasoning(self, text: str) -> None:
+        self._misses_thinking = False
         self.out.append(
             ChatCompletionChunk(
                 "reasoning", self._reasoning_head, text, self._reasoning_tail, self._index
@@ -180,6 +182,7 @@ class ChatCompletionChunkGenerator(ChunkGenerator[ChatCompletionChunk]):
         )
 
     def reasoning_with_logprobs(self, text: str, entries: list[dict[str, Any]]) -> None:
+        self._misses_thinking = False
         delta = {"content": None, "reasoning_content": text}
         self._with_logprobs("reasoning_content", delta, text, entries)
 
@@ -202,7 +205,7 @@ class ChatCompletionChunkGenerator(ChunkGenerator[ChatCompletionChunk]):
         function = {"name": name, "arguments": ""}
         call = {
             "index": number,
-            "id": self._call_ids(number),
+            "id": self.call_id(number),
             "type": "function",
             "function": function,
         }

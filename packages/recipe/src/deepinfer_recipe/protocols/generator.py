@@ -22,9 +22,13 @@ _ID_CHARS = 24
 E = TypeVar("E", bound=StreamEvent)
 
 
-def random_call_id(index: int) -> str:
-    """`call_` + two-digit index + `_` + 24 random alphanumerics."""
-    return f"call_{index:02d}_" + "".join(secrets.choice(_ID_ALPHABET) for _ in range(_ID_CHARS))
+def random_call_id(index: int, *, after_thinking: bool = True) -> str:
+    """`call_` + two-digit index + `_` + 24 random alphanumerics, behind `ET_` if the model was
+    to think first and did not.
+    """
+    mark = "" if after_thinking else "ET_"
+    unique = "".join(secrets.choice(_ID_ALPHABET) for _ in range(_ID_CHARS))
+    return f"call_{index:02d}_{mark}{unique}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +50,24 @@ class ChunkGenerator(ABC, Generic[E]):
     """Base of the generators: turns the parser's report into events of one protocol.
 
     `out` is the list that events go to; the stream processor replaces it for every chunk.
+    thinks: whether the answer should begin with thinking.
     """
 
-    __slots__ = ("_call_ids", "_consumed", "out", "prompt_usage")
+    __slots__ = ("_call_ids", "_consumed", "_misses_thinking", "out", "prompt_usage")
 
-    def __init__(self, call_ids: CallIds | None) -> None:
+    def __init__(self, call_ids: CallIds | None, *, thinks: bool = False) -> None:
+        self._misses_thinking = thinks
+        """Whether thinking was wanted and has not come; `reasoning` makes it false."""
         self.out: list[E] = []
         self.prompt_usage = PromptUsage()
-        self._call_ids = call_ids or random_call_id
+        self._call_ids = call_ids
         self._consumed = False
+
+    def call_id(self, number: int) -> str:
+        """The id of a new call. A random one tells, as the reference's does, of no thinking."""
+        if self._call_ids is not None:
+            return self._call_ids(number)
+        return random_call_id(number, after_thinking=not self._misses_thinking)
 
     def consume(self) -> None:
         """Mark the generator as used. Raises `StreamError` the second time."""

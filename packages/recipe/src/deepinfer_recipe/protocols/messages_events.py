@@ -54,7 +54,7 @@ class MessagesChunkGenerator(ChunkGenerator[MessagesStreamEvent]):
     def __init__(
         self, id: str, model: str, thinking_mode: bool, *, call_ids: CallIds | None = None
     ) -> None:
-        super().__init__(call_ids)
+        super().__init__(call_ids, thinks=thinking_mode)
         self._id = id
         self._model = model
         self._thinking = thinking_mode
@@ -127,6 +127,7 @@ class MessagesChunkGenerator(ChunkGenerator[MessagesStreamEvent]):
         self.out.append(MessagesStreamEvent("content_block_delta", self._head, text, "}}"))
 
     def reasoning(self, text: str) -> None:
+        self._misses_thinking = False
         if self._open != "thinking":
             self._open_block("thinking", {"type": "thinking", "thinking": "", "signature": ""})
         self._delta(text)
@@ -137,7 +138,7 @@ class MessagesChunkGenerator(ChunkGenerator[MessagesStreamEvent]):
         self._delta(text)
 
     def call_started(self, name: str) -> None:
-        call_id = self._call_ids(self._calls)
+        call_id = self.call_id(self._calls)
         self._calls += 1
         block = {"type": "tool_use", "id": call_id, "name": name, "input": {}}
         self._open_block("tool_use", block)

@@ -67,7 +67,7 @@ class CallOutputItem(Body):
 
 class CustomCallOutputItem(Body):
     call_id: str
-    output: str | list[OutputPart]
+    output: str | list[OutputPart] | None = None
 
 
 class CustomCallItem(Body):

@@ -105,8 +105,8 @@ def convert(
     )
     form = version.prompt_format
     declared = definitions(parsed.tools, form, options, profile, checks_schemas=False)
-    draft.messages, found = _History(draft).convert(parsed)
     draft.choice = _choice(body, options)
+    draft.messages, found = _History(draft).convert(parsed)
     draft.declares_tools = bool(declared or found)
     fill_reasoning(draft, "reasoning_text")
     if draft.choice != "none":
@@ -193,7 +193,7 @@ class _History:
         if is_search and not self._draft.version.prompt_format.system_in_place:
             return  # tools cannot be announced late there: searching for them leaves no trace
         if isinstance(item, wire.CallOutputItem | wire.CustomCallOutputItem):
-            content = self._joined(item.output, place)
+            content = self._joined(item.output or "", place)
             if item.call_id is None:
                 # It answers nothing in particular, but is still a result.
                 self._close_turn()
@@ -325,11 +325,19 @@ class _History:
         listed = compact_json([echoed(tool) for _, tool in tools])
         self._output(item.call_id, self._empty().extend([listed]), place)
         form = self._draft.version.prompt_format
+        is_off = self._draft.choice == "none"
+        found = definitions(
+            tools,
+            form,
+            self._draft.options,
+            self._draft.profile,
+            checks_schemas=not is_off,
+            within=f"{place}.tools",
+        )
+        if is_off:
+            return
         deferred = [
-            ToolDefinition(t.name, t.description, t.parameters, t.strict, True)
-            for t in definitions(
-                tools, form, self._draft.options, self._draft.profile, within=f"{place}.tools"
-            )
+            ToolDefinition(t.name, t.description, t.parameters, t.strict, True) for t in found
         ]
         self._found += deferred
         self._announced += deferred

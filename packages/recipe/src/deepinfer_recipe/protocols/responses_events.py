@@ -10,6 +10,7 @@ from typing import Any, Literal
 from deepinfer_recipe.inference import InferenceFinishReason, PromptUsage
 from deepinfer_recipe.json_text import compact_json
 from deepinfer_recipe.options import Profile
+from deepinfer_recipe.protocols.custom_input import CustomInput
 from deepinfer_recipe.protocols.generator import CallIds, ChunkGenerator, Ending
 from deepinfer_recipe.protocols.responses_echo import ResponsesEcho
 from deepinfer_recipe.protocols.stream_event import StreamEvent
@@ -101,6 +102,7 @@ def response_object(
 class ResponsesChunkGenerator(ChunkGenerator[ResponsesStreamEvent]):
     """Makes the events of one answer: output items that open on first text and close in turn.
 
+    thinking_mode: whether the answer should begin with thinking.
     custom_tools: names of tools whose one string argument is reported as plain input.
     created: Unix time stamped on the response, now by default.
     """
@@ -108,6 +110,7 @@ class ResponsesChunkGenerator(ChunkGenerator[ResponsesStreamEvent]):
     __slots__ = (
         "_calls",
         "_created",
+        "_custom_input",
         "_custom_tools",
         "_echo",
         "_head",
@@ -120,10 +123,10 @@ class ResponsesChunkGenerator(ChunkGenerator[ResponsesStreamEvent]):
         "_model",
         "_namespaces",
         "_now",
-        "_parameter",
         "_profile",
         "_sequence",
         "_texts",
+        "_thinking",
     )
 
     def __init__(
@@ -134,11 +137,13 @@ class ResponsesChunkGenerator(ChunkGenerator[ResponsesStreamEvent]):
         echo: ResponsesEcho | None = None,
         namespace_tool_map: dict[str, tuple[str, str]] | None = None,
         custom_tools: Iterable[str] = (),
+        thinking_mode: bool = False,
         profile: Profile = "parity",
         created: int | None = None,
         call_ids: CallIds | None = None,
     ) -> None:
-        super().__init__(call_ids)
+        super().__init__(call_ids, thinks=thinking_mode)
+        self._thinking = thinking_mode
         self._id = id
         self._model = model
         self._echo = echo or ResponsesEcho()
@@ -154,7 +159,7 @@ class ResponsesChunkGenerator(ChunkGenerator[ResponsesStreamEvent]):
         self._texts: list[str] = []
         self._logprobs: list[dict[str, Any]] = []
         self._calls = 0
-        self._parameter = ""
+        self._custom_input = CustomInput()
         self._head = self._middle = ""
 
     def _copy(self, **changes: Any) -> ResponsesChunkGenerator:
@@ -165,6 +170,7 @@ class ResponsesChunkGenerator(ChunkGenerator[ResponsesStreamEvent]):
             echo=changes.get("echo", self._echo),
             namespace_tool_map=changes.get("namespaces", self._namespaces),
             custom_tools=self._custom_tools,
+            thinking_mode=self._thinking,
             profile=self._profile,
             call_ids=self._call_ids,
         )
@@ -264,6 +270,7 @@ class ResponsesChunkGenerator(ChunkGenerator[ResponsesStreamEvent]):
         self._emit("response.output_item.done", {"item": item, "output_index": number}, item)
 
     def reasoning(self, text: str) -> None:
+        self._misses_thinking = False
         if self._kind != "reasoning":
             self._close()
             sealed = f"{self._id}-{len(self._items)}"
@@ -291,22 +298,21 @@ class ResponsesChunkGenerator(ChunkGenerator[ResponsesStreamEvent]):
 
     def call_started(self, name: str) -> None:
         self._close(before_call=True)
-        call_id = self._call_ids(self._calls)
+        call_id = self.call_id(self._calls)
         self._calls += 1
         if name in self._custom_tools:
+            self._custom_input = CustomInput()
             self._open("custom_tool_call", call_id=call_id, name=name, input="")
             return
         namespace, own = self._namespaces.get(name, (None, name))
         fields = {"name": own} if namespace is None else {"name": own, "namespace": namespace}
         self._open("function_call", call_id=call_id, **fields, arguments="")
 
-    def call_parameter(self, key: str) -> None:
-        self._parameter = key
-
     def call_arguments(self, piece: str, raw: str | None = None) -> None:
         if self._kind == "custom_tool_call":
-            if raw is not None and self._parameter == "input":
-                self._delta(raw)
+            text = self._custom_input.feed(piece, raw)
+            if text:
+                self._delta(text)
         else:
             self._delta(piece)
 
