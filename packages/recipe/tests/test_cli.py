@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from deepinfer_recipe import __version__, native
 from deepinfer_recipe.cli import main
 
 REQUEST = {"model": "DeepSeek-V4.1-Flash", "messages": [{"role": "user", "content": "hi"}]}
@@ -81,3 +82,12 @@ def test_wrong_usage_is_status_two() -> None:
     with pytest.raises(SystemExit) as caught:
         main(["render"])
     assert caught.value.code == 2
+
+
+def test_version_tells_whether_the_compiled_part_is_in_use(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as done:
+        main(["--version"])
+    assert done.value.code == 0
+    assert capsys.readouterr().out == f"deepinfer-recipe {__version__} ({native.STATE})\n"

@@ -279,3 +279,15 @@ def test_empty_stop_sequence_and_empty_spelling_are_misuse() -> None:
         ParsingOptions(stop_sequences=["a", ""])
     with pytest.raises(ValueError, match="ThinkingEnd must not be empty"):
         SpecialTokens(thinking_end="")
+
+
+def test_newlines_before_a_tag_that_ends_an_unclosed_value_vanish_in_any_cut() -> None:
+    value = '<｜DSML｜ invoke name="f"><｜DSML｜ parameter name="k" string="true">a\n\n\n'
+    for end, wanted in (
+        ("<｜DSML｜ invoke", "a\n"),
+        ("</｜DSML｜ parameter>", "a\n\n\n"),
+        ("", "a\n\n\n"),
+    ):
+        for pieces in ([value + end], list(value + end)):
+            found = parse(pieces, recover_tool_calls=True, stop_sequences=())
+            assert json.loads(found.arguments()[0]) == {"k": wanted}

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from json.encoder import encode_basestring as quote
 
-from deepinfer_recipe.holding import held_suffix, proper_prefixes
+from deepinfer_recipe.holding import Patterns
 from deepinfer_recipe.json_closing import closing_of
-from deepinfer_recipe.json_text import loads
+from deepinfer_recipe.json_text import loads, quote
 from deepinfer_recipe.output_sink import OutputSink
 
 _HEADER = re.compile(r'"(.*?)"(?: [^>"]*"(true|false)"[^>]*)?>', re.DOTALL)
@@ -42,7 +41,7 @@ class CallParser:
         self._argument_hold = max(map(len, argument_marks)) - 1
         value_ends = [self._close, *([self._tag_open] if recovers else [])]
         self._value_marks = re.compile("|".join(map(re.escape, value_ends)))
-        self._value_prefixes = proper_prefixes(value_ends)
+        self._value_patterns = Patterns(value_ends)
         self._state: Callable[[str], str | None] = self._block
         self._held = ""
         self._parameters = 0
@@ -153,18 +152,25 @@ class CallParser:
     def _value_text(self, text: str) -> str | None:
         mark = self._value_marks.search(text)
         if mark is None:
-            sure = len(text) - held_suffix(text, self._value_prefixes)
+            sure = len(text) - self._value_patterns.held(text)
+            sure -= self._line_ends(text[:sure])
             self._emit_value(text[:sure])
             self._held = text[sure:]
             return None
         value = text[: mark.start()]
         if mark.group() != self._close:
             self.repairs.append("a parameter that was not closed ended where the next tag began")
-            value = value.rstrip("\n")
+            value = value[: len(value) - self._line_ends(value)]
         self._emit_value(value)
         self._end_value()
         self._state = self._value_closed if mark.group() == self._close else self._arguments
         return text[mark.end() :]
+
+    def _line_ends(self, value: str) -> int:
+        """How many newlines at the end belong to the next tag if the value turns out unclosed."""
+        if not self._recovers or not value.endswith("\n"):
+            return 0
+        return 2 if value.endswith("\n\n") else 1
 
     def _value_closed(self, text: str) -> str | None:
         """Behind `</` DSML that ended a value; when recovering it may have closed the call."""
@@ -214,7 +220,8 @@ class CallParser:
         """The answer ended inside a call. `mends` makes its arguments a JSON object."""
         if self._state == self._value_text:
             if mends:
-                # What is held may be the beginning of the closing tag.
+                # What is held, newlines aside, may be the beginning of the closing tag.
+                self._emit_value(held[: len(held) - len(held.lstrip("\n"))])
                 self._close_value()
             else:
                 self._emit_value(held)

@@ -9,8 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from deepinfer_recipe import __version__
 from deepinfer_recipe.errors import RecipeError
 from deepinfer_recipe.exchange import Exchange
+from deepinfer_recipe.native import STATE
 from deepinfer_recipe.render import RenderedPrompt
 from deepinfer_recipe.tokenizer import Tokenizer
 
@@ -95,6 +97,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="deepinfer-recipe",
         description="Look at the prompts and answers of DeepSeek V4 and V4.1 models.",
+    )
+    parser.add_argument(
+        "--version", action="version", version=f"deepinfer-recipe {__version__} ({STATE})"
     )
     commands = parser.add_subparsers(required=True, metavar="command")
     render = commands.add_parser("render", help="show the prompt of a request body")

@@ -3,6 +3,9 @@
 Reading is strict: no NaN, no trailing commas, no byte order mark, no lone surrogates, no
 number outside the double range, at most 127 levels. Writing is Python's json style
 (separators `", "` and `": "`, non-ASCII kept), which is the style the models were trained on.
+
+Where the compiled routines of `native` are there, they do the work. They refuse (`ValueError`)
+whatever is wrong or unusual, and the Python form below then gives the result or the error.
 """
 
 from __future__ import annotations
@@ -10,20 +13,51 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Callable
+from json.encoder import encode_basestring
 from typing import Any
 
 from deepinfer_recipe.errors import RequestParseError
+from deepinfer_recipe.native import json as native
 
 MAX_DEPTH = 127
 _SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
 _INT64_MIN = -(2**63)
 _UINT64_MAX = 2**64 - 1
 
-prompt_json = json.JSONEncoder(ensure_ascii=False).encode
-"""Render a value the way prompts show JSON."""
+_prompt_encoder = json.JSONEncoder(ensure_ascii=False).encode
+_compact_encoder = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
-compact_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
-"""Render a value without spaces, as wire bodies show JSON."""
+
+def prompt_json(value: Any) -> str:
+    """Render a value the way prompts show JSON."""
+    if native is not None:
+        try:
+            return native.prompt_json(value)
+        except ValueError:
+            pass
+    return _prompt_encoder(value)
+
+
+def compact_json(value: Any) -> str:
+    """Render a value without spaces, as wire bodies show JSON."""
+    if native is not None:
+        try:
+            return native.compact_json(value)
+        except ValueError:
+            pass
+    return _compact_encoder(value)
+
+
+def _between(head: str, text: str, tail: str) -> str:
+    return f"{head}{encode_basestring(text)}{tail}"
+
+
+quote: Callable[[str], str] = encode_basestring if native is None else native.quote
+"""A text as a JSON string, non-ASCII kept."""
+
+between: Callable[[str, str, str], str] = _between if native is None else native.between
+"""`head` + `quote(text)` + `tail`: the JSON of an event around its text."""
 
 
 def _integer(digits: str) -> int | float:
@@ -53,7 +87,7 @@ _decoder = json.JSONDecoder(parse_int=_integer, parse_float=_double, parse_const
 
 def _has_lone_surrogate(value: Any) -> bool:
     try:
-        prompt_json(value).encode("utf-8")
+        _prompt_encoder(value).encode("utf-8")
     except UnicodeEncodeError:
         return True
     return False
@@ -75,6 +109,15 @@ def _deeper_than(value: Any, limit: int) -> bool:
 
 def loads(text: str) -> Any:
     """Parse JSON text strictly. Raises `ValueError` (also for too deep nesting)."""
+    if native is not None:
+        try:
+            return native.loads(text)
+        except ValueError:
+            pass
+    return _loads(text)
+
+
+def _loads(text: str) -> Any:
     try:
         value = _decoder.decode(text)
     except RecursionError:
@@ -96,15 +139,24 @@ def load_body(body: Any) -> Any:
     An object follows the same rules as the JSON it would be sent as. Raises
     `RequestParseError`.
     """
+    if native is not None:
+        try:
+            return native.loads(body) if isinstance(body, bytes | str) else native.copy(body)
+        except ValueError:
+            pass
+    return _load_body(body)
+
+
+def _load_body(body: Any) -> Any:
     kind = "invalid JSON request"
     try:
         if isinstance(body, bytes | bytearray | memoryview):
-            return loads(bytes(body).decode("utf-8"))
+            return _loads(bytes(body).decode("utf-8"))
         if not isinstance(body, str):
             kind = "invalid request body"
             body = json.dumps(body, ensure_ascii=False, allow_nan=False)
         body.encode("utf-8")
-        return loads(body)
+        return _loads(body)
     except (TypeError, ValueError, RecursionError) as error:
         raise RequestParseError(f"{kind}: {error}") from None
 

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable
 
 from deepinfer_recipe.call_parser import CallParser
-from deepinfer_recipe.holding import held_suffix, proper_prefixes
+from deepinfer_recipe.holding import SHORT, Patterns
 from deepinfer_recipe.output_sink import OutputSink
 from deepinfer_recipe.parsing_options import ParsingOptions, ThinkingInitialStage
 from deepinfer_recipe.special_tokens import SpecialToken
@@ -52,16 +52,11 @@ class OutputParser:
     def _prepare(self) -> None:
         marks = [self._think_end] if self._open is None else [self._think_end, self._open]
         self._marks = re.compile("|".join(re.escape(mark) for mark in marks))
-        self._mark_prefixes = proper_prefixes(marks)
-        self._content_prefixes = proper_prefixes([*marks, *self._stops])
-        self._json_prefixes = proper_prefixes([_JSON_END, *self._stops])
+        self._mark_patterns = Patterns(marks)
+        self._content_patterns = Patterns([*marks, *self._stops])
+        self._json_patterns = Patterns([_JSON_END, *self._stops])
         self._preamble_marks = re.compile("|".join(map(re.escape, [*marks, *_FENCES, "{", "["])))
-        self._preamble_prefixes = proper_prefixes([*marks, *_FENCES])
-        firsts = {text[0] for text in (*marks, *self._stops)}
-        content_firsts = "".join(sorted(firsts | ({"\n"} if self._open else set())))
-        reasoning_firsts = "\n" + "".join(sorted({mark[0] for mark in marks}))
-        self._content_hot = re.compile(f"[{re.escape(content_firsts)}]").search
-        self._reasoning_hot = re.compile(f"[{re.escape(reasoning_firsts)}]").search
+        self._preamble_patterns = Patterns([*marks, *_FENCES])
 
     def _first_state(self, options: ParsingOptions) -> State:
         if options.starts_in_tool_calls:
@@ -80,24 +75,13 @@ class OutputParser:
         self._state = state
         # Plain text in these two states passes in one step: see `feed`.
         if state == self._content:
-            self._fast = (self._content_hot, self._sink.content, self._is_plain)
+            patterns, emit = self._content_patterns, self._sink.content
         elif state == self._reasoning:
-            self._fast = (self._reasoning_hot, self._sink.reasoning, self._is_plain)
+            patterns, emit = self._mark_patterns, self._sink.reasoning
         else:
             self._fast = None
-
-    def _is_plain(self, text: str) -> bool:
-        """Whether the text has no mark, is none's beginning, and ends with no newline.
-
-        Asked about text that does hold a first character of a mark, such as code.
-        """
-        return (
-            not self._stops
-            and text[-1] != "\n"
-            and not text.endswith(self._mark_prefixes)
-            and self._think_end not in text
-            and (self._open is None or self._open not in text)
-        )
+            return
+        self._fast = (patterns.has_first, patterns.is_plain, emit)
 
     @property
     def is_done(self) -> bool:
@@ -115,24 +99,25 @@ class OutputParser:
         return self._calls.repairs
 
     def feed(self, text: str) -> None:
-        """Take the next piece of the answer."""
-        if not self._held and not self._newlines:
-            fast = self._fast
-            if fast is not None and (not fast[0](text) or fast[2](text)):
-                if text:
-                    fast[1](text)
-                return
-            rest: str | None = text
-        elif not self._held and self._fast is not None and not text.strip("\n"):
-            # A long run of newlines must not be looked at again and again.
-            if not self._stops:
-                self._newlines += len(text)
-                return
-            rest = "\n" * self._newlines + text
+        """Take the next piece of the answer. The hot path: plain text passes in one step."""
+        fast = self._fast
+        if fast is None or self._held:
+            text = "\n" * self._newlines + self._held + text
         else:
-            rest = "\n" * self._newlines + self._held + text
+            if self._newlines:
+                # A long run of newlines must not be looked at again and again.
+                if not self._stops and not text.strip("\n"):
+                    self._newlines += len(text)
+                    return
+                text = "\n" * self._newlines + text
+            has_first, is_plain, emit = fast
+            if text and ((len(text) <= SHORT and not has_first(text)) or is_plain(text)):
+                self._newlines = 0
+                emit(text)
+                return
         self._held = ""
         self._newlines = 0
+        rest: str | None = text
         while rest:
             rest = self._state(rest)
 
@@ -165,7 +150,7 @@ class OutputParser:
     def _reasoning(self, text: str) -> str | None:
         mark = self._marks.search(text)
         if mark is None:
-            self._keep(text, held_suffix(text, self._mark_prefixes), self._sink.reasoning)
+            self._keep(text, self._mark_patterns.held(text), self._sink.reasoning)
             return None
         before = text[: mark.start()].rstrip("\n")
         if before:
@@ -235,7 +220,7 @@ class OutputParser:
                 self._behind(mark.group(), self._content)
                 return text[position:]
         rest = text[position:]
-        held = held_suffix(rest, self._content_prefixes)
+        held = self._content_patterns.held(rest)
         if self._open is not None:
             self._keep(rest, held, sink.content)
         else:
@@ -251,12 +236,12 @@ class OutputParser:
     # -- JSON mode ---------------------------------------------------------------------
 
     def _preamble(self, text: str) -> str | None:
-        return self._outside(text, self._preamble_marks, self._preamble_prefixes)
+        return self._outside(text, self._preamble_marks, self._preamble_patterns)
 
     def _after_json(self, text: str) -> str | None:
-        return self._outside(text, self._marks, self._mark_prefixes)
+        return self._outside(text, self._marks, self._mark_patterns)
 
-    def _outside(self, text: str, marks: re.Pattern[str], prefixes: tuple[str, ...]) -> str | None:
+    def _outside(self, text: str, marks: re.Pattern[str], patterns: Patterns) -> str | None:
         """Text around the JSON: a space for each piece; marks are looked for as in content."""
         position = 0
         while mark := marks.search(text, position):
@@ -275,7 +260,7 @@ class OutputParser:
                     self._sink.content(found)
             return text[position:]
         rest = text[position:]
-        held = held_suffix(rest, prefixes)
+        held = patterns.held(rest)
         if self._open is not None:
             self._keep(rest, held, self._space)
         else:
@@ -300,7 +285,7 @@ class OutputParser:
                 self._sink.content(text[:end])
             self._go(self._after_json)
             return text[end + len(_JSON_END) :]
-        sure = len(text) - held_suffix(text, self._json_prefixes)
+        sure = len(text) - self._json_patterns.held(text)
         if sure:
             self._sink.content(text[:sure])
         self._held = text[sure:]

@@ -291,27 +291,27 @@ class ChatCompletionResponse:
 
     def accumulate(self, chunk: ChatCompletionChunk) -> None:
         """Apply this chunk's delta to the response."""
-        text, data = chunk.text, chunk.data
+        text, data, kind = chunk.text, chunk.data, chunk.kind
         if text is not None:
-            choice = self._choice(data)
-            if chunk.kind == "content":
+            choice = self._choices.get(data) or self._choice(data)
+            if kind == "content":
                 choice.content.append(text)
-            elif chunk.kind == "reasoning":
+            elif kind == "reasoning":
                 choice.reasoning.append(text)
             else:
                 choice.arguments[-1].append(text)
             return
         choice = self._choice(data[0])
-        if chunk.kind == "role":
+        if kind == "role":
             choice.thinking = data[1]
-        elif chunk.kind == "logprobs":
+        elif kind == "logprobs":
             key, piece, entries = data[1]
             (choice.content if key == "content" else choice.reasoning).append(piece)
             choice.logprobs.setdefault(key, []).extend(entries)
-        elif chunk.kind == "call":
+        elif kind == "call":
             choice.calls.append(data[1])
             choice.arguments.append([])
-        elif chunk.kind == "finish":
+        elif kind == "finish":
             choice.finish_reason, usage, self._fingerprint = data[1]
             if usage is not None:
                 self._usage = usage

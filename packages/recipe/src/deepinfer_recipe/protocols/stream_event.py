@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from json.encoder import encode_basestring as quote
 from typing import Any
+
+from deepinfer_recipe.json_text import between
 
 
 class StreamEvent:
@@ -29,7 +30,7 @@ class StreamEvent:
         """The event as compact JSON text."""
         if self.text is None:
             return self._head
-        return f"{self._head}{quote(self.text)}{self._tail}"
+        return between(self._head, self.text, self._tail)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.to_json()})"

@@ -1,0 +1,47 @@
+/* The extension module: what Python sees of the compiled JSON routines. */
+#include "native.h"
+
+#ifndef SOURCE_CHECKSUM
+#error "compile with -DSOURCE_CHECKSUM=...: see native/build.py"
+#endif
+
+PyObject *refuse(const char *why)
+{
+    PyErr_SetString(PyExc_ValueError, why);
+    return NULL;
+}
+
+static PyMethodDef methods[] = {
+    {"loads", json_loads, METH_O, "Read JSON from bytes or str."},
+    {"copy", json_copy, METH_O, "Copy decoded JSON, checked as its text would be."},
+    {"quote", json_quote, METH_O, "A str as a JSON string."},
+    {"between", (PyCFunction)(void (*)(void))json_between, METH_FASTCALL,
+     "head + quote(text) + tail."},
+    {"prompt_json", json_prompt, METH_O, "Write JSON with ', ' and ': '."},
+    {"compact_json", json_compact, METH_O, "Write JSON without spaces."},
+    {NULL, NULL, 0, NULL},
+};
+
+static int add_constants(PyObject *module)
+{
+    return PyModule_AddStringConstant(module, "SOURCE_CHECKSUM", SOURCE_CHECKSUM);
+}
+
+static PyModuleDef_Slot slots[] = {
+    {Py_mod_exec, (void *)add_constants},
+    {0, NULL},
+};
+
+static struct PyModuleDef definition = {
+    .m_base = PyModuleDef_HEAD_INIT,
+    .m_name = "deepinfer_recipe.native._json",
+    .m_doc = "JSON as prompts and wire bodies need it, compiled.",
+    .m_size = 0,
+    .m_methods = methods,
+    .m_slots = slots,
+};
+
+PyMODINIT_FUNC PyInit__json(void)
+{
+    return PyModuleDef_Init(&definition);
+}

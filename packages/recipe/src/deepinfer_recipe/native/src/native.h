@@ -1,0 +1,47 @@
+/* What the files of the compiled JSON routines share.
+ *
+ * Every routine here has a twin in `json_text.py` and gives the same result or refuses: it raises
+ * ValueError for whatever it does not handle, and the caller then asks the twin, which also words
+ * the error.
+ */
+#ifndef DEEPINFER_RECIPE_NATIVE_H
+#define DEEPINFER_RECIPE_NATIVE_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+/* Containers inside each other that a body may have; the twin's MAX_DEPTH. */
+#define MAX_DEPTH 127
+
+/* Characters looked at together where nothing needs attention; compilers make it a few
+ * vector instructions. */
+#define BLOCK 32
+
+/* Strings of old extension modules may still lack the form that is read here. Returns 0, or -1
+ * with an error set. */
+static inline int make_ready(PyObject *text)
+{
+#if PY_VERSION_HEX < 0x030C0000
+    return PyUnicode_READY(text);
+#else
+    (void)text;
+    return 0;
+#endif
+}
+
+/* Refuse: the twin decides. Returns NULL. */
+PyObject *refuse(const char *why);
+
+/* read.c */
+PyObject *json_loads(PyObject *module, PyObject *text);
+
+/* copy.c */
+PyObject *json_copy(PyObject *module, PyObject *value);
+
+/* write.c */
+PyObject *json_quote(PyObject *module, PyObject *text);
+PyObject *json_between(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *json_prompt(PyObject *module, PyObject *value);
+PyObject *json_compact(PyObject *module, PyObject *value);
+
+#endif
