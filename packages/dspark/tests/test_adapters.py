@@ -106,8 +106,14 @@ def test_a_request_without_features_gets_no_drafts() -> None:
 
 def test_dflash_has_no_markov_head() -> None:
     plain = module(markov_rank=0, enable_confidence_head=False)
-    out = DFlashDrafter(plain).propose(batch([4], [4]), CounterRng())
-    assert out.conf is None
+    drafter = DFlashDrafter(plain)
+    out = drafter.propose(batch([4], [4]), CounterRng())
+    assert out.conf is not None
+    # the proxy is the top probability of each row's own law at temperature 1
+    index = np.array([0])
+    hidden = drafter._hidden(batch([4], [4]), index)
+    expected = torch.softmax(plain.lm_head(hidden)[0].double(), dim=-1).amax(dim=-1)
+    assert np.allclose(out.conf[0], expected.detach().numpy(), atol=1e-6)
     assert out.lengths.tolist() == [3]
     with pytest.raises(CheckpointError, match="DSparkDrafter"):
         DFlashDrafter(module())

@@ -17,6 +17,7 @@ from typing import Any, Final, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from deepinfer_dspark.backend import to_host
 from deepinfer_dspark.errors import LosslessnessError, ShapeError
 from deepinfer_dspark.step_table import RuntimeCorrection, StepTable
 
@@ -40,9 +41,9 @@ def survival(conf: npt.NDArray[np.floating[Any]], lengths: Any | None = None) ->
     conf: float [R, gamma], values are clipped to [0, 1] (NaN counts as 0); lengths: int [R].
     Returns float64 [R, gamma], non-increasing along gamma.
     """
-    clipped = np.fmin(np.fmax(conf, 0.0), 1.0).astype(np.float64)  # fmax(NaN, 0) = 0
+    clipped = np.fmin(np.fmax(to_host(conf), 0.0), 1.0).astype(np.float64)  # fmax(NaN, 0) = 0
     if lengths is not None:
-        clipped[np.arange(conf.shape[1])[None, :] >= np.asarray(lengths)[:, None]] = 0.0
+        clipped[np.arange(conf.shape[1])[None, :] >= to_host(lengths)[:, None]] = 0.0
     return np.multiply.accumulate(clipped, axis=1)
 
 
@@ -108,9 +109,9 @@ class BudgetScheduler:
         that maximises them over its cost, since the group waits for its fullest rank.
         Raises LosslessnessError for mode "exact" without `deterministic`.
         """
-        self._check(history)
+        history, lengths = self._check(history, lengths)
         R = history.shape[0]
-        available = R * self.gamma if lengths is None else int(np.asarray(lengths).sum())
+        available = R * self.gamma if lengths is None else int(lengths.sum())
         if self.mode == "exact" and not deterministic:
             raise LosslessnessError(
                 "mode='exact' searches the budget on the current confidences, which depend on the "
@@ -120,7 +121,7 @@ class BudgetScheduler:
         if self.mode == "threshold":
             return available
         if self.mode == "fixed":
-            cap = np.full(R, self.gamma) if lengths is None else np.asarray(lengths)
+            cap = np.full(R, self.gamma) if lengths is None else lengths
             return int(np.minimum(cap, self.fixed_len).sum())
         if R == 0 and self.group is None:
             return 0
@@ -192,11 +193,9 @@ class BudgetScheduler:
         int [R], default gamma. Returns int64 [R], entries 0..lengths[r], sum <= budget; equality
         unless fewer drafts are available or the mode verifies fewer.
         """
-        self._check(conf)
+        conf, lengths = self._check(conf, lengths)
         R, gamma = conf.shape
-        cap = (
-            np.full(R, gamma, dtype=np.int64) if lengths is None else np.asarray(lengths, np.int64)
-        )
+        cap = np.full(R, gamma, dtype=np.int64) if lengths is None else lengths
         if self.mode == "fixed":
             return np.minimum(cap, self.fixed_len)
         if self.mode == "uniform":
@@ -210,9 +209,20 @@ class BudgetScheduler:
             return np.zeros(R, dtype=np.int64)
         return top_survivals(survival(conf), cap, budget)
 
-    def _check(self, conf: npt.NDArray[np.floating[Any]]) -> None:
+    def _check(self, conf: Any, lengths: Any | None) -> tuple[npt.NDArray[Any], Int | None]:
+        conf = to_host(conf)
         if conf.ndim != 2 or conf.shape[1] != self.gamma:
             raise ShapeError(f"want confidences [R, {self.gamma}], got {conf.shape}")
+        if lengths is None:
+            return conf, None
+        lengths = to_host(lengths).astype(np.int64, copy=False)
+        if lengths.shape != conf.shape[:1]:
+            raise ShapeError(f"want lengths [{conf.shape[0]}], got {lengths.shape}")
+        if lengths.size and (lengths.min() < 0 or lengths.max() > self.gamma):
+            raise ShapeError(
+                f"want lengths in 0..{self.gamma}, got {lengths.min()}..{lengths.max()}"
+            )
+        return conf, lengths
 
 
 def top_survivals(alive: Float, cap: Int, budget: int) -> Int:
@@ -245,7 +255,7 @@ class ConfidenceHistory:
         """Store the confidences of drafts just made. slots: int [R] distinct; conf: [R, gamma]."""
         at = np.asarray(slots)
         self._rounds[1, at] = self._rounds[0, at]
-        self._rounds[0, at] = conf
+        self._rounds[0, at] = to_host(conf)
         self._count[at] += 1
 
     def reset(self, slots: Any) -> None:

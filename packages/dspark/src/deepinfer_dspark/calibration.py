@@ -6,13 +6,16 @@ least expected calibration error against "drafts 1..k were all accepted", earlie
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from deepinfer_dspark.backend import to_host
 from deepinfer_dspark.errors import ShapeError
+from deepinfer_dspark.verification import VerifyResult
 
 Float = npt.NDArray[np.float64]
 BINS = 20
@@ -114,7 +117,7 @@ class Calibrator:
     def apply(self, conf: npt.NDArray[np.floating[Any]]) -> Float:
         """Calibrated conditional confidences, float64 of the shape of `conf`; their running
         products do not increase, so allocation by survival stays lossless."""
-        return sigmoid(logit(conf) / self.temperatures + self.shift)
+        return sigmoid(logit(to_host(conf)) / self.temperatures + self.shift)
 
     def update(
         self,
@@ -129,6 +132,7 @@ class Calibrator:
         """
         if self._rate == 0.0:
             return
+        accepted, lengths = to_host(accepted), to_host(lengths)
         k = np.arange(self.temperatures.size)[None, :]
         judged = (k <= accepted[:, None]) & (k < lengths[:, None])
         hit = k < accepted[:, None]
@@ -166,10 +170,42 @@ class Calibrator:
         lengths: npt.NDArray[np.integer[Any]],
     ) -> tuple[Float, Float]:
         gamma = self.temperatures.size
+        conf, accepted, lengths = to_host(conf), to_host(accepted), to_host(lengths)
         if conf.ndim != 2 or conf.shape[1] != gamma or accepted.shape != conf.shape[:1]:
             raise ShapeError(
                 f"want conf [N, {gamma}] and accepted [N], got {conf.shape} and {accepted.shape}"
             )
-        full = np.asarray(lengths) == gamma
-        survived = np.arange(gamma)[None, :] < np.asarray(accepted)[full][:, None]
+        full = lengths == gamma
+        survived = np.arange(gamma)[None, :] < accepted[full][:, None]
         return logit(conf[full]), survived.astype(np.float64)
+
+
+class ProxyConfidence:
+    """Confidences for drafters without a head: the top probability of the draft's own law,
+    shifted by position towards what was accepted.
+
+    The law of draft k is known before draft k is drawn, so acting on it stays lossless.
+    """
+
+    def __init__(self, gamma: int, *, drift_rate: float = 0.1) -> None:
+        self._calibrator = Calibrator(gamma, drift_rate=drift_rate)
+        self._raw: dict[Hashable, Float] = {}
+
+    def of(self, request_ids: Sequence[Hashable], peak: Any) -> Float:
+        """float64 [R, gamma] from the top probabilities [R, gamma] of the draft laws."""
+        raw = to_host(peak).astype(np.float64)
+        self._raw.update(zip(request_ids, raw, strict=True))
+        return self._calibrator.apply(raw)
+
+    def observe(self, request_ids: Sequence[Hashable], result: VerifyResult) -> None:
+        """Learn from the round that judged the drafts `of` was last asked about."""
+        known = [i for i, r in enumerate(request_ids) if r in self._raw]
+        if known:
+            judged = result.judged[known]
+            accepted = np.minimum(result.n_accepted[known], judged)
+            raw = np.stack([self._raw[request_ids[i]] for i in known])
+            self._calibrator.update(raw, accepted, judged)
+
+    def reset(self, request_id: Hashable) -> None:
+        """Forget a request."""
+        self._raw.pop(request_id, None)

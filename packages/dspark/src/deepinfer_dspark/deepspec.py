@@ -7,7 +7,6 @@ positions strictly below the anchor's. Rank 0 (no Markov head) is plain DFlash: 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +17,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from deepinfer_dspark.calibration import ProxyConfidence
+from deepinfer_dspark.checkpoint import load_into, read_config, read_tensors
+from deepinfer_dspark.contexts import Contexts, Entries, new_features
 from deepinfer_dspark.drafting import DraftBatch
-from deepinfer_dspark.errors import CheckpointError, ShapeError
+from deepinfer_dspark.errors import CheckpointError
 from deepinfer_dspark.heads import ConfidenceHead, MarkovHead, MarkovType, draft_block
 from deepinfer_dspark.proposal import Proposal
 from deepinfer_dspark.uniforms import Uniforms
@@ -128,11 +130,11 @@ class Attention(nn.Module):
 class MLP(nn.Module):
     """Gated SiLU."""
 
-    def __init__(self, c: DeepSpecConfig) -> None:
+    def __init__(self, hidden: int, inner: int) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(c.hidden_size, c.intermediate_size, bias=False)
-        self.up_proj = nn.Linear(c.hidden_size, c.intermediate_size, bias=False)
-        self.down_proj = nn.Linear(c.intermediate_size, c.hidden_size, bias=False)
+        self.gate_proj = nn.Linear(hidden, inner, bias=False)
+        self.up_proj = nn.Linear(hidden, inner, bias=False)
+        self.down_proj = nn.Linear(inner, hidden, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
@@ -144,7 +146,7 @@ class Layer(nn.Module):
     def __init__(self, c: DeepSpecConfig) -> None:
         super().__init__()
         self.self_attn = Attention(c)
-        self.mlp = MLP(c)
+        self.mlp = MLP(c.hidden_size, c.intermediate_size)
         self.input_layernorm = RMSNorm(c.hidden_size, c.rms_norm_eps)
         self.post_attention_layernorm = RMSNorm(c.hidden_size, c.rms_norm_eps)
 
@@ -180,7 +182,7 @@ class DraftModule(nn.Module):
             ConfidenceHead(c.hidden_size, rank, bias=True) if c.enable_confidence_head else None
         )
 
-    def context(self, features: Tensor, positions: Tensor) -> list[tuple[Tensor, Tensor]]:
+    def context(self, features: Tensor, positions: Tensor) -> Entries:
         """Keys and values of every layer for target features [n, m*d] at positions [n]."""
         x = self.hidden_norm(self.fc(features))
         return [cast(Layer, layer).self_attn.entries(x, positions) for layer in self.layers]
@@ -189,7 +191,7 @@ class DraftModule(nn.Module):
         self,
         anchors: Tensor,
         positions: Tensor,
-        context: list[tuple[Tensor, Tensor]],
+        context: Entries,
         visible: Tensor,
     ) -> Tensor:
         """Normed hidden states [R, gamma, d]. anchors, positions: [R]; context: per layer padded
@@ -215,7 +217,8 @@ class DSparkDrafter:
     def __init__(self, module: DraftModule, temperatures: Any | None = None) -> None:
         self._module = module.eval()
         self._temperatures = temperatures
-        self._context: dict[Hashable, list[tuple[Tensor, Tensor]]] = {}
+        self._contexts = Contexts()
+        self._proxy = ProxyConfidence(module.c.block_size)
         self.max_tokens = module.c.block_size
 
     @classmethod
@@ -232,42 +235,21 @@ class DSparkDrafter:
         embed, lm_head: the target's [V, d] weights where the checkpoint does not carry them.
         Raises CheckpointError naming what is missing, unknown or of another shape.
         """
-        from safetensors.torch import load_file
-
-        try:
-            raw = json.loads((directory / "config.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError) as e:
-            raise CheckpointError(f"{directory} has no readable config.json: {e}") from e
-        module = DraftModule(DeepSpecConfig.from_dict(raw))
-        weights: dict[str, Tensor] = {}
-        for file in sorted(directory.glob("*.safetensors")):
-            for name, tensor in load_file(file).items():
-                weights[name.removeprefix("model.").removeprefix("draft.")] = tensor
+        module = DraftModule(DeepSpecConfig.from_dict(read_config(directory)))
+        weights = read_tensors(directory, strip=("model.", "draft."))
         if embed is not None:
             weights.setdefault("embed_tokens.weight", embed)
         if lm_head is not None:
             weights.setdefault("lm_head.weight", lm_head)
-        own = module.state_dict()
-        missing, unknown = sorted(own.keys() - weights.keys()), sorted(weights.keys() - own.keys())
-        if missing or unknown:
-            raise CheckpointError(
-                f"{directory}: missing tensors {missing[:4]}, unknown tensors {unknown[:4]}"
-            )
-        for name, tensor in weights.items():
-            if tensor.shape != own[name].shape:
-                raise CheckpointError(
-                    f"{name} has shape {tuple(tensor.shape)}, the config says "
-                    f"{tuple(own[name].shape)}"
-                )
-        module.load_state_dict(weights)
-        return cls(module.to(next(iter(weights.values())).dtype), temperatures)
+        load_into(module, weights, directory)
+        return cls(module, temperatures)
 
     @torch.no_grad()
     def propose(self, batch: DraftBatch, rng: Uniforms) -> Proposal:
         """See `Drafter.propose`."""
         self._extend(batch)
         R, gamma = batch.requests, self.max_tokens
-        ready = [i for i, r in enumerate(batch.request_ids) if r in self._context]
+        ready = [i for i, r in enumerate(batch.request_ids) if r in self._contexts]
         tokens, lengths = np.zeros((R, gamma), dtype=np.int64), np.zeros(R, dtype=np.int64)
         conf = np.zeros((R, gamma))
         if not ready:
@@ -281,10 +263,11 @@ class DSparkDrafter:
             batch.sampling.select(index), batch.rounds[index], rng, self._temperatures,
         )  # fmt: skip
         tokens[index], lengths[index] = drafted.tokens, gamma
-        if drafted.conf is not None:
-            conf[index] = drafted.conf
+        if self._module.confidence_head is None:
+            ids = [batch.request_ids[i] for i in ready]
+            conf[index] = self._proxy.of(ids, drafted.peak)
         else:
-            conf = None
+            conf[index] = drafted.conf
         q = drafted.q
         if q is not None and len(ready) < R:
             dense = q.new_zeros((R, gamma, q.shape[2]))
@@ -294,64 +277,27 @@ class DSparkDrafter:
 
     def _hidden(self, batch: DraftBatch, index: Any) -> Tensor:
         """Block hidden states of the given requests, their contexts padded to one length."""
-        held = [self._context[batch.request_ids[i]] for i in index.tolist()]
-        counts = torch.tensor([h[0][0].shape[0] for h in held])
-        top = int(counts.max())
-        visible = torch.arange(top)[None, :] < counts[:, None]
-        padded = [
-            tuple(
-                torch.stack(
-                    [
-                        functional.pad(h[j][part], (0, 0, 0, 0, 0, top - h[j][part].shape[0]))
-                        for h in held
-                    ]
-                )
-                for part in (0, 1)
-            )
-            for j in range(len(self._module.layers))
-        ]
+        entries, visible = self._contexts.padded([batch.request_ids[i] for i in index.tolist()])
         anchors, positions = (torch.from_numpy(x[index]) for x in (batch.anchors, batch.positions))
-        return self._module.block(
-            anchors, positions, cast("list[tuple[Tensor, Tensor]]", padded), visible
-        )
+        return self._module.block(anchors, positions, entries, visible)
 
     def _extend(self, batch: DraftBatch) -> None:
-        if batch.features is None or batch.feature_cu is None:
-            return
-        for i, request in enumerate(batch.request_ids):
-            rows = slice(int(batch.feature_cu[i]), int(batch.feature_cu[i + 1]))
-            count = rows.stop - rows.start
-            if count == 0:
-                continue
-            end = int(batch.positions[i])
-            held = self._context.get(request)
-            start = 0 if held is None else held[0][0].shape[0]
-            if start + count != end:
-                raise ShapeError(
-                    f"request {request!r} has {start} context entries and brings {count}, but its "
-                    f"anchor stands at {end}: features must cover every position below the anchor"
-                )
-            at = torch.arange(start, end)
-            features = torch.as_tensor(batch.features[rows]).to(self._module.fc.weight.dtype)
-            new = self._module.context(features, at)
-            if held is not None:
-                new = [
-                    (torch.cat([a[0], b[0]]), torch.cat([a[1], b[1]]))
-                    for a, b in zip(held, new, strict=True)
-                ]
-            self._context[request] = new
+        for i, features, at in new_features(batch, self._contexts):
+            new = self._module.context(features.to(self._module.fc.weight.dtype), at)
+            self._contexts.append(batch.request_ids[i], new)
 
     def observe(self, request_ids: Sequence[Hashable], result: VerifyResult) -> None:
-        """Nothing to learn: confidences come from the head."""
+        """Without a confidence head the proxy follows what was accepted; a head needs nothing."""
+        self._proxy.observe(request_ids, result)
 
     def reset(self, request_id: Hashable) -> None:
         """Drop the context of a request."""
-        self._context.pop(request_id, None)
+        self._contexts.drop(request_id)
+        self._proxy.reset(request_id)
 
     def fork(self, request_id: Hashable, new_id: Hashable) -> None:
         """Share the context: entries are never written in place."""
-        if request_id in self._context:
-            self._context[new_id] = list(self._context[request_id])
+        self._contexts.fork(request_id, new_id)
 
 
 class DFlashDrafter(DSparkDrafter):

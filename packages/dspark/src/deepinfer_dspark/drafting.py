@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from deepinfer_dspark.backend import Int, backend_of, to_host
+from deepinfer_dspark.errors import ShapeError
 from deepinfer_dspark.proposal import Proposal
 from deepinfer_dspark.sampling import SamplingBatch, scale_and_truncate
 from deepinfer_dspark.uniforms import Uniforms, draft_key
@@ -39,6 +40,32 @@ class DraftBatch:
     rounds: npt.NDArray[np.int64]
     features: Any | None = None
     feature_cu: npt.NDArray[np.int64] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("anchors", "positions", "rounds", "feature_cu"):
+            value = getattr(self, name)
+            if value is not None:
+                object.__setattr__(self, name, to_host(value))
+        R = len(self.request_ids)
+        if len(self.history) != R or self.sampling.requests != R:
+            raise ShapeError(
+                f"DraftBatch of {R} requests got {len(self.history)} histories and sampling for "
+                f"{self.sampling.requests}"
+            )
+        for name in ("anchors", "positions", "rounds"):
+            if getattr(self, name).shape != (R,):
+                raise ShapeError(
+                    f"DraftBatch wants {name} of shape ({R},), got {getattr(self, name).shape}"
+                )
+        if (self.features is None) != (self.feature_cu is None):
+            raise ShapeError("DraftBatch wants features and feature_cu together")
+        if self.features is not None and self.feature_cu is not None:
+            rows = int(self.features.shape[0])
+            if self.feature_cu.shape != (R + 1,) or int(self.feature_cu[-1]) != rows:
+                raise ShapeError(
+                    f"DraftBatch wants feature_cu [{R + 1}] ending at {rows} (rows of features), "
+                    f"got shape {self.feature_cu.shape} ending at {self.feature_cu[-1:].tolist()}"
+                )
 
     @property
     def requests(self) -> int:
@@ -102,6 +129,14 @@ def sample_drafts(
         xp.set_at(q, fixed, tokens[fixed], np.ones(fixed.size))
     assert tokens.shape == (R,)
     return tokens, q
+
+
+def peak_probability(logits: Any) -> npt.NDArray[np.float64]:
+    """Top probability of each row's softmax, float64 [n]. logits: float [n, V]."""
+    xp = backend_of(logits)
+    ids, _ = xp.argmax(logits)
+    top = xp.gather(logits, np.arange(ids.size, dtype=np.int64), ids)
+    return np.exp(top - xp.normaliser(logits))
 
 
 def truncate_q(q: Any, m: int) -> tuple[Any, Any]:

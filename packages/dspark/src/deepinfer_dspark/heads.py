@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from deepinfer_dspark.drafting import sample_drafts
+from deepinfer_dspark.drafting import peak_probability, sample_drafts
 from deepinfer_dspark.errors import CheckpointError
 from deepinfer_dspark.sampling import SamplingBatch
 from deepinfer_dspark.uniforms import Uniforms
@@ -138,11 +138,14 @@ def load_v41_heads(weights: Mapping[str, Tensor]) -> tuple[MarkovHead, Confidenc
 
 @dataclass(frozen=True, slots=True)
 class BlockDraft:
-    """Tokens int64 [R, gamma] (numpy), q float64 [R, gamma, V] or None, conf float64 [R, gamma]."""
+    """Tokens int64 [R, gamma] (numpy), q float64 [R, gamma, V] or None, conf float64 [R, gamma] or
+    None without a confidence head, peak float64 [R, gamma]: top probability of each draft law at
+    temperature 1."""
 
     tokens: Any
     q: Any | None
     conf: Any | None
+    peak: Any
 
 
 def draft_block(
@@ -168,6 +171,7 @@ def draft_block(
     random = bool((sampling.temperature > 0).any())
     tokens = np.zeros((R, gamma), dtype=np.int64)
     conf = np.zeros((R, gamma)) if confidence is not None else None
+    peak = np.zeros((R, gamma))
     laws: list[Tensor] = []
     previous, state = anchors, None
     for k in range(gamma):
@@ -179,8 +183,9 @@ def draft_block(
             z = confidence(confidence_hidden[:, k], e).double()
             scale = 1.0 if temperatures is None else float(temperatures[k])
             conf[:, k] = torch.sigmoid(z / scale).cpu().numpy()
+        peak[:, k] = peak_probability(logits)
         tokens[:, k], law = sample_drafts(logits.float(), sampling, rounds, k, rng)
         if random:
             laws.append(law)
         previous = torch.from_numpy(tokens[:, k]).to(anchors.device)
-    return BlockDraft(tokens, torch.stack(laws, dim=1) if random else None, conf)
+    return BlockDraft(tokens, torch.stack(laws, dim=1) if random else None, conf, peak)

@@ -7,7 +7,14 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from deepinfer_dspark.drafting import DraftBatch, Drafter, sample_drafts, truncate_q
+from deepinfer_dspark.calibration import ProxyConfidence
+from deepinfer_dspark.drafting import (
+    DraftBatch,
+    Drafter,
+    peak_probability,
+    sample_drafts,
+    truncate_q,
+)
 from deepinfer_dspark.errors import ShapeError
 from deepinfer_dspark.proposal import Proposal, SparseQ
 from deepinfer_dspark.uniforms import Uniforms
@@ -31,7 +38,7 @@ class DraftModelDrafter:
     """Autoregressive drafts of any causal model that shares the target's tokenizer.
 
     sparse: keep only the m most likely tokens and sample from exactly that law.
-    Confidence of position k is a running acceptance rate by position.
+    Confidences are `ProxyConfidence`: the model's own top probability, corrected by position.
     """
 
     def __init__(
@@ -40,28 +47,33 @@ class DraftModelDrafter:
         max_tokens: int = 4,
         *,
         sparse: int | None = None,
-        ewma: float = 0.02,
     ) -> None:
+        if max_tokens < 1 or (sparse is not None and sparse < 1):
+            raise ShapeError(
+                f"DraftModelDrafter wants max_tokens >= 1 and sparse >= 1, got {max_tokens} and "
+                f"{sparse}"
+            )
         self._model, self.max_tokens, self._sparse = model, max_tokens, sparse
-        self._rate = np.full(max_tokens, 0.7)
-        self._ewma = ewma
+        self._proxy = ProxyConfidence(max_tokens)
 
     def propose(self, batch: DraftBatch, rng: Uniforms) -> Proposal:
         """See `Drafter.propose`."""
         R, gamma = batch.requests, self.max_tokens
         texts = [list(h) for h in batch.history]
         tokens = np.zeros((R, gamma), dtype=np.int64)
+        peak = np.zeros((R, gamma))
         laws: list[Any] = []
         greedy = bool((batch.sampling.temperature == 0).all())
         for k in range(gamma):
             logits = self._model.logits(batch.request_ids, texts)
             if self._sparse is not None:
                 logits = _only_top(logits, self._sparse)
+            peak[:, k] = peak_probability(logits)
             tokens[:, k], law = sample_drafts(logits, batch.sampling, batch.rounds, k, rng)
             laws.append(law)
             for text, token in zip(texts, tokens[:, k].tolist(), strict=True):
                 text.append(token)
-        conf = np.tile(self._rate, (R, 1))
+        conf = self._proxy.of(batch.request_ids, peak)
         lengths = np.full(R, gamma, dtype=np.int64)
         if greedy:
             return Proposal(tokens, lengths, conf=conf)
@@ -78,17 +90,13 @@ class DraftModelDrafter:
         return torch.stack(laws, dim=1)
 
     def observe(self, request_ids: Sequence[Hashable], result: VerifyResult) -> None:
-        """Update the acceptance rate by position."""
-        k = np.arange(self.max_tokens)[None, :]
-        judged = k[:, : result.accept_prob.shape[1]] < result.judged[:, None]
-        hit = k < result.n_accepted[:, None]
-        seen = judged.sum(axis=0)
-        rate = np.where(judged, hit, 0).sum(axis=0) / np.maximum(seen, 1)
-        self._rate += np.where(seen > 0, self._ewma * (rate - self._rate), 0.0)
+        """Correct the confidences by what was accepted."""
+        self._proxy.observe(request_ids, result)
 
     def reset(self, request_id: Hashable) -> None:
         """Drop the model's cache of a request."""
         self._model.forget(request_id)
+        self._proxy.reset(request_id)
 
     def fork(self, request_id: Hashable, new_id: Hashable) -> None:
         """Nothing to copy: the model rebuilds its cache from the text."""

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from deepinfer_dspark.backend import to_host
 from deepinfer_dspark.errors import ShapeError
 
 
@@ -43,6 +44,8 @@ class Proposal:
              depend on drafts before k, never on draft k itself.
     deterministic: the tokens are a function of the committed prefix alone (greedy or n-gram
              drafts). Implied by, and equivalent to, `q is None`.
+
+    torch tensors are taken too; everything but q, which stays where it is, is kept as numpy.
     """
 
     tokens: npt.NDArray[np.integer[Any]]
@@ -52,6 +55,9 @@ class Proposal:
     deterministic: bool = False
 
     def __post_init__(self) -> None:
+        for name in ("tokens", "lengths", "conf"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, to_host(getattr(self, name)))
         if self.tokens.ndim != 2 or self.lengths.shape != self.tokens.shape[:1]:
             raise ShapeError(
                 "Proposal wants tokens [R, gamma] and lengths [R], got "

@@ -7,12 +7,12 @@ grammar mask, temperature, top-p, top-k, min-p, softmax. Temperature 0 is argmax
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from deepinfer_dspark.backend import Backend, Float, Int
+from deepinfer_dspark.backend import Backend, Float, Int, to_host
 from deepinfer_dspark.errors import ShapeError
 from deepinfer_dspark.ragged import RaggedIds
 
@@ -45,6 +45,12 @@ class Penalties:
         )
 
 
+_ARRAYS: Final = (
+    "temperature", "seeds", "positions", "top_p", "top_k", "min_p", "coupled", "ignore_eos",
+    "min_position", "max_new",
+)  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingBatch:
     """Sampling parameters of R requests, one array a parameter; None switches a feature off.
@@ -65,6 +71,8 @@ class SamplingBatch:
     ignore_eos:   bool [R].
     min_position: int64 [R]; stop and eos ids cannot be produced at positions below it.
     max_new:      int64 [R]; tokens the request may still emit, at least 1.
+
+    torch tensors are taken too and kept as numpy.
     """
 
     temperature: npt.NDArray[np.floating[Any]]
@@ -84,6 +92,9 @@ class SamplingBatch:
     max_new: npt.NDArray[np.int64] | None = None
 
     def __post_init__(self) -> None:
+        for name in _ARRAYS:
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, to_host(getattr(self, name)))
         n = self.temperature.shape
         if len(n) != 1:
             raise ShapeError(f"SamplingBatch wants temperature of shape [R], got {n}")
