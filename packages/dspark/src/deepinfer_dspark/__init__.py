@@ -9,6 +9,7 @@ from deepinfer_dspark.errors import (
     LosslessnessError,
     ShapeError,
     TableError,
+    UnsupportedModelError,
 )
 from deepinfer_dspark.loop import Generation, SpecLoop, Target, TargetOutput
 from deepinfer_dspark.mixed import CausalModel, DraftModelDrafter, MixedDrafter
@@ -52,6 +53,7 @@ __all__ = [
     "Target",
     "TargetOutput",
     "Uniforms",
+    "UnsupportedModelError",
     "Verifier",
     "VerifyResult",
     "sample_drafts",

@@ -7,9 +7,8 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from torch import Tensor, nn
-
 from deepinfer_dspark.errors import CheckpointError
+from deepinfer_dspark.torch_extra import Tensor, nn
 
 MAX_CONFIG_BYTES = 1 << 20
 

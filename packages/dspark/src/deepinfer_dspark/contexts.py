@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 
-import torch
-from torch import Tensor
-from torch.nn import functional
-
 from deepinfer_dspark.drafting import DraftBatch
 from deepinfer_dspark.errors import ShapeError
+from deepinfer_dspark.torch_extra import Tensor, functional, torch
 
 Entries = list[tuple[Tensor, ...]]
 """One tuple of tensors [n, ...] (keys, values, ...) a draft layer; n is the same everywhere."""

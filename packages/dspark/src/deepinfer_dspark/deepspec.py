@@ -13,9 +13,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-import torch
-from torch import Tensor, nn
-from torch.nn import functional
 
 from deepinfer_dspark.calibration import ProxyConfidence
 from deepinfer_dspark.checkpoint import load_into, read_config, read_tensors
@@ -24,6 +21,7 @@ from deepinfer_dspark.drafting import DraftBatch
 from deepinfer_dspark.errors import CheckpointError
 from deepinfer_dspark.heads import ConfidenceHead, MarkovHead, MarkovType, draft_block
 from deepinfer_dspark.proposal import Proposal
+from deepinfer_dspark.torch_extra import Tensor, functional, nn, torch
 from deepinfer_dspark.uniforms import Uniforms
 from deepinfer_dspark.verification import VerifyResult
 

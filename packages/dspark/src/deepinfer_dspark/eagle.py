@@ -14,9 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor, nn
-from torch.nn import functional
 
 from deepinfer_dspark.calibration import ProxyConfidence
 from deepinfer_dspark.checkpoint import load_into, read_config, read_tensors
@@ -25,6 +22,7 @@ from deepinfer_dspark.deepspec import MLP, RMSNorm, rotate
 from deepinfer_dspark.drafting import DraftBatch, peak_probability, sample_drafts
 from deepinfer_dspark.errors import CheckpointError, ShapeError
 from deepinfer_dspark.proposal import Proposal
+from deepinfer_dspark.torch_extra import Tensor, functional, nn, torch
 from deepinfer_dspark.uniforms import Uniforms
 from deepinfer_dspark.verification import VerifyResult
 

@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-import torch
-from torch import Tensor, nn
 
 from deepinfer_dspark.drafting import peak_probability, sample_drafts
 from deepinfer_dspark.errors import CheckpointError
 from deepinfer_dspark.sampling import SamplingBatch
+from deepinfer_dspark.torch_extra import Tensor, nn, torch
 from deepinfer_dspark.uniforms import Uniforms
 
 MarkovType = Literal["vanilla", "gated", "rnn"]

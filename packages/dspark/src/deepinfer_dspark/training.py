@@ -11,11 +11,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-from torch.nn import functional
-
 from deepinfer_dspark.errors import ShapeError
+from deepinfer_dspark.torch_extra import Tensor, functional, torch
 
 
 @dataclass(frozen=True, slots=True)
