@@ -65,13 +65,14 @@ class RaggedCache(_Base):
             buffers[layer] = self._room(states)
             buffers[layer][: held.shape[0], :, : held.shape[2]] = held
             held = buffers[layer]
-        rows = torch.arange(self._slots) if self._rows is None else self._rows
-        held[rows[:, None], :, self._at] = states.transpose(1, 2)
-        return (
-            held[: self._slots, :, : self._top]
-            if self._rows is None
-            else held[self._rows, :, : self._top]
-        )
+        if self._rows is not None:
+            held[self._rows[:, None], :, self._at] = states.transpose(1, 2)
+            return held[self._rows, :, : self._top]
+        if self._slots == 1:  # a slice is cheaper than an index
+            held[:, :, self._top - states.shape[2] : self._top] = states
+        else:
+            held[torch.arange(self._slots)[:, None], :, self._at] = states.transpose(1, 2)
+        return held[: self._slots, :, : self._top]
 
     def _room(self, like: Tensor) -> Tensor:
         capacity = -(-self._top // _GRAIN) * _GRAIN
