@@ -5,7 +5,7 @@
 Two targets: (a) random weights, large enough that a forward pass costs real time; (b) a small
 model trained here for a few minutes on text made by a grammar below, with a smaller one trained on
 the same text as its drafter. Plain greedy `generate` and each drafter take turns, so that a busy
-machine slows all alike; printed is the median of the ratios.
+machine slows all alike; printed are medians of ratios, of CPU time (one thread) and of wall time.
 """
 
 from __future__ import annotations
@@ -114,7 +114,8 @@ def step_table(model, R: int, context: int) -> StepTable:
         target.forward(np.ones(size, dtype=np.int64), cu, at, state)
         target.commit(state, np.zeros(R, dtype=np.int64))
 
-    return StepTable.measure(step, [R * k for k in range(1, DRAFTS + 2)])
+    sizes = [R * k for k in range(1, DRAFTS + 2)]
+    return StepTable.measure(step, sizes, clock=time.process_time)
 
 
 def compare(model, draft, prompts: list[list[int]], new: int, repeats: int) -> None:
@@ -122,7 +123,7 @@ def compare(model, draft, prompts: list[list[int]], new: int, repeats: int) -> N
     R = len(prompts)
     table = step_table(model, R, len(prompts[0]))
     costs = ", ".join(f"{s} rows {ms:.1f}" for s, ms in zip(table.sizes, table.ms, strict=True))
-    print(f"  R = {R}, {new} new tokens each; ms of a target pass: {costs}")
+    print(f"  R = {R}, {new} new tokens each; CPU ms of a target pass: {costs}")
     makers = {
         "no drafts": lambda: None,
         "n-gram": lambda: NGramDrafter(DRAFTS),
@@ -134,23 +135,24 @@ def compare(model, draft, prompts: list[list[int]], new: int, repeats: int) -> N
     }
     expected = generate(model, prompts, new)
     for name, make in makers.items():
-        ratios, made = [], None
+        cpu, wall, made = [], [], None
         for _ in range(repeats):
             scheduler = None
             if name.endswith("scheduled"):
                 scheduler = BudgetScheduler(table, DRAFTS, "exact", draft_ms=0.1)
             loop = SpecLoop(make(), HFTarget(model), scheduler)
-            start = time.perf_counter()
+            start, start_wall = time.process_time(), time.perf_counter()
             generate(model, prompts, new)
-            middle = time.perf_counter()
+            middle, middle_wall = time.process_time(), time.perf_counter()
             made = loop.generate(prompts, SamplingBatch.greedy(R), new)
-            ratios.append((middle - start) / (time.perf_counter() - middle))
+            cpu.append((middle - start) / (time.process_time() - middle))
+            wall.append((middle_wall - start_wall) / (time.perf_counter() - middle_wall))
         assert made is not None
         same = sum(a == b for a, b in zip(made.tokens, expected, strict=True))
         print(
             f"    {name:20s} text identical {'yes' if same == R else f'no ({same} of {R})':12s} "
-            f"tokens a pass {made.tokens_per_pass:4.2f}  speed {np.median(ratios):4.2f} x generate "
-            f"({min(ratios):.2f}..{max(ratios):.2f})"
+            f"tokens a pass {made.tokens_per_pass:4.2f}  speed {np.median(cpu):4.2f} x generate "
+            f"({min(cpu):.2f}..{max(cpu):.2f}; wall {np.median(wall):.2f})"
         )
 
 
