@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from deepinfer_engine.core.types import SamplingParams, TokenLogprob, Usage
 from deepinfer_engine.errors import (
     CapacityError,
@@ -17,10 +19,15 @@ from deepinfer_engine.errors import (
 )
 from deepinfer_engine.llm import LLM, Completion
 
+if TYPE_CHECKING:
+    from deepinfer_engine.model.api import Model, load_model
+    from deepinfer_engine.model.cache import Cache
+
 __version__ = "0.1.0"
 
 __all__ = [
     "LLM",
+    "Cache",
     "CapacityError",
     "CheckpointError",
     "Completion",
@@ -28,6 +35,7 @@ __all__ = [
     "EngineError",
     "EngineLost",
     "EngineUnavailable",
+    "Model",
     "PromptTooLong",
     "RequestError",
     "SamplingParams",
@@ -35,4 +43,16 @@ __all__ = [
     "TransferError",
     "UnknownModel",
     "Usage",
+    "load_model",
 ]
+
+# Importing the package must not import torch: a server's router has no model.
+_HEAVY = {"Cache": "model.cache", "Model": "model.api", "load_model": "model.api"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HEAVY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"{__name__}.{_HEAVY[name]}"), name)

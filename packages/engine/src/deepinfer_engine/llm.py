@@ -60,7 +60,8 @@ class LLM:
         num_blocks: int = 1024,
     ) -> None:
         # Here and not above: importing the package must not import torch.
-        from deepinfer_engine.backend.torch import build_runner, load_tokenizer
+        from deepinfer_engine.backend.torch import build_runner
+        from deepinfer_engine.model.assembly import load_tokenizer
         from deepinfer_engine.model.config import BLOCK_TOKENS
         from deepinfer_engine.router.local import LocalEngine
 

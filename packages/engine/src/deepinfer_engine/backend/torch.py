@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from tokenizers import Tokenizer
 from torch import Tensor
 
 from deepinfer_engine.adapters.dspark import (
@@ -20,18 +19,17 @@ from deepinfer_engine.adapters.dspark import (
 )
 from deepinfer_engine.backend.base import CacheLayout, Caps, DecodeRow, PrefillChunk, StepOutput
 from deepinfer_engine.core.types import TokenLogprob
-from deepinfer_engine.errors import CheckpointError, ConfigError
+from deepinfer_engine.errors import ConfigError
+from deepinfer_engine.model.assembly import assemble
 from deepinfer_engine.model.batch import Batch, SequenceRows
-from deepinfer_engine.model.config import ModelConfig, load_config
+from deepinfer_engine.model.config import ModelConfig
 from deepinfer_engine.model.draft import Drafter
 from deepinfer_engine.model.engram import Engram
-from deepinfer_engine.model.layout import CacheQuant, build_layout, model_fingerprint
+from deepinfer_engine.model.layout import CacheQuant
 from deepinfer_engine.model.pools import Pools
 from deepinfer_engine.model.v41 import Backbone
-from deepinfer_engine.model.weights import ModelWeights, load_weights, tensors_of
+from deepinfer_engine.model.weights import ModelWeights, tensors_of
 from deepinfer_engine.sampling.arrays import sampling_batch
-
-DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
 
 
 def build_runner(
@@ -51,12 +49,8 @@ def build_runner(
 
     Raises ConfigError for an unusable argument, CheckpointError for an unusable model directory.
     """
-    if dtype not in DTYPES:
-        raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
-    if cache_quant not in ("reference", "none"):
-        raise ConfigError(f"cache_quant must be 'reference' or 'none', got {cache_quant!r}")
-    config = load_config(model_dir)
-    text = config.text_config
+    parts = assemble(model_dir, dtype=dtype, cache_quant=cache_quant)
+    config, text = parts.config, parts.config.text_config
     depth = text.dspark_block_size if text.num_nextn_predict_layers else 0
     chosen = depth if nextn is None else nextn
     if not 0 <= chosen <= depth:
@@ -66,19 +60,6 @@ def build_runner(
         raise ConfigError(
             f"max_model_len must be in 2..{text.max_position_embeddings}, got {length}"
         )
-    engram = Engram(text, load_tokenizer(model_dir)) if text.engram_layer_ids else None
-    weights = load_weights(model_dir, config, DTYPES[dtype])
-    layout = build_layout(
-        text, dtype=DTYPES[dtype], cache_quant=cache_quant, fingerprint=model_fingerprint(model_dir)
-    )
-    pools = Pools(
-        text,
-        layout,
-        num_blocks=num_blocks,
-        num_slots=num_state_slots,
-        dtype=DTYPES[dtype],
-        cache_quant=cache_quant,
-    )
     caps = Caps(
         vocab_size=text.vocab_size,
         max_model_len=length,
@@ -88,18 +69,8 @@ def build_runner(
         num_blocks=num_blocks,
         num_state_slots=num_state_slots,
     )
-    return TorchRunner(config, weights, pools, engram, caps)
-
-
-def load_tokenizer(model_dir: Path) -> Tokenizer:
-    """Read `tokenizer.json`. Raises CheckpointError when it is missing or unreadable."""
-    path = model_dir / "tokenizer.json"
-    if not path.exists():
-        raise CheckpointError(f"{path}: missing")
-    try:
-        return Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises bare Exception
-        raise CheckpointError(f"{path}: not a readable tokenizer ({error})") from None
+    pools = parts.pools(num_blocks, num_state_slots)
+    return TorchRunner(config, parts.weights, pools, parts.engram, caps)
 
 
 class TorchRunner:

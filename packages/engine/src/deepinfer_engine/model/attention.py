@@ -42,6 +42,12 @@ class Shared:
     gathered: tuple[Tensor, Tensor] | None = None
     """(entries [m, D], index [n, k] into them) of the current source and selection."""
 
+    def narrow(self, rows: Tensor) -> None:
+        """Go on with these rows only; what is per sequence stays."""
+        self.selection = None if self.selection is None else self.selection[rows]
+        self.candidates = None if self.candidates is None else self.candidates[rows]
+        self.gathered = None
+
 
 def queries(
     config: TextConfig, w: AttentionWeights, x: Tensor, angles: Angles
@@ -97,7 +103,7 @@ class Compressor:
         if w.wgate is not None:
             pooled = self._pool(layer, value, linear(x, w.wgate), batch, rows).to(x.dtype)
         else:
-            pooled = value
+            pooled = value if len(rows) == len(value) else value[rows]
         if rows.numel() == 0:
             return
         latent = ops.rms_norm(pooled, w.norm, c.rms_norm_eps)

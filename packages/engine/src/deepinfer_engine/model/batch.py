@@ -8,7 +8,7 @@ sequence contributes `q >= 1` new tokens after `start` resident ones.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -21,7 +21,13 @@ from deepinfer_engine.model.config import BLOCK_TOKENS, TextConfig
 
 @dataclass(frozen=True, slots=True)
 class SequenceRows:
-    """The new tokens of one sequence in a forward pass."""
+    """The new tokens of one sequence in a forward pass.
+
+    replay_from: consumer layers see and keep no window key before this position (bounded replay).
+    valid_start: no layer sees a window key before it: that part of the window was lost.
+    entries_from: compressed entries that close before it are in the cache already and stay as they
+        are.
+    """
 
     token_ids: IntArray
     start: int
@@ -29,13 +35,18 @@ class SequenceRows:
     block_table: Sequence[int]
     state_slot: int
     snapshots: tuple[tuple[int, int], ...] = ()
+    replay_from: int = 0
+    valid_start: int = 0
+    entries_from: int = 0
 
 
 class Batch:
     """Index tensors of one forward pass over `S` sequences and `n` rows in total (int64 unless
     said)."""
 
-    def __init__(self, config: TextConfig, sequences: Sequence[SequenceRows]) -> None:
+    def __init__(
+        self, config: TextConfig, sequences: Sequence[SequenceRows], *, consumers: bool = False
+    ) -> None:
         lengths = np.array([len(s.token_ids) for s in sequences], dtype=np.int64)
         starts = np.array([s.start for s in sequences], dtype=np.int64)
         self.size = len(sequences)
@@ -65,6 +76,28 @@ class Batch:
         for i, s in enumerate(sequences):
             table[i, : len(s.block_table)] = s.block_table
         self.block_table = torch.from_numpy(table)
+        floors = [max(s.valid_start, s.replay_from if consumers else 0) for s in sequences]
+        self.consumers_only = consumers
+        self.floor = torch.tensor(floors) if any(floors) else None
+        """[S] first position whose window key exists, or None: all exist."""
+
+    def consumers(self, *, compact: bool) -> tuple[Batch, Tensor | None]:
+        """What consumer layers run: (batch, its rows [m] among this one's, or None for all).
+
+        With `compact`, rows before `replay_from` are dropped, but for the last of each sequence.
+        """
+        if not any(s.replay_from for s in self._sequences):
+            return self, None
+        if not compact:
+            return Batch(self._config, self._sequences, consumers=True), None
+        kept: list[SequenceRows] = []
+        rows: list[Tensor] = []
+        for s, first in zip(self._sequences, self.first_row.tolist(), strict=True):
+            length = len(s.token_ids)
+            clip = min(max(s.replay_from - s.start, 0), length - 1)
+            kept.append(replace(s, token_ids=s.token_ids[clip:], start=s.start + clip))
+            rows.append(torch.arange(first + clip, first + length))
+        return Batch(self._config, kept, consumers=True), torch.cat(rows)
 
     @cached_property
     def window(self) -> Window:
@@ -81,12 +114,17 @@ class Batch:
         """
         size = self._config.ring_slots
         keep = self.offset >= (self.length[self.sequence] - size)
+        if self.floor is not None:
+            keep &= self.position >= self.floor[self.sequence]
         rows = torch.nonzero(keep)[:, 0]
         slots = self.slot[self.sequence[rows]] * size + self.position[rows] % size
         parts_rows, parts_slots = [rows], [slots]
         for i, sequence in enumerate(self._sequences):
             for position, slot in sequence.snapshots:
-                low = max(sequence.start, position - size)
+                floor = 0 if self.floor is None else int(self.floor[i])
+                low = max(sequence.start, position - size, floor)
+                if low >= position:
+                    continue
                 taken = torch.arange(low, position) - sequence.start + self.first_row[i]
                 parts_rows.append(taken)
                 parts_slots.append(slot * size + torch.arange(low, position) % size)
@@ -115,7 +153,11 @@ class Batch:
 
     def closing(self, ratio: int) -> tuple[Tensor, Tensor]:
         """(rows [m] that complete a group of `ratio` tokens, their entry ids [m])."""
-        rows = torch.nonzero((self.position + 1) % ratio == 0)[:, 0]
+        closes = (self.position + 1) % ratio == 0
+        if any(s.entries_from for s in self._sequences):
+            exact = torch.tensor([s.entries_from for s in self._sequences])
+            closes &= self.position >= exact[self.sequence]
+        rows = torch.nonzero(closes)[:, 0]
         return rows, self.position[rows] // ratio
 
     def grams(self, lookback: int) -> Tensor:
@@ -152,11 +194,13 @@ class Window:
         width = min(W - 1, int(batch.start.max()))
         positions = batch.start[:, None] - width + torch.arange(width)
         slots = batch.slot[:, None] * ring + positions % ring
-        history_slots = torch.where(positions >= 0, slots, -1)
+        floor = 0 if batch.floor is None else batch.floor[:, None]
+        history_slots = torch.where(positions >= floor, slots, -1)
         back = torch.arange(min(W, batch.max_end) - 1, -1, -1)
         key = batch.position[:, None] - back
         offset = batch.offset[:, None] - back
         in_rows = batch.size * width + batch.first_row[batch.sequence][:, None] + offset
         in_history = batch.sequence[:, None] * width + width + offset
         index = torch.where(offset >= 0, in_rows, in_history)
-        return Window(width, history_slots, torch.where(key >= 0, index, -1))
+        lowest = 0 if batch.floor is None else batch.floor[batch.sequence][:, None]
+        return Window(width, history_slots, torch.where(key >= lowest, index, -1))

@@ -50,6 +50,8 @@ class Pools:
     ) -> None:
         self.layout = layout
         self.records = Records.of(config, cache_quant, dtype)
+        self._config = config
+        self._dtype = dtype
         self.blocks = torch.zeros(num_blocks, layout.block_bytes, dtype=torch.uint8)
         self.states = torch.zeros(num_slots, layout.state_bytes, dtype=torch.uint8)
         self.index: dict[int, Section] = {}
@@ -58,35 +60,48 @@ class Pools:
         self.compress: dict[int, Tensor] = {}
         """Layer -> accumulation dtype [slots, rows, 2, D]; row `t % rows`, index 0 gate, 1
         value."""
-        for region in layout.block_regions:
+        self._bind()
+
+    def grow(self, num_blocks: int, num_slots: int) -> None:
+        """More memory, contents kept; sections are bound anew, views taken before are stale."""
+        for name, rows in (("blocks", num_blocks), ("states", num_slots)):
+            old: Tensor = getattr(self, name)
+            new = torch.zeros(max(rows, old.shape[0]), old.shape[1], dtype=torch.uint8)
+            new[: old.shape[0]] = old
+            setattr(self, name, new)
+        self._bind()
+
+    def _bind(self) -> None:
+        for region in self.layout.block_regions:
             view = self.blocks[:, region.offset : region.offset + region.nbytes]
-            entries = BLOCK_TOKENS // config.compress_ratios[region.layer]
+            entries = BLOCK_TOKENS // self._config.compress_ratios[region.layer]
             if region.name == "index":
                 self.index[region.layer] = Section(
                     view,
                     record=self.records.index,
                     entries=entries,
-                    dim=config.index_head_dim,
-                    dtype=dtype,
+                    dim=self._config.index_head_dim,
+                    dtype=self._dtype,
                 )
             else:
                 self.main[region.layer] = Section(
                     view,
                     record=self.records.main,
                     entries=entries,
-                    dim=config.head_dim,
-                    dtype=dtype,
+                    dim=self._config.head_dim,
+                    dtype=self._dtype,
                 )
-        for region in layout.state_regions:
+        for region in self.layout.state_regions:
             view = self.states[:, region.offset : region.offset + region.nbytes]
             if region.name == "ring":
                 self.ring[region.layer] = Section(
                     view,
                     record=self.records.swa,
-                    entries=config.ring_slots,
-                    dim=config.head_dim,
-                    dtype=dtype,
+                    entries=self._config.ring_slots,
+                    dim=self._config.head_dim,
+                    dtype=self._dtype,
                 )
             else:
-                typed = view.view(accumulation_dtype(dtype))
-                self.compress[region.layer] = typed.view(num_slots, -1, 2, config.head_dim)
+                typed = view.view(accumulation_dtype(self._dtype))
+                slots = self.states.shape[0]
+                self.compress[region.layer] = typed.view(slots, -1, 2, self._config.head_dim)

@@ -28,6 +28,7 @@ from deepinfer_engine.model.batch import Batch
 from deepinfer_engine.model.config import TextConfig
 from deepinfer_engine.model.engram import Engram
 from deepinfer_engine.model.pools import Pools
+from deepinfer_engine.model.replay import OFF, Replay
 from deepinfer_engine.model.rope import Rope
 from deepinfer_engine.model.weights import (
     LayerWeights,
@@ -52,12 +53,18 @@ class Backbone:
     """Weights bound to pools. `forward` is the only entry."""
 
     def __init__(
-        self, config: TextConfig, weights: ModelWeights, pools: Pools, engram: Engram | None
+        self,
+        config: TextConfig,
+        weights: ModelWeights,
+        pools: Pools,
+        engram: Engram | None,
+        replay: Replay = OFF,
     ) -> None:
         acc = accumulation_dtype(weights.embed.dtype)
         self.config = config
         self.weights = weights
         self.pools = pools
+        self.replay = replay
         self.plain_rope = Rope(config, compressed=False, dtype=acc)
         self._compressed_rope = Rope(config, compressed=True, dtype=acc)
         self._engram = engram
@@ -73,7 +80,8 @@ class Backbone:
         """Run the batch, write all caches, return logits [m, vocab] (accumulation dtype) of the
         rows asked for.
 
-        logit_rows: int64 [m], or None for every row.
+        logit_rows: int64 [m], or None for every row; of a batch with rows before `replay_from` in
+            mode `compact`, every row that was kept, and only such rows may be asked for.
         """
         c = self.config
         self._copy_snapshot_bases(batch)
@@ -86,7 +94,19 @@ class Backbone:
         streams = embedded[:, None, :].expand(-1, c.hc_mult, -1).contiguous()
         pending = one_hot_mix(batch.rows, c.hc_mult, accumulation_dtype(embedded.dtype))
         features: dict[int, Tensor] = {}
+        whole = batch
+        half, kept = batch.consumers(compact=self.replay.mode == "compact")
         for layer, w in enumerate(self.weights.layers):
+            if layer == c.n_producers and half is not batch:
+                # Every row feeds the first consumer's compressed entries, kept or not.
+                self._write_entries(layer, w, self._normed(w, streams, pending), batch, angles)
+                if kept is not None:
+                    streams, pending = streams[kept], pending[kept]
+                    logit_rows = (
+                        None if logit_rows is None else torch.searchsorted(kept, logit_rows)
+                    )
+                    shared.narrow(kept)
+                batch, angles = half, self._angles(half)
             if w.engram is not None and self._engram is not None and grams is not None:
                 streams = self._engram.apply(w.engram, self._engram.rows(layer, grams), streams)
             if layer in c.dspark_target_layer_ids and self.weights.draft is not None:
@@ -94,6 +114,8 @@ class Backbone:
             streams, pending = self._layer(layer, w, streams, pending, batch, angles, shared)
         if self.weights.draft is not None:
             context = torch.cat([features[i] for i in c.dspark_target_layer_ids], dim=1)
+            if min(c.dspark_target_layer_ids) < c.n_producers:
+                batch, angles = whole, self._angles(whole)
             self._write_draft_context(context, batch, angles)
         if logit_rows is not None:
             streams, pending = streams[logit_rows], pending[logit_rows]
@@ -112,13 +134,28 @@ class Backbone:
     ) -> tuple[Tensor, Tensor]:
         c = self.config
         pre, post, comb = mix(c, w.attn_mix, streams)
-        x = ops.rms_norm(ops.mhc_collapse(streams, pending), w.attn_norm, c.rms_norm_eps)
+        x = self._normed(w, streams, pending)
+        if layer != c.n_producers or not batch.consumers_only:
+            self._write_entries(layer, w, x, batch, angles)
         y = self._attention(layer, w, x, batch, angles, shared)
         streams = ops.mhc_post(y, streams, post, comb)
         next_pre, post, comb = mix(c, w.ffn_mix, streams)
         x = ops.rms_norm(ops.mhc_collapse(streams, pre), w.ffn_norm, c.rms_norm_eps)
         streams = ops.mhc_post(moe(c, w.moe, x), streams, post, comb)
         return streams, next_pre
+
+    def _normed(self, w: LayerWeights, streams: Tensor, pending: Tensor) -> Tensor:
+        """What the attention of a layer reads, [n, H]."""
+        collapsed = ops.mhc_collapse(streams, pending)
+        return ops.rms_norm(collapsed, w.attn_norm, self.config.rms_norm_eps)
+
+    def _write_entries(
+        self, layer: int, w: LayerWeights, x: Tensor, batch: Batch, angles: PassAngles
+    ) -> None:
+        """Compressed entries and index keys, where the layer is a source of them."""
+        if w.compressor is not None and w.index_key is not None:
+            at = angles.entries[self.config.compress_ratios[layer]]
+            self._compressor.write(layer, x, batch, w.compressor, w.index_key, at)
 
     def _attention(
         self,
@@ -135,10 +172,6 @@ class Backbone:
         latent, q = queries(c, w.attn, x, own)
         key = window_keys(c, w.attn, x, own, self.pools.records.swa_rounding)
         source = self._kv_source[layer] if ratio else None
-        if w.compressor is not None and w.index_key is not None:
-            self._compressor.write(
-                layer, x, batch, w.compressor, w.index_key, angles.entries[ratio]
-            )
         if w.indexer is not None and source is not None:
             self._indexer.select(layer, source, x, latent, batch, w.indexer, own, shared)
         out = self._reader.attend(layer, source, q, key, w.attn.sink, batch, shared)

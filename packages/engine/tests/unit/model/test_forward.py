@@ -3,9 +3,7 @@ the twin's."""
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -19,7 +17,6 @@ from deepinfer_engine.backend.torch import TorchRunner, build_runner
 from deepinfer_engine.model.batch import Batch, SequenceRows
 from deepinfer_engine.model.layout import CacheQuant
 
-TWIN = Path(__file__).parents[3] / "tools" / "train_demo" / "twin.py"
 LENGTH = 150
 TOLERANCE = 1e-10  # float64; observed 1e-14
 
@@ -129,17 +126,6 @@ def test_packed_records_hold_exactly_what_the_rounding_gave(tiny_dir: Path) -> N
     cut = in_pieces(runner(tiny_dir, dtype="float32"), tokens(0), [40, 41, 99])
     assert (one - cut).abs().median() < 1e-5
     assert (one - cut).abs().mean() < 0.05
-
-
-@pytest.fixture(scope="module")
-def twin() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("train_demo_twin", TWIN)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["train_demo_twin"] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.mark.parametrize("quant", ["reference", "none"])

@@ -1,0 +1,79 @@
+"""A checkpoint directory opened: configuration, weights, n-gram hashing, cache layout."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer
+
+from deepinfer_engine.backend.base import CacheLayout
+from deepinfer_engine.errors import CheckpointError, ConfigError
+from deepinfer_engine.model.config import ModelConfig, load_config
+from deepinfer_engine.model.engram import Engram
+from deepinfer_engine.model.layout import CacheQuant, build_layout, model_fingerprint
+from deepinfer_engine.model.pools import Pools
+from deepinfer_engine.model.weights import ModelWeights, load_weights
+
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a runtime is put together from."""
+
+    config: ModelConfig
+    weights: ModelWeights
+    engram: Engram | None
+    layout: CacheLayout
+    dtype: torch.dtype
+    cache_quant: CacheQuant
+
+    def pools(self, num_blocks: int, num_slots: int) -> Pools:
+        """Cache memory for this model."""
+        return Pools(
+            self.config.text_config,
+            self.layout,
+            num_blocks=num_blocks,
+            num_slots=num_slots,
+            dtype=self.dtype,
+            cache_quant=self.cache_quant,
+        )
+
+
+def assemble(model_dir: Path, *, dtype: str, cache_quant: CacheQuant) -> Parts:
+    """Check and read a checkpoint directory.
+
+    Raises ConfigError for an unusable argument, CheckpointError for an unusable directory.
+    """
+    if dtype not in DTYPES:
+        raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
+    if cache_quant not in ("reference", "none"):
+        raise ConfigError(f"cache_quant must be 'reference' or 'none', got {cache_quant!r}")
+    config = load_config(model_dir)
+    text = config.text_config
+    return Parts(
+        config=config,
+        engram=Engram(text, load_tokenizer(model_dir)) if text.engram_layer_ids else None,
+        weights=load_weights(model_dir, config, DTYPES[dtype]),
+        layout=build_layout(
+            text,
+            dtype=DTYPES[dtype],
+            cache_quant=cache_quant,
+            fingerprint=model_fingerprint(model_dir),
+        ),
+        dtype=DTYPES[dtype],
+        cache_quant=cache_quant,
+    )
+
+
+def load_tokenizer(model_dir: Path) -> Tokenizer:
+    """Read `tokenizer.json`. Raises CheckpointError when it is missing or unreadable."""
+    path = model_dir / "tokenizer.json"
+    if not path.exists():
+        raise CheckpointError(f"{path}: missing")
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises bare Exception
+        raise CheckpointError(f"{path}: not a readable tokenizer ({error})") from None
