@@ -27,7 +27,7 @@ from deepinfer_engine.demo import demo_path
 from deepinfer_engine.model.assembly import load_tokenizer
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tools" / "train_demo"))
-import corpus  # noqa: E402 - the generator of held-out text lives beside the trainer
+import corpus
 
 BLOCK, AFTER = 128, 32
 LENGTHS = (256, 512, 1024, 2048, 4096)
