@@ -20,6 +20,7 @@ from deepinfer_recipe import (
     ImagePreprocessor,
     ImageQuota,
     ImageResolver,
+    ImageSizeRule,
     MultiModalData,
     PreprocessOptions,
     UrlImageSource,
@@ -54,6 +55,37 @@ def test_no_picture_takes_more_tokens_than_allowed() -> None:
     for width in range(1, 8192, 611):
         for height in range(1, 8192, 487):
             assert 0 < image_tokens(width, height) <= MAX_TOKENS
+
+
+@pytest.mark.parametrize("rule", [ImageSizeRule(), ImageSizeRule(4, 2, 900, 40, 8.0)])
+def test_a_fitted_size_is_whole_patches_within_the_limit(rule: ImageSizeRule) -> None:
+    for width in range(1, 3000, 97):
+        for height in range(1, 3000, 101):
+            size = rule.fitted_size(width, height)
+            assert not any(side % rule.patch_px for side in size)
+            assert 0 < rule.image_tokens(width, height) <= rule.max_tokens
+
+
+def test_fitting_a_fitted_picture_changes_nothing() -> None:
+    for width in range(30, 3000, 97):
+        for height in range(30, 3000, 101):
+            size = fitted_size(width, height)
+            assert fitted_size(*size) == size
+
+
+def test_a_rule_squeezes_what_is_too_wide() -> None:
+    rule = ImageSizeRule(max_aspect=4.0)
+    assert rule.fitted_size(8000, 1000) == rule.fitted_size(4000, 1000)
+    assert rule.fitted_size(1000, 8000) == ImageSizeRule().fitted_size(1000, 8000)
+
+
+def test_pixels_can_be_had_without_encoding_them() -> None:
+    rule = ImageSizeRule(4, 2, 900, 40)
+    made = ImagePreprocessor(output="rgb", size_rule=rule).preprocess(picture((8, 8)), HIGH)
+    assert (made.width, made.height) == rule.fitted_size(8, 8)
+    assert made.data == bytes(3 * made.width * made.height)
+    with pytest.raises(ValueError, match='"webp" or "rgb"'):
+        ImagePreprocessor(output="png")  # type: ignore[arg-type]
 
 
 def test_adjustment_counts_tokens_beyond_the_placeholders() -> None:

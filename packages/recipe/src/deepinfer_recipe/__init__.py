@@ -23,6 +23,7 @@ from deepinfer_recipe.image_source import (
 from deepinfer_recipe.images.fetch import ImageFetcher, ReqwestImageFetcher
 from deepinfer_recipe.images.preprocess import ImagePreprocessor, OpenCvImagePreprocessor
 from deepinfer_recipe.images.resolver import ImageResolver
+from deepinfer_recipe.images.size import ImageSizeRule
 from deepinfer_recipe.images.source import (
     ImageInfo,
     ImageQuota,
@@ -106,6 +107,7 @@ __all__ = [
     "ImagePreprocessor",
     "ImageQuota",
     "ImageResolver",
+    "ImageSizeRule",
     "ImageSource",
     "InferenceChunk",
     "InferenceFinishReason",

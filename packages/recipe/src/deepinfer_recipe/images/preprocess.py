@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import io
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from deepinfer_recipe.errors import ImageError
-from deepinfer_recipe.images.size import fitted_size, limited_size
+from deepinfer_recipe.images.size import RELEASED, ImageSizeRule, limited_size
 from deepinfer_recipe.images.source import ImageInfo, PreprocessOptions
 
 if TYPE_CHECKING:
@@ -29,16 +29,27 @@ def _pillow() -> Any:
 
 
 class ImagePreprocessor:
-    """Decodes WebP, PNG, JPEG or GIF (first frame) and makes a lossy RGB WebP of the fitted size.
+    """Decodes WebP, PNG, JPEG or GIF (first frame) and makes an RGB picture of the fitted size.
 
     Transparency is laid on white. applies_orientation: turn the picture as its EXIF data say;
-    the reference does not.
+    the reference does not. output: a lossy WebP, or the pixels themselves, one byte a channel,
+    row by row. size_rule: how the model fits pictures.
     """
 
-    __slots__ = ("_applies_orientation",)
+    __slots__ = ("_applies_orientation", "_output", "_size_rule")
 
-    def __init__(self, *, applies_orientation: bool = True) -> None:
+    def __init__(
+        self,
+        *,
+        applies_orientation: bool = True,
+        output: Literal["webp", "rgb"] = "webp",
+        size_rule: ImageSizeRule = RELEASED,
+    ) -> None:
+        if output not in ("webp", "rgb"):
+            raise ValueError(f'output is "webp" or "rgb", got {output!r}')
         self._applies_orientation = applies_orientation
+        self._output = output
+        self._size_rule = size_rule
 
     def preprocess(self, data: bytes, options: PreprocessOptions) -> ImageInfo:
         """Prepare one picture. Raises `ImageError` for what is not a usable picture."""
@@ -81,12 +92,14 @@ class ImagePreprocessor:
         width, height = picture.size
         if options.detail == "low":
             width, height = limited_size(width, height, options.low_detail_max_dimension_px)
-        width, height = fitted_size(width, height)
+        width, height = self._size_rule.fitted_size(width, height)
         if picture.mode not in ("RGB", "L"):
             with_alpha = picture.convert("RGBA")
             white = pillow.new("RGBA", with_alpha.size, "white")
             picture = pillow.alpha_composite(white, with_alpha)
         resized = picture.convert("RGB").resize((width, height), pillow.Resampling.BICUBIC)
+        if self._output == "rgb":
+            return ImageInfo(resized.tobytes(), width, height)
         out = io.BytesIO()
         resized.save(out, "WEBP", quality=_WEBP_QUALITY)
         return ImageInfo(out.getvalue(), width, height)

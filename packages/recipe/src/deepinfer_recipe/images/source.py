@@ -18,7 +18,7 @@ LOW_DETAIL_MAX_DIMENSION_PX = 544
 
 @dataclass(frozen=True, slots=True)
 class ImageInfo:
-    """A preprocessed image for the inference backend: encoded bytes and its size in pixels."""
+    """A preprocessed image for the inference backend: its bytes and its size in pixels."""
 
     data: bytes
     width: int
