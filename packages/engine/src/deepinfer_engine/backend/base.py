@@ -21,6 +21,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from deepinfer_engine.core.pictures import Picture, PictureRules
 from deepinfer_engine.core.types import SamplingParams, TokenLogprob
 
 IntArray = npt.NDArray[np.int64]
@@ -64,6 +65,8 @@ class Caps:
     eos_token_id: int
     num_blocks: int
     num_state_slots: int
+    pictures: PictureRules | None = None
+    """None: prompts are text alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +77,9 @@ class PrefillChunk:
     after the
         chunk the slot holds the state exactly as if only `position` tokens had been fed.
     sample: True on the prompt's last chunk: the first output token is sampled from the last row.
-    lookback: the up to `caps.lookback` tokens before `start`, oldest first.
+    lookback: the up to `caps.lookback` tokens before `start`, oldest first; -1 where the token is a
+        picture's.
+    pictures: those with a token in the chunk, with their pixels.
     """
 
     token_ids: IntArray
@@ -87,6 +92,7 @@ class PrefillChunk:
     snapshots: tuple[tuple[int, int], ...] = ()
     prompt: Sequence[int] = ()
     """The whole prompt; needed on the sampling chunk when penalties are set."""
+    pictures: tuple[Picture, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +112,8 @@ class DecodeRow:
     state_slot: int
     sampling: SamplingParams
     max_draft: int
+    pictures: tuple[Picture, ...] = ()
+    """Those of the prompt; no pixels needed."""
 
 
 @dataclass(frozen=True, slots=True)

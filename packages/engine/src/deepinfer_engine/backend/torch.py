@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from deepinfer_engine.adapters.dspark import (
     sample_drafts,
 )
 from deepinfer_engine.backend.base import CacheLayout, Caps, DecodeRow, PrefillChunk, StepOutput
+from deepinfer_engine.core.pictures import text_only
 from deepinfer_engine.core.types import TokenLogprob
 from deepinfer_engine.errors import ConfigError
 from deepinfer_engine.model.assembly import assemble
@@ -25,9 +27,11 @@ from deepinfer_engine.model.batch import Batch, SequenceRows
 from deepinfer_engine.model.config import ModelConfig
 from deepinfer_engine.model.draft import Drafter
 from deepinfer_engine.model.engram import Engram
+from deepinfer_engine.model.image_rows import Images
 from deepinfer_engine.model.layout import CacheQuant
 from deepinfer_engine.model.pools import Pools
 from deepinfer_engine.model.v41 import Backbone
+from deepinfer_engine.model.vision import VisionTower
 from deepinfer_engine.model.weights import ModelWeights, tensors_of
 from deepinfer_engine.sampling.arrays import sampling_batch
 
@@ -41,15 +45,17 @@ def build_runner(
     num_state_slots: int,
     cache_quant: CacheQuant = "reference",
     max_model_len: int | None = None,
+    vision: bool = True,
 ) -> TorchRunner:
     """Load a checkpoint directory and allocate its pools.
 
     nextn: drafts a decode step, default the model's; 0 switches speculation off.
     num_blocks, num_state_slots: pool sizes, scratch 0 included.
+    vision: load the tower of a checkpoint that has one; False serves text alone.
 
     Raises ConfigError for an unusable argument, CheckpointError for an unusable model directory.
     """
-    parts = assemble(model_dir, dtype=dtype, cache_quant=cache_quant)
+    parts = assemble(model_dir, dtype=dtype, cache_quant=cache_quant, vision=vision)
     config, text = parts.config, parts.config.text_config
     depth = text.dspark_block_size if text.num_nextn_predict_layers else 0
     chosen = depth if nextn is None else nextn
@@ -68,6 +74,7 @@ def build_runner(
         eos_token_id=config.eos_token_id,
         num_blocks=num_blocks,
         num_state_slots=num_state_slots,
+        pictures=config.picture_rules if vision else None,
     )
     pools = parts.pools(num_blocks, num_state_slots)
     return TorchRunner(config, parts.weights, pools, parts.engram, caps)
@@ -88,6 +95,9 @@ class TorchRunner:
         self._pools = pools
         self._backbone = Backbone(self._config, weights, pools, engram)
         self._drafter = Drafter(self._backbone) if caps.nextn else None
+        self._tower = None
+        if config.vision_config is not None and weights.vision is not None:
+            self._tower = VisionTower(config.vision_config, weights.vision)
         self._caps = caps
         self._verifier = Verifier()
         self._rng = CounterRng()
@@ -101,9 +111,9 @@ class TorchRunner:
         return self._pools.layout
 
     def dense_weights(self) -> list[Tensor]:
-        """Every parameter a step reads: all but the embedding rows it skips."""
-        embed = self._backbone.weights.embed
-        return [t for t in tensors_of(self._backbone.weights) if t is not embed]
+        """Every parameter a text step reads: all but the embedding rows it skips."""
+        weights = replace(self._backbone.weights, vision=None)
+        return [t for t in tensors_of(weights) if t is not weights.embed]
 
     def prefill(self, chunks: Sequence[PrefillChunk]) -> list[StepOutput | None]:
         """Run prompt chunks as one batch; sample the first token of those that are complete."""
@@ -111,7 +121,13 @@ class TorchRunner:
             self._config,
             [
                 SequenceRows(
-                    c.token_ids, c.start, c.lookback, c.block_table, c.state_slot, c.snapshots
+                    c.token_ids,
+                    c.start,
+                    c.lookback,
+                    c.block_table,
+                    c.state_slot,
+                    c.snapshots,
+                    images=self._images(c),
                 )
                 for c in chunks
             ],
@@ -142,7 +158,7 @@ class TorchRunner:
                         np.int64
                     ),
                     len(r.history) - 1,
-                    tuple(r.history[max(0, len(r.history) - 1 - lookback) : -1]),
+                    _lookback(r, lookback),
                     r.block_table,
                     r.state_slot,
                 )
@@ -170,6 +186,19 @@ class TorchRunner:
     def clear_state(self, slot: int) -> None:
         """Zero a slot: nothing of an earlier owner may reach storage or a peer."""
         self._pools.states[slot].zero_()
+
+    def _images(self, chunk: PrefillChunk) -> Images:
+        """(offset in the chunk, embeddings) of what lies in it of each picture."""
+        if not chunk.pictures:
+            return ()
+        assert self._tower is not None, "pictures for a model without a tower"
+        end = chunk.start + len(chunk.token_ids)
+        parts: list[tuple[int, Tensor]] = []
+        for picture in chunk.pictures:
+            low, high = max(picture.start, chunk.start), min(picture.end, end)
+            span = self._tower.span(picture)
+            parts.append((low - chunk.start, span[low - picture.start : high - picture.start]))
+        return tuple(parts)
 
     def _first_tokens(self, chunks: Sequence[PrefillChunk], logits: Tensor) -> list[StepOutput]:
         ends = [c.start + len(c.token_ids) for c in chunks]
@@ -225,6 +254,13 @@ class TorchRunner:
             ),
             lens,
         )
+
+
+def _lookback(row: DecodeRow, size: int) -> tuple[int, ...]:
+    """The up to `size` tokens before the anchor, oldest first."""
+    first = max(0, len(row.history) - 1 - size)
+    before = row.history[first:-1]
+    return text_only(before, first, row.pictures) if row.pictures else tuple(before)
 
 
 def _most_logprobs(items: Sequence[DecodeRow] | Sequence[PrefillChunk]) -> int | None:

@@ -72,7 +72,8 @@ def inspect(
         ("draft module", _count(parameters.draft)),
         ("active per decoded token", _count(parameters.active_decode)),
         ("active per prompt token, bounded replay", _count(parameters.active_prefill_compact)),
-        ("stored, text tensors", _bytes(parameters.stored_bytes)),
+        ("vision", _count(parameters.vision)),
+        ("stored", _bytes(parameters.stored_bytes)),
     ]
     cached = [
         ("block of 128 tokens", f"{cache.block:,} B"),

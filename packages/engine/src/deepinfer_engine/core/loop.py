@@ -16,6 +16,7 @@ import numpy as np
 
 from deepinfer_engine.backend.base import DecodeRow, PrefillChunk, StepOutput, StepRunner
 from deepinfer_engine.core.config import EngineConfig
+from deepinfer_engine.core.pictures import overlapping, text_only
 from deepinfer_engine.core.plan import (
     Chunk,
     Parking,
@@ -223,6 +224,7 @@ class EngineLoop:
                     state_slot=seq.state_slot,
                     sampling=seq.request.sampling,
                     max_draft=drafts,
+                    pictures=seq.request.pictures,
                 )
                 for seq, drafts in plan.rows
             ]
@@ -230,17 +232,23 @@ class EngineLoop:
 
     def _prefill_chunk(self, chunk: Chunk) -> PrefillChunk:
         seq = chunk.seq
-        lookback = max(0, chunk.start - self._runner.caps.lookback)
+        first = max(0, chunk.start - self._runner.caps.lookback)
+        lookback = tuple(seq.tokens[first : chunk.start])
+        pictures = seq.request.pictures
+        if pictures:
+            lookback = text_only(lookback, first, pictures)
+            pictures = overlapping(pictures, chunk.start, chunk.end)
         return PrefillChunk(
             token_ids=np.asarray(seq.tokens[chunk.start : chunk.end], dtype=np.int64),
             start=chunk.start,
-            lookback=tuple(seq.tokens[lookback : chunk.start]),
+            lookback=lookback,
             block_table=seq.blocks,
             state_slot=seq.state_slot,
             sampling=seq.request.sampling,
             sample=chunk.sample,
             snapshots=chunk.snapshots,
             prompt=seq.tokens if chunk.sample else (),
+            pictures=pictures,
         )
 
     def _publish(self, plan: Plan) -> None:

@@ -74,6 +74,10 @@ class Scheduler:
         wrong = next((t for t in (min(seq.tokens), max(seq.tokens)) if not self._is_token(t)), None)
         if wrong is not None:  # an id without an embedding would take the whole step down
             raise RequestError(f"token ids are 0 .. {self.caps.vocab_size - 1}, got {wrong}")
+        if seq.request.pictures:
+            if self.caps.pictures is None:
+                raise RequestError("this model takes no pictures; send text alone")
+            self.caps.pictures.check(seq.request.pictures, seq.tokens)
         if len(self._waiting) >= self.config.max_queue:
             raise EngineUnavailable(
                 f"{len(self._waiting)} requests wait already; send this one again in a second"

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from deepinfer_engine.core.pictures import Picture
+
 FinishReason = Literal["stop", "length", "abort", "error", "insufficient_system_resource"]
 TrafficClass = Literal["agent", "chat", "scratch"]
 
@@ -47,6 +49,8 @@ class GenerateRequest:
     salt: str = "anonymous"
     traffic_class: TrafficClass = "chat"
     timeout_s: float | None = None
+    pictures: tuple[Picture, ...] = ()
+    """In the order of their spans, which `token_ids` fills with the image token."""
 
 
 @dataclass(frozen=True, slots=True)

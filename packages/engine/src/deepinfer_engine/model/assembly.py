@@ -42,8 +42,8 @@ class Parts:
         )
 
 
-def assemble(model_dir: Path, *, dtype: str, cache_quant: CacheQuant) -> Parts:
-    """Check and read a checkpoint directory.
+def assemble(model_dir: Path, *, dtype: str, cache_quant: CacheQuant, vision: bool = True) -> Parts:
+    """Check and read a checkpoint directory; `vision`: with its tower, where it has one.
 
     Raises ConfigError for an unusable argument, CheckpointError for an unusable directory.
     """
@@ -56,7 +56,7 @@ def assemble(model_dir: Path, *, dtype: str, cache_quant: CacheQuant) -> Parts:
     return Parts(
         config=config,
         engram=Engram(text, load_tokenizer(model_dir)) if text.engram_layer_ids else None,
-        weights=load_weights(model_dir, config, DTYPES[dtype]),
+        weights=load_weights(model_dir, config, DTYPES[dtype], vision=vision),
         layout=build_layout(
             text,
             dtype=DTYPES[dtype],

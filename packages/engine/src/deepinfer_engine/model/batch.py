@@ -17,6 +17,7 @@ from torch import Tensor
 
 from deepinfer_engine.backend.base import IntArray
 from deepinfer_engine.model.config import BLOCK_TOKENS, TextConfig
+from deepinfer_engine.model.image_rows import ImageRows, Images, without_first
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,7 @@ class SequenceRows:
     replay_from: int = 0
     valid_start: int = 0
     entries_from: int = 0
+    images: Images = ()
 
 
 class Batch:
@@ -80,6 +82,12 @@ class Batch:
         self.consumers_only = consumers
         self.floor = torch.tensor(floors) if any(floors) else None
         """[S] first position whose window key exists, or None: all exist."""
+        self.images = ImageRows.build([s.images for s in sequences], first.tolist(), self.rows)
+
+    @property
+    def image_rows(self) -> Tensor | None:
+        """bool [n], rows that are tokens of pictures; None when no row is."""
+        return None if self.images is None else self.images.mask
 
     def consumers(self, *, compact: bool) -> tuple[Batch, Tensor | None]:
         """What consumer layers run: (batch, its rows [m] among this one's, or None for all).
@@ -95,7 +103,14 @@ class Batch:
         for s, first in zip(self._sequences, self.first_row.tolist(), strict=True):
             length = len(s.token_ids)
             clip = min(max(s.replay_from - s.start, 0), length - 1)
-            kept.append(replace(s, token_ids=s.token_ids[clip:], start=s.start + clip))
+            kept.append(
+                replace(
+                    s,
+                    token_ids=s.token_ids[clip:],
+                    start=s.start + clip,
+                    images=without_first(s.images, clip),
+                )
+            )
             rows.append(torch.arange(first + clip, first + length))
         return Batch(self._config, kept, consumers=True), torch.cat(rows)
 
@@ -162,17 +177,18 @@ class Batch:
 
     def grams(self, lookback: int) -> Tensor:
         """[n, lookback+1] token ids: column i is the token i positions back, -1 before the
-        sequence's start."""
+        sequence's start and for a picture's tokens."""
+        ids = self.ids if self.images is None else self.ids.masked_fill(self.images.mask, -1)
         padded = np.full((self.size, lookback), -1, dtype=np.int64)
         for i, s in enumerate(self._sequences):
             if s.lookback and lookback:
                 tail = s.lookback[-lookback:]
                 padded[i, lookback - len(tail) :] = tail
         history = torch.from_numpy(padded)
-        columns = [self.ids]
+        columns = [ids]
         for back in range(1, lookback + 1):
             inside = self.offset >= back
-            here = self.ids[(torch.arange(self.rows) - back).clamp(min=0)]
+            here = ids[(torch.arange(self.rows) - back).clamp(min=0)]
             column = (lookback - back + self.offset).clamp(max=lookback - 1)
             columns.append(torch.where(inside, here, history[self.sequence, column]))
         return torch.stack(columns, dim=1)

@@ -14,6 +14,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from deepinfer_engine.core.pictures import PictureRules
 from deepinfer_engine.errors import CheckpointError
 
 BLOCK_TOKENS = 128
@@ -263,7 +264,24 @@ class ModelConfig(BaseModel):
                         f"text_config.{key} must be a multiple of 32 in a quantised checkpoint, "
                         f"got {getattr(c, key)}"
                     )
+        if self.vision_config is not None:
+            token, size = self.image_token_id, self.text_config.vocab_size
+            if token is None or not 0 <= token < size:
+                raise ValueError(
+                    f"a model with vision_config needs image_token_id in 0 .. {size - 1}, got "
+                    f"{token}"
+                )
         return self
+
+    @property
+    def picture_rules(self) -> PictureRules | None:
+        """What prompts with pictures must be like; None for a model without a tower."""
+        v = self.vision_config
+        if v is None or self.image_token_id is None:
+            return None
+        return PictureRules(
+            self.image_token_id, v.patch_size, v.downsample_ratio, v.max_image_tokens
+        )
 
 
 def load_config(model_dir: Path) -> ModelConfig:

@@ -18,11 +18,13 @@ import torch
 from deepinfer_engine.adapters.kernels import formats
 from deepinfer_engine.model.checkpoint import TensorSpec
 from deepinfer_engine.model.config import BLOCK_TOKENS, ModelConfig, TextConfig
+from deepinfer_engine.model.expected import expected_tensors
 from deepinfer_engine.model.layout import build_layout
-from deepinfer_engine.model.weights import expected_tensors
 
 _FP4, _FP8, _BF16, _FP32 = 1, 2, 4, 8
 _EXPERT = re.compile(r"\.experts\.")
+_VISION = re.compile(r"vision\.|aligner\.|image_")
+_ROUTING_BIAS = re.compile(r"\.gate\.bias(_vl)?$")
 _STORED_BYTES = {"float": 2, "float32": 4, "fp8": 1, "fp8_rows": 1, "fp4": 0.5}
 
 
@@ -40,8 +42,10 @@ class Parameters:
     draft: int
     active_decode: int
     active_prefill_compact: int
+    vision: int
+    """Tower, projector, and the learned marks of a picture's span; 0 for a text model."""
     stored_bytes: int
-    """Size of the checkpoint's text tensors, scales included."""
+    """Size of the checkpoint's tensors, scales included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +78,7 @@ def count_parameters(config: ModelConfig) -> Parameters:
     sizes = {name: math.prod(spec.shape) for name, spec in specs.items()}
     tables = sum(n for name, n in sizes.items() if name.endswith("engram.embed.weight"))
     draft = sum(n for name, n in sizes.items() if name.startswith("mtp."))
+    vision = sum(n for name, n in sizes.items() if _VISION.match(name))
 
     def of(name: str) -> int:
         return sizes[f"layers.0.attn.{name}.weight"]
@@ -88,12 +93,13 @@ def count_parameters(config: ModelConfig) -> Parameters:
     return Parameters(
         expert=expert,
         attention=sum(of(n) for n in ("wq_a", "wq_b", "wkv", "wo_a", "wo_b")),
-        backbone=sum(sizes.values()) - tables - draft,
+        backbone=sum(sizes.values()) - tables - draft - vision,
         engram_tables=tables,
         draft=draft,
+        vision=vision,
         active_decode=sum(layers) + sizes["head.weight"],
         active_prefill_compact=sum(layers[:first]) + boundary,
-        stored_bytes=sum(_stored_bytes(spec) for spec in specs.values()),
+        stored_bytes=sum(_stored_bytes(name, spec) for name, spec in specs.items()),
     )
 
 
@@ -110,9 +116,11 @@ def _active_by_layer(c: TextConfig, sizes: dict[str, int]) -> list[int]:
     return active
 
 
-def _stored_bytes(spec: TensorSpec) -> int:
+def _stored_bytes(name: str, spec: TensorSpec) -> int:
     scale = spec.scale_shape
-    values = math.prod(spec.shape) * _STORED_BYTES[spec.storage]
+    # The loader takes routing biases in any float; the released file has them in float32.
+    wide = _ROUTING_BIAS.search(name) is not None
+    values = math.prod(spec.shape) * _STORED_BYTES["float32" if wide else spec.storage]
     return int(values) + (0 if scale is None else math.prod(scale))
 
 

@@ -136,8 +136,10 @@ class Engram:
         """Table rows [n, (N-1) * heads] of compressed n-grams [n, N]."""
         return ops.engram_hash(compressed, *self._hashes[layer])
 
-    def apply(self, weights: EngramWeights, rows: Tensor, streams: Tensor) -> Tensor:
-        """Add the gated values to the streams [n, h, H]."""
+    def apply(
+        self, weights: EngramWeights, rows: Tensor, streams: Tensor, blocked: Tensor | None
+    ) -> Tensor:
+        """Add the gated values to the streams [n, h, H]; `blocked`, bool [n]: rows without any."""
         n, h, H = streams.shape
         embedded = weights.table.take(rows).reshape(n, -1)
         projected = torch.nn.functional.linear(embedded, weights.wkv).view(n, h + 1, H)
@@ -148,5 +150,5 @@ class Engram:
             weights.q_weight,
             weights.k_weight,
             self._config.rms_norm_eps,
-            None,
+            blocked,
         )

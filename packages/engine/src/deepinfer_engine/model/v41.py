@@ -91,6 +91,8 @@ class Backbone:
         if self._engram is not None:
             grams = self._engram.compressed(batch.grams(c.lookback))
         embedded = self.weights.embed[batch.ids]
+        if batch.images is not None:
+            embedded[batch.images.rows] = batch.images.embeddings
         streams = embedded[:, None, :].expand(-1, c.hc_mult, -1).contiguous()
         pending = one_hot_mix(batch.rows, c.hc_mult, accumulation_dtype(embedded.dtype))
         features: dict[int, Tensor] = {}
@@ -108,7 +110,8 @@ class Backbone:
                     shared.narrow(kept)
                 batch, angles = half, self._angles(half)
             if w.engram is not None and self._engram is not None and grams is not None:
-                streams = self._engram.apply(w.engram, self._engram.rows(layer, grams), streams)
+                rows = self._engram.rows(layer, grams)
+                streams = self._engram.apply(w.engram, rows, streams, batch.image_rows)
             if layer in c.dspark_target_layer_ids and self.weights.draft is not None:
                 features[layer] = streams.mean(dim=1)
             streams, pending = self._layer(layer, w, streams, pending, batch, angles, shared)
@@ -141,7 +144,7 @@ class Backbone:
         streams = ops.mhc_post(y, streams, post, comb)
         next_pre, post, comb = mix(c, w.ffn_mix, streams)
         x = ops.rms_norm(ops.mhc_collapse(streams, pre), w.ffn_norm, c.rms_norm_eps)
-        streams = ops.mhc_post(moe(c, w.moe, x), streams, post, comb)
+        streams = ops.mhc_post(moe(c, w.moe, x, batch.image_rows), streams, post, comb)
         return streams, next_pre
 
     def _normed(self, w: LayerWeights, streams: Tensor, pending: Tensor) -> Tensor:
@@ -222,9 +225,13 @@ def one_hot_mix(rows: int, hc_mult: int, dtype: torch.dtype) -> Tensor:
     return pending
 
 
-def moe(config: TextConfig, w: MoeWeights, x: Tensor) -> Tensor:
-    """Routed experts plus the shared one, [n, H]."""
-    index, weight = ops.moe_gate(x, w.gate, w.bias, w.topk, config.routed_scaling_factor)
+def moe(config: TextConfig, w: MoeWeights, x: Tensor, image_rows: Tensor | None = None) -> Tensor:
+    """Routed experts plus the shared one, [n, H]; `image_rows`, bool [n]: tokens of pictures."""
+    bias = w.bias
+    if image_rows is not None:
+        assert w.bias_vl is not None, "pictures in a model that was loaded without its tower"
+        bias = torch.where(image_rows[:, None], w.bias_vl, w.bias)
+    index, weight = ops.moe_gate(x, w.gate, bias, w.topk, config.routed_scaling_factor)
     routed = ops.moe_experts(x, index, weight, w.w1, w.w3, w.w2, config.swiglu_limit)
     hidden = ops.swiglu(linear(x, w.shared_w1), linear(x, w.shared_w3), config.swiglu_limit)
     return routed + linear(hidden, w.shared_w2)

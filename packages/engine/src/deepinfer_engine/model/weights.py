@@ -15,9 +15,11 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from deepinfer_engine.model.checkpoint import Checkpoint, Storage, TensorSpec
+from deepinfer_engine.model.checkpoint import Checkpoint
 from deepinfer_engine.model.config import ModelConfig, TextConfig
+from deepinfer_engine.model.expected import expected_tensors
 from deepinfer_engine.model.rows import RowTable
+from deepinfer_engine.model.vision_weights import VisionWeights, read_vision
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -25,11 +27,11 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-_NOT_READ = re.compile(
-    r"vision\.|aligner\.|image_(start|end|newline)$"  # the vision tower, not part of the text model
-    r"|.*\.gate\.bias_vl$"  # routing of image tokens
-    r"|mtp\.\d+\.(embed|head)\."  # tied to the backbone's
-)
+_TIED = re.compile(r"mtp\.\d+\.(embed|head)\.")
+"""Drafts share these with the backbone."""
+_PICTURES = re.compile(r"vision\.|aligner\.|image_(start|end|newline)$|.*\.gate\.bias_vl$")
+"""Not read where the text model runs alone."""
+_TIED_OR_PICTURES = re.compile(f"{_TIED.pattern}|{_PICTURES.pattern}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,10 @@ class IndexerWeights:
 
 @dataclass(frozen=True, slots=True)
 class MoeWeights:
-    """w1, w3 [E, I, H]; w2 [E, H, I]; shared_* are one wider MLP."""
+    """w1, w3 [E, I, H]; w2 [E, H, I]; shared_* are one wider MLP.
+
+    bias, bias_vl [E] rank experts for text and for tokens of pictures.
+    """
 
     gate: Tensor
     bias: Tensor
@@ -93,6 +98,7 @@ class MoeWeights:
     shared_w3: Tensor
     shared_w2: Tensor
     topk: int
+    bias_vl: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,13 +142,14 @@ class DraftWeights:
 
 @dataclass(frozen=True, slots=True)
 class ModelWeights:
-    """Everything a text model needs."""
+    """Everything a model needs; `vision` is None where it takes no pictures."""
 
     embed: Tensor
     head: Tensor
     norm: Tensor
     layers: tuple[LayerWeights, ...]
     draft: DraftWeights | None
+    vision: VisionWeights | None = None
 
 
 def tensors_of(part: object) -> list[Tensor]:
@@ -156,102 +163,20 @@ def tensors_of(part: object) -> list[Tensor]:
     return []
 
 
-def expected_tensors(config: ModelConfig) -> dict[str, TensorSpec]:
-    """Every tensor the text model reads, with its shape and storage, in file order."""
-    c = config.text_config
-    quantised = config.quantization_config is not None
-    matrix: Storage = "fp8" if quantised else "float"
-    H, V, D = c.hidden_size, c.vocab_size, c.head_dim
-    out = {
-        "embed.weight": TensorSpec((V, H)),
-        "head.weight": TensorSpec((V, H)),
-        "norm.weight": TensorSpec((H,)),
-    }
-    for layer in range(c.num_hidden_layers):
-        p = f"layers.{layer}."
-        out.update(_layer_specs(p, c, c.n_routed_experts, quantised=quantised))
-        ratio = c.compress_ratios[layer]
-        if layer in c.kv_source_layer_ids:
-            out[p + "attn.compressor.wkv.weight"] = TensorSpec((D, H))
-            if ratio > 1:
-                out[p + "attn.compressor.wgate.weight"] = TensorSpec((D, H))
-            out[p + "attn.compressor.norm.weight"] = TensorSpec((D,))
-        if layer in c.index_source_layer_ids:
-            out[p + "attn.indexer.wq_b.weight"] = TensorSpec(
-                (c.index_n_heads * c.index_head_dim, c.q_lora_rank), matrix
-            )
-            out[p + "attn.indexer.weights_proj.weight"] = TensorSpec((c.index_n_heads, H))
-        if layer in c.index_k_sources:
-            out[p + "attn.indexer.wk.weight"] = TensorSpec((c.index_head_dim, D))
-            out[p + "attn.indexer.k_norm.weight"] = TensorSpec((c.index_head_dim,))
-        if layer in c.engram_layer_ids:
-            rows = c.engram_num_embeddings[c.engram_layer_ids.index(layer)]
-            columns = (c.engram_max_ngram_size - 1) * c.engram_n_heads * c.engram_head_dim
-            out[p + "engram.embed.weight"] = TensorSpec(
-                (rows, c.engram_head_dim), "fp8_rows" if quantised else "float"
-            )
-            out[p + "engram.wkv.weight"] = TensorSpec(((c.hc_mult + 1) * H, columns), matrix)
-            out[p + "engram.q_weight"] = TensorSpec((c.hc_mult, H))
-            out[p + "engram.k_weight"] = TensorSpec((c.hc_mult, H))
-    last = c.num_nextn_predict_layers - 1
-    for layer in range(c.num_nextn_predict_layers):
-        out.update(_layer_specs(f"mtp.{layer}.", c, c.dspark_n_routed_experts, quantised=quantised))
-    if last >= 0:
-        rank = c.dspark_markov_rank
-        out["mtp.0.main_proj.weight"] = TensorSpec((H, H * len(c.dspark_target_layer_ids)), matrix)
-        out["mtp.0.main_norm.weight"] = TensorSpec((H,))
-        out[f"mtp.{last}.norm.weight"] = TensorSpec((H,))
-        out[f"mtp.{last}.markov_head.embed.weight"] = TensorSpec((V, rank))
-        out[f"mtp.{last}.markov_head.head.weight"] = TensorSpec((V, rank))
-        out[f"mtp.{last}.confidence_head.proj.weight"] = TensorSpec((1, H + rank))
-    return out
-
-
-def _layer_specs(p: str, c: TextConfig, experts: int, *, quantised: bool) -> dict[str, TensorSpec]:
-    matrix: Storage = "fp8" if quantised else "float"
-    expert: Storage = "fp4" if quantised else "float"
-    H, D, heads = c.hidden_size, c.head_dim, c.num_attention_heads
-    inner, shared = c.moe_intermediate_size, c.n_shared_experts * c.moe_intermediate_size
-    out = {
-        p + "attn_norm.weight": TensorSpec((H,)),
-        p + "ffn_norm.weight": TensorSpec((H,)),
-        p + "attn.wq_a.weight": TensorSpec((c.q_lora_rank, H), matrix),
-        p + "attn.q_norm.weight": TensorSpec((c.q_lora_rank,)),
-        p + "attn.wq_b.weight": TensorSpec((heads * D, c.q_lora_rank), matrix),
-        p + "attn.wkv.weight": TensorSpec((D, H), matrix),
-        p + "attn.kv_norm.weight": TensorSpec((D,)),
-        p + "attn.wo_a.weight": TensorSpec(
-            (c.o_groups * c.o_lora_rank, heads * D // c.o_groups), matrix
-        ),
-        p + "attn.wo_b.weight": TensorSpec((H, c.o_groups * c.o_lora_rank), matrix),
-        p + "attn.attn_sink": TensorSpec((heads,), "float32"),
-        p + "ffn.gate.weight": TensorSpec((experts, H)),
-        p + "ffn.gate.bias": TensorSpec((experts,)),
-        p + "ffn.shared_experts.w1.weight": TensorSpec((shared, H), matrix),
-        p + "ffn.shared_experts.w3.weight": TensorSpec((shared, H), matrix),
-        p + "ffn.shared_experts.w2.weight": TensorSpec((H, shared), matrix),
-    }
-    mixes = c.hc_mult * (c.hc_mult + 2)
-    for part in ("attn", "ffn"):
-        out[p + f"hc_{part}_fn"] = TensorSpec((mixes, c.hc_mult * H), "float32")
-        out[p + f"hc_{part}_base"] = TensorSpec((mixes,), "float32")
-        out[p + f"hc_{part}_scale"] = TensorSpec((3,), "float32")
-    for e in range(experts):
-        out[p + f"ffn.experts.{e}.w1.weight"] = TensorSpec((inner, H), expert)
-        out[p + f"ffn.experts.{e}.w3.weight"] = TensorSpec((inner, H), expert)
-        out[p + f"ffn.experts.{e}.w2.weight"] = TensorSpec((H, inner), expert)
-    return out
-
-
-def load_weights(model_dir: Path, config: ModelConfig, dtype: torch.dtype) -> ModelWeights:
+def load_weights(
+    model_dir: Path, config: ModelConfig, dtype: torch.dtype, *, vision: bool = True
+) -> ModelWeights:
     """Check the whole checkpoint, then read it.
 
-    Raises CheckpointError naming the tensor or file at fault. Vision tensors, routing biases for
-    images and tied draft embeddings are allowed and not read.
+    vision: read the tower too, where the config has one; else its tensors may be absent.
+
+    Raises CheckpointError naming the tensor or file at fault. Tied draft embeddings are allowed
+    and not read.
     """
     c = config.text_config
-    with Checkpoint(model_dir, expected_tensors(config), ignored=_NOT_READ) as checkpoint:
-        reader = _Reader(checkpoint, c, dtype)
+    tower = config.vision_config if vision else None
+    with _checked(model_dir, config, vision=vision) as checkpoint:
+        reader = _Reader(checkpoint, c, dtype, images=tower is not None)
         layers = tuple(
             reader.layer(f"layers.{i}.", i, c.n_routed_experts, c.num_experts_per_tok)
             for i in range(c.num_hidden_layers)
@@ -262,6 +187,7 @@ def load_weights(model_dir: Path, config: ModelConfig, dtype: torch.dtype) -> Mo
             norm=reader.acc("norm.weight"),
             layers=layers,
             draft=reader.draft() if c.num_nextn_predict_layers else None,
+            vision=None if tower is None else read_vision(tower, reader.matrix, reader.acc),
         )
 
 
@@ -270,12 +196,20 @@ def check_weights(model_dir: Path, config: ModelConfig) -> int:
 
     Returns the number of its files; raises CheckpointError naming the tensor or file at fault.
     """
-    with Checkpoint(model_dir, expected_tensors(config), ignored=_NOT_READ) as checkpoint:
+    with _checked(model_dir, config, vision=True) as checkpoint:
         return checkpoint.files
 
 
+def _checked(model_dir: Path, config: ModelConfig, *, vision: bool) -> Checkpoint:
+    unread = _TIED if vision and config.vision_config is not None else _TIED_OR_PICTURES
+    return Checkpoint(model_dir, expected_tensors(config, vision=vision), ignored=unread)
+
+
 class _Reader:
-    def __init__(self, checkpoint: Checkpoint, config: TextConfig, dtype: torch.dtype) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, config: TextConfig, dtype: torch.dtype, *, images: bool
+    ) -> None:
+        self._images = images
         self._checkpoint = checkpoint
         self._c = config
         self._dtype = dtype
@@ -385,4 +319,5 @@ class _Reader:
             shared_w3=self.matrix(p + "shared_experts.w3.weight"),
             shared_w2=self.matrix(p + "shared_experts.w2.weight"),
             topk=topk,
+            bias_vl=self.acc(p + "gate.bias_vl") if self._images else None,
         )

@@ -18,7 +18,7 @@ from tokenizers.models import BPE
 
 from deepinfer_engine.model.config import ModelConfig, load_config
 from deepinfer_engine.model.engram import table_primes, vocabulary_classes
-from deepinfer_engine.model.weights import expected_tensors
+from deepinfer_engine.model.expected import expected_tensors
 
 torch.set_num_threads(1)
 
@@ -97,10 +97,34 @@ TINY: dict[str, Any] = {
 }
 
 
-def write_tiny(path: Path, seed: int = 0, **changes: Any) -> Path:
-    """Write config, tokenizer and random scaled weights; `changes` override text_config keys."""
+TINY_VISION: dict[str, Any] = {
+    "num_hidden_layers": 2,
+    "hidden_size": 64,
+    "num_attention_heads": 2,
+    "intermediate_size": 128,
+    "patch_size": 14,
+    "rope_theta": 10000,
+    "downsample_ratio": 3,
+    "max_image_tokens": 64,
+    "min_pixels": 6000,
+}
+
+
+def write_tiny(
+    path: Path,
+    seed: int = 0,
+    *,
+    vision: bool = False,
+    tokenizer: Tokenizer | None = None,
+    image_token: str = "w0",
+    **changes: Any,
+) -> Path:
+    """Write config, tokenizer and random scaled weights; `changes` override text_config keys.
+
+    vision: with a tower; `image_token` is then what a picture's tokens are.
+    """
     path.mkdir(parents=True, exist_ok=True)
-    tokenizer = tiny_tokenizer()
+    tokenizer = tokenizer or tiny_tokenizer()
     tokenizer.save(str(path / "tokenizer.json"))
     text = {**TINY, **changes}
     text["engram_compressed_vocab_size"] = max(vocabulary_classes(tokenizer)) + 1
@@ -112,6 +136,9 @@ def write_tiny(path: Path, seed: int = 0, **changes: Any) -> Path:
         "tokenizer_compatibility": "native",
         "text_config": text,
     }
+    if vision:
+        root["image_token_id"] = tokenizer.token_to_id(image_token)
+        root["vision_config"] = TINY_VISION
     primes = table_primes(ModelConfig.model_validate(root).text_config)
     text["engram_num_embeddings"] = [sum(map(sum, layer)) for layer in primes]
     (path / "config.json").write_text(json.dumps(root))
@@ -121,21 +148,26 @@ def write_tiny(path: Path, seed: int = 0, **changes: Any) -> Path:
         drawn = torch.randn(spec.shape, generator=generator)
         if "norm" in name:
             value = 1 + 0.1 * drawn
-        elif name.endswith(("_base", "bias")):
+        elif name.endswith(("_base", "bias", "bias_vl")):
             value = 0.5 * drawn
         elif name.endswith(("_scale", "attn_sink")):
             value = drawn
         elif "_weight" in name and "engram" in name:
             value = 1 + 0.1 * drawn
-        elif name.startswith("embed") or "engram.embed" in name:
+        elif name.startswith(("embed", "image_")) or "engram.embed" in name:
             value = drawn
         else:
             value = drawn / math.sqrt(spec.shape[-1])
         tensors[name] = value if spec.storage == "float32" else value.to(torch.bfloat16)
-        if name.endswith("gate.bias"):
+        if name.endswith("gate.bias") and not vision:
             tensors[name + "_vl"] = torch.zeros(spec.shape)
     save_file(tensors, str(path / "model.safetensors"))
     return path
+
+
+@pytest.fixture(scope="session")
+def vision_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny(tmp_path_factory.mktemp("tiny-vision"), vision=True)
 
 
 @pytest.fixture(scope="session")

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from deepinfer_engine.cli.main import app, run
 from deepinfer_engine.model.config import ModelConfig
 from deepinfer_engine.model.costs import cache_cost, context_cost, count_parameters
+from deepinfer_engine.model.expected import expected_tensors
 
 CONFIG = ModelConfig.model_validate(RELEASED)
 
@@ -25,6 +26,13 @@ def test_parameters_are_the_published_ones() -> None:
     assert round(counted.engram_tables / 1e9, 2) == 196.61
     assert round(counted.active_decode / 1e9, 2) == 16.13
     assert round(counted.active_prefill_compact / 1e9, 2) == 7.90
+    assert counted.vision == 411_842_560 + 73_410_560 + 3 * 5120
+
+
+def test_the_whole_checkpoint_has_the_published_size_to_the_byte() -> None:
+    assert count_parameters(CONFIG).stored_bytes == 510_286_023_000
+    specs = expected_tensors(CONFIG).values()
+    assert sum(1 if spec.scale_shape is None else 2 for spec in specs) == 96_085
 
 
 def test_cache_is_890_bytes_a_token() -> None:
