@@ -9,7 +9,8 @@ not the figures of a machine.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -68,7 +69,8 @@ class Outcome:
 
     gain: throughput of the scheduler over verifying everything, minus 1; drafts, rows: verified
     drafts, and rows with anchors, as a share of verifying everything; length_fixed,
-    length_dynamic: mean tokens a request gains a round.
+    length_dynamic: mean tokens a request gains a round; gain_sd: standard deviation of the gain
+    over seeds, 0 for one run.
     """
 
     requests: int
@@ -77,6 +79,12 @@ class Outcome:
     rows: float
     length_fixed: float
     length_dynamic: float
+    gain_sd: float = 0.0
+
+    @property
+    def length_loss(self) -> float:
+        """Share of the accepted length that scheduling gives up."""
+        return 1.0 - self.length_dynamic / self.length_fixed
 
 
 class AcceptanceStream:
@@ -175,6 +183,18 @@ def simulate(
     )
 
 
+def simulate_mean(requests: int, seeds: Sequence[int], **options: Any) -> Outcome:
+    """Mean of `simulate` over several seeds. options: those of `simulate` but seed and stream."""
+    runs = [simulate(requests, seed=seed, **options) for seed in seeds]
+    mean = {
+        f.name: float(np.mean([getattr(o, f.name) for o in runs]))
+        for f in fields(Outcome)
+        if f.name != "requests"
+    }
+    mean["gain_sd"] = float(np.std([o.gain for o in runs]))
+    return Outcome(requests, **mean)
+
+
 def fit_machine(
     low: tuple[int, float],
     high: tuple[int, float],
@@ -183,13 +203,15 @@ def fit_machine(
     model: Acceptance | None = None,
     machine: Machine | None = None,
     steps: int = 400,
-    seed: int = 0,
+    seeds: Sequence[int] = (0,),
     per_token_range: tuple[float, float] = (0.005, 0.3),
 ) -> Machine:
     """Time a token and ragged overhead that give two published gains: (requests, gain) each.
 
-    The overhead does not change what the scheduler does, so it follows from `low` in closed form;
-    the time a token is found by bisection on `high`, whose gain rises with it.
+    Gains are means over `seeds`; every candidate machine meets the same acceptances, so the noise
+    of the fit is that of the streams, not of the bisection. The overhead does not change what the
+    scheduler does, so it follows from `low` in closed form; the time a token is found by bisection
+    on `high`, whose gain rises with it.
     """
     start = Machine() if machine is None else machine
 
@@ -197,8 +219,8 @@ def fit_machine(
         free = replace(start, per_token_ms=slope, ragged_overhead=0.0)
 
         def run(requests: int) -> float:
-            return simulate(
-                requests, gamma=gamma, machine=free, model=model, steps=steps, seed=seed
+            return simulate_mean(
+                requests, seeds, gamma=gamma, machine=free, model=model, steps=steps
             ).gain
 
         overhead = (1.0 + run(low[0])) / (1.0 + low[1]) - 1.0
