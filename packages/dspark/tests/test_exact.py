@@ -64,6 +64,25 @@ def test_every_scheduler_mode_is_lossless_for_every_budget(mode: str, seed: int)
         assert deviation(toy, mode, budget, fixed_len=min(budget, 3)) < TOLERANCE
 
 
+@pytest.mark.parametrize("mode", ["uniform", "threshold", "fixed", "exact"])
+@pytest.mark.parametrize("name", ["cool", "all cuts", "penalties", "bias and ban"])
+def test_every_mode_is_lossless_with_every_kind_of_parameter(name: str, mode: str) -> None:
+    toy = Toy(4, 2, seed=9, target=SPECS[name], output=(0, 0, 3), prompt=(1,),
+              q_form="point" if mode == "exact" else "dense")  # fmt: skip
+    for budget in range(3):
+        assert deviation(toy, mode, budget, fixed_len=budget) < TOLERANCE
+
+
+@pytest.mark.parametrize("mode", ["uniform", "threshold", "fixed"])
+def test_two_requests_stay_independent_in_the_other_modes(mode: str) -> None:
+    toys = (Toy(2, 2, seed=3), Toy(3, 2, seed=103))
+    product = np.outer(toys[0].law().ravel(), toys[1].law().ravel())
+    for budget in range(5):
+        scheduler = BudgetScheduler(proofs.table(), 2, mode, fixed_len=budget // 2)
+        joint = proofs.joint_law(toys, scheduler, budget, Verifier())
+        assert np.abs(joint - product).max() < TOLERANCE
+
+
 def test_the_draft_may_have_another_temperature_and_cut_than_the_target() -> None:
     toy = Toy(4, 2, seed=8, target=LawSpec(top_p=0.8), draft=LawSpec(temperature=0.5, top_k=2))
     assert deviation(toy, "causal", 2) < TOLERANCE

@@ -136,27 +136,6 @@ def test_penalties_count_what_was_generated() -> None:
     assert all(len(set(t)) == 8 for t in texts[0])  # so strong that nothing repeats
 
 
-def test_two_requests_that_share_a_budget_are_independent_of_each_other() -> None:
-    """Chi-square of the joint first tokens of two requests, 121 degrees of freedom at 1e-4."""
-    stats = pytest.importorskip("scipy.stats")
-    n = 3000
-    prompts = [[1, 2], [5, 6]] * n
-    drafter = DraftModelDrafter(toy.ToyCausal(toy.ToyModel(seed=1, sharpness=1.0)), 1)
-
-    class FirstRows(toy.ToyTarget):
-        """Equal prompts share their first passes: only the rows differ."""
-
-    params = SamplingBatch.uniform(2 * n)
-    made = SpecLoop(
-        drafter, FirstRows(toy.ToyModel(sharpness=1.0)), scheduler("fixed", 1)
-    ).generate(prompts, params, 1)
-    first = np.array([t[0] for t in made.tokens]).reshape(n, 2)
-    joint = np.zeros((12, 12))
-    np.add.at(joint, (first[:, 0], first[:, 1]), 1)
-    joint = joint[joint.sum(axis=1) > 30][:, joint.sum(axis=0) > 30]
-    assert stats.chi2_contingency(joint).pvalue > 1e-4
-
-
 def batch_of(texts, request_ids=None) -> DraftBatch:
     n = len(texts)
     return DraftBatch(

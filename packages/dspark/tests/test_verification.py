@@ -241,55 +241,6 @@ def test_coupled_draws_follow_the_law() -> None:
     assert float(((counted - n * law) ** 2 / (n * law)).sum()) < 21.1
 
 
-def test_joint_law_of_three_tokens_by_counting_a_million_rounds() -> None:
-    """V = 6, 216 cells, N = 1e6. Chi-square (215 degrees of freedom) at 1e-4, fixed seed.
-
-    Power: at p = 0.3 a shift of 0.0032 is found with probability 0.999 at this N and level.
-    """
-    stats = pytest.importorskip("scipy.stats")
-    V, gamma, n, chunk = 6, 2, 1_000_000, 250_000
-    rng = np.random.default_rng(3)
-    p1, p2, p3 = rng.normal(size=V), rng.normal(size=(V, V)), rng.normal(size=(V, V, V))
-    q1, q2 = rng.dirichlet(np.ones(V)), rng.dirichlet(np.ones(V), size=V)
-    counts = np.zeros(V**3)
-    for start in range(0, n, chunk):
-        a = rng.choice(V, size=chunk, p=q1)
-        b = (rng.random((chunk, 1)) > np.cumsum(q2[a], axis=1)).sum(axis=1).clip(max=V - 1)
-        logits = np.stack([np.tile(p1, (chunk, 1)), p2[a], p3[a, b]], axis=1).reshape(-1, V)
-        q = np.stack([np.tile(q1, (chunk, 1)), q2[a]], axis=1)
-        params = SamplingBatch.uniform(
-            chunk, seeds=np.arange(start, start + chunk, dtype=np.uint64)
-        )
-        lens = np.full(chunk, gamma)
-        out = Verifier().verify(
-            logits,
-            np.arange(chunk + 1) * 3,
-            Proposal(np.stack([a, b], axis=1), lens, q=q),
-            lens,
-            params,
-        )
-        count = np.diff(out.cu_tokens)
-        tokens = np.full((chunk, 3), -1)
-        tokens[np.arange(3)[None, :] < count[:, None]] = out.tokens
-        for k, law in ((1, p2), (2, p3)):
-            at = np.flatnonzero(tokens[:, k] < 0)
-            row = law[tokens[at, 0]] if k == 1 else law[tokens[at, 0], tokens[at, 1]]
-            e = np.exp(row)
-            cdf = np.cumsum(e / e.sum(1, keepdims=True), axis=1)
-            tokens[at, k] = (rng.random((at.size, 1)) > cdf).sum(axis=1).clip(max=V - 1)
-        counts += np.bincount(tokens @ [V * V, V, 1], minlength=V**3)
-
-    def soft(x):
-        e = np.exp(x)
-        return e / e.sum(axis=-1, keepdims=True)
-
-    law = (soft(p1)[:, None, None] * soft(p2)[:, :, None] * soft(p3)).ravel()
-    chi = float(((counts - n * law) ** 2 / (n * law)).sum())
-    assert stats.chi2.sf(chi, V**3 - 1) > 1e-4
-    distance = 0.5 * np.abs(counts / n - law).sum()
-    assert distance <= 0.5 * np.sqrt(law * (1 - law) / n).sum() * 1.3
-
-
 def test_uniforms_are_uniform_and_independent_over_every_key() -> None:
     rng = CounterRng()
     seeds, at = np.arange(300, dtype=np.uint64)[:, None], np.arange(300)[None, :]

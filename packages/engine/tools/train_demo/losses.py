@@ -10,6 +10,8 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 from twin import Pass, Twin
 
+from deepinfer_dspark.training import LossWeights, draft_losses
+
 if TYPE_CHECKING:
     from train import Phase
 
@@ -65,7 +67,8 @@ def frozen_trunk(twin: Twin, b: data.Batch) -> tuple[Tensor, Tensor]:
 def draft_loss(
     twin: Twin, b: data.Batch, hidden: Tensor, features: Tensor, step: int
 ) -> tuple[Tensor, Pass, dict[str, float]]:
-    """0.1 cross entropy + 0.9 L1 distance + 1.0 confidence, weights exp(-k / block).
+    """`deepinfer_dspark.training.draft_losses` of one block for every few answer tokens, rows
+    weighted by exp(-k / block).
 
     `hidden` and `features` are without gradient; the embedding and the head that the draft
     module shares with the trunk learn nothing from this loss.
@@ -93,29 +96,18 @@ def draft_loss(
     written = b.kinds.gather(1, label_at.flatten(1)).view_as(label_at) == data.ANSWER
     valid = (inside & written & usable.unsqueeze(-1)).cummin(-1).values
     bias, e = twin.markov(previous)
-    q = (base + bias).log_softmax(-1)
     with torch.no_grad():
         row = torch.arange(len(at)).view(-1, 1, 1)
-        p = twin.head(hidden[row, label_at - 1]).softmax(-1)
+        target = twin.head(hidden[row, label_at - 1])
     for parameter in shared:
         parameter.requires_grad_(True)
-    weight = torch.exp(-k / size) * valid
-    total = weight.sum().clamp_min(1e-6)
-    ce = -q.gather(-1, label.unsqueeze(-1)).squeeze(-1)
-    l1 = (q.exp() - p).abs().sum(-1)
-    keep = (1 - 0.5 * l1.detach()).clamp(0, 1)
-    bce = F.binary_cross_entropy_with_logits(
-        twin.confidence(z.detach(), e.detach()), keep, reduction="none"
+    losses = draft_losses(
+        (base + bias).flatten(0, 1),
+        target.flatten(0, 1),
+        label.flatten(0, 1),
+        valid.flatten(0, 1),
+        twin.confidence(z.detach(), e.detach()).flatten(0, 1),
+        LossWeights(decay_rows=size),
     )
-    loss = ((0.1 * ce + 0.9 * l1 + bce) * weight).sum() / total
-    full = valid.all(-1)
-    tau = keep[full].cumprod(-1).sum(-1).mean()
-    return (
-        loss,
-        state,
-        {
-            "ce": float((ce.detach() * weight).sum() / total),
-            "l1": float((l1.detach() * weight).sum() / total),
-            "accepted": float(tau),
-        },
-    )
+    figures = {"ce": losses.ce, "l1": losses.l1, "accepted": losses.tau - 1}
+    return losses.total, state, {name: float(value) for name, value in figures.items()}
