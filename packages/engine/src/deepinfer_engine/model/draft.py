@@ -102,9 +102,8 @@ class Drafter:
         c, w = self._backbone.config, self._draft
         acc = accumulation_dtype(hidden.dtype)
         length = hidden.shape[1]
-        base = linear(ops.rms_norm(hidden, w.norm, c.rms_norm_eps), self._backbone.weights.head).to(
-            acc
-        )
+        normed = ops.rms_norm(hidden, w.norm, c.rms_norm_eps)
+        base = linear(normed.to(acc), self._backbone.weights.head)
         previous = anchors
         tokens: list[Tensor] = []
         logits: list[Tensor] = []

@@ -123,7 +123,7 @@ class Backbone:
         if logit_rows is not None:
             streams, pending = streams[logit_rows], pending[logit_rows]
         hidden = ops.rms_norm(ops.mhc_collapse(streams, pending), self.weights.norm, c.rms_norm_eps)
-        return linear(hidden, self.weights.head).to(pending.dtype)
+        return linear(hidden.to(pending.dtype), self.weights.head)
 
     def _layer(
         self,

@@ -1,8 +1,8 @@
 """The parameters of a V4.1 model as plain tensors, one frozen record a part.
 
-Matrices are `[out, in]` in the model dtype. Norm weights, mixes, sinks and routing biases are in
-the accumulation dtype (float32, or float64 in a float64 model). Routed experts are stacked `[E,
-...]`.
+Matrices are `[out, in]` in the model dtype. Norm weights, mixes, sinks, routing biases and the
+vocabulary head are in the accumulation dtype (float32, or float64 in a float64 model). Routed
+experts are stacked `[E, ...]`.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ def load_weights(
         )
         return ModelWeights(
             embed=reader.matrix("embed.weight"),
-            head=reader.matrix("head.weight"),
+            head=reader.acc("head.weight"),
             norm=reader.acc("norm.weight"),
             layers=layers,
             draft=reader.draft() if c.num_nextn_predict_layers else None,

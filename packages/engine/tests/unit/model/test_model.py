@@ -47,6 +47,19 @@ def test_prefill_equals_chunked_prefill_equals_decode(model: Model, whole: torch
     assert held.length == LENGTH
 
 
+def test_logits_of_a_bfloat16_model_are_float32_sums(tiny_dir: Path) -> None:
+    """Rounded to bfloat16 the best tokens would tie, and greedy text follow the lowest id."""
+    rough = load_model(tiny_dir, dtype="bfloat16")
+    logits, held = rough.prefill(tokens(0, LENGTH))
+    assert logits.dtype == torch.float32
+    assert (logits.bfloat16().float() != logits).float().mean() > 0.9
+    assert rough._drafter is not None
+    at = torch.tensor([held.length]), torch.tensor([held.slot])
+    drafted = rough._drafter.run(torch.tensor([7]), *at, 5, lambda _, row: row.argmax(-1)).logits
+    assert drafted.dtype == torch.float32
+    assert (drafted.bfloat16().float() != drafted).float().mean() > 0.9
+
+
 @settings(max_examples=20, deadline=None)
 @given(at=st.integers(1, LENGTH - 6), back=st.integers(1, 5), wrong=st.integers(0, 9))
 def test_truncating_equals_never_having_fed(
