@@ -77,6 +77,19 @@ class Conversation:
         elif response_regex is not None:
             self._response_format = "regex"
 
+    def continued(self, messages: Sequence[Message]) -> Conversation:
+        """This conversation with more messages; no call is required of the next turn."""
+        return Conversation(
+            [*self._messages, *messages],
+            thinking_mode=self._thinking_mode,
+            tools=self._tools,
+            tool_choice="auto" if self._tool_choice == "required" else self._tool_choice,
+            reasoning_effort=self._reasoning_effort,
+            response_format="json_object" if self._response_format == "json_object" else "text",
+            response_schema=self._response_schema,
+            response_regex=self._response_regex,
+        )
+
     @property
     def messages(self) -> list[Message]:
         """The messages, oldest first."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from deepinfer_recipe.conversation import Conversation
 from deepinfer_recipe.errors import ConversionError
 from deepinfer_recipe.inference import InferenceOptions
 from deepinfer_recipe.model_version import ModelVersion
 from deepinfer_recipe.options import Profile
 from deepinfer_recipe.parsing_options import ParsingOptions
+from deepinfer_recipe.server_tools import ServerTool
 
 DEFAULT_MAX_TOKENS = 8192
 DEFAULT_THINKING_MAX_TOKENS = 65536
@@ -25,6 +28,7 @@ class ConversationRequest:
         "_model_version",
         "_parsing_options",
         "_profile",
+        "_server_tools",
         "_stream",
         "_user",
     )
@@ -40,6 +44,7 @@ class ConversationRequest:
         include_usage: bool = False,
         user: str | None = None,
         profile: Profile = "parity",
+        server_tools: Mapping[str, ServerTool] | None = None,
     ) -> None:
         """Construct a request; options default to those of an unspecified request."""
         self._conversation = conversation
@@ -50,6 +55,7 @@ class ConversationRequest:
         self._include_usage = include_usage
         self._user = user
         self._profile: Profile = profile
+        self._server_tools = dict(server_tools or {})
         self._answer_settings: object = None
 
     @property
@@ -61,6 +67,11 @@ class ConversationRequest:
         """Attach what the protocol's generator needs; returns self."""
         self._answer_settings = settings
         return self
+
+    @property
+    def server_tools(self) -> dict[str, ServerTool]:
+        """Tools among the declared ones whose calls the server runs itself, by name."""
+        return dict(self._server_tools)
 
     @property
     def conversation(self) -> Conversation:

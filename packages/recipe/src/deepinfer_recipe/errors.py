@@ -6,6 +6,9 @@ RecipeError
 ├── RequestConsumedError (RuntimeError)  a request object was converted a second time
 ├── EncodeError          (RuntimeError)  the prompt cannot be turned into token ids
 ├── StreamError          (RuntimeError)  chunks pushed in a wrong order, or not decodable
+├── SealError            (ValueError)    a sealed text was changed or is somebody else's
+├── StoreError           (RuntimeError)  a store of responses cannot be read or written
+├── MissingExtraError    (ImportError)   a feature needs an optional dependency
 ├── ImageError                           a picture cannot be fetched, read or prepared
 └── CalcResizeError      (ValueError)    the picture size calculation did not converge
 
@@ -79,6 +82,21 @@ class EncodeError(RecipeError, RuntimeError):
 
 class StreamError(RecipeError, RuntimeError):
     """A stream processor was used after its end, or a chunk cannot be decoded."""
+
+
+class SealError(RecipeError, ValueError):
+    """A sealed text cannot be opened: another key, another audience, or it was changed."""
+
+
+class StoreError(RecipeError, RuntimeError):
+    """A store of responses cannot be read or written."""
+
+
+class MissingExtraError(RecipeError, ImportError):
+    """A feature needs an optional dependency."""
+
+    def __init__(self, feature: str, extra: str, distribution: str) -> None:
+        super().__init__(f"{feature} needs {distribution}: pip install 'deepinfer-recipe[{extra}]'")
 
 
 class ImageError(RecipeError):

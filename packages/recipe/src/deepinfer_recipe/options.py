@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from types import MappingProxyType
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
+from deepinfer_recipe.documents import DEFAULT_LIMITS, DocumentLimits
 from deepinfer_recipe.model_version import ModelVersion
+from deepinfer_recipe.sealing import ReasoningSealer
 from deepinfer_recipe.special_tokens import DEFAULT_SPECIAL_TOKENS, SpecialTokens
 
 Profile: TypeAlias = Literal["parity", "extended"]
 """`parity` equals the reference codec; `extended` adds what public clients expect today."""
+
+SearchResultText: TypeAlias = Callable[[Mapping[str, Any]], str]
 
 MAX_TOKENS_UPPER_BOUND = 393216
 
@@ -23,6 +28,10 @@ class WebSearchBehavior(Enum):
     """Drop matching declarations and choices, plus Messages server-tool blocks."""
     Reject = "Reject"
     """Reject matching declarations and choices, plus Messages server-tool blocks."""
+    Run = "Run"
+    """Declare a web-search function to the model, whose calls the server runs itself (extended
+    profile; drops in parity). See `Answer.run_server_tools`.
+    """
 
     def __repr__(self) -> str:
         return f"WebSearchBehavior.{self.name}"
@@ -59,6 +68,10 @@ class _Settings:
         default_factory=lambda: MappingProxyType(_default_models())
     )
     special_tokens: SpecialTokens = DEFAULT_SPECIAL_TOKENS
+    document_limits: DocumentLimits = DEFAULT_LIMITS
+    reasoning_sealer: ReasoningSealer | None = None
+    tool_call_logprobs: bool = False
+    search_result_text: SearchResultText | None = None
 
 
 class ConversionOptions:
@@ -136,6 +149,26 @@ class ConversionOptions:
         return self._settings.messages_web_search
 
     @property
+    def document_limits(self) -> DocumentLimits:
+        """What the documents of a request may cost (extended profile)."""
+        return self._settings.document_limits
+
+    @property
+    def reasoning_sealer(self) -> ReasoningSealer | None:
+        """What seals the reasoning that Responses clients carry; None means a placeholder."""
+        return self._settings.reasoning_sealer
+
+    @property
+    def tool_call_logprobs(self) -> bool:
+        """Whether tokens of tool arguments have log probabilities too, where asked for."""
+        return self._settings.tool_call_logprobs
+
+    @property
+    def search_result_text(self) -> SearchResultText | None:
+        """Text for the model of a search-result block in a Messages history."""
+        return self._settings.search_result_text
+
+    @property
     def special_tokens(self) -> SpecialTokens:
         """Special token mapping, defaulting to the built-in mapping."""
         return self._settings.special_tokens
@@ -163,6 +196,28 @@ class ConversionOptions:
     def with_special_tokens(self, special_tokens: SpecialTokens) -> ConversionOptions:
         """Construct options with the supplied special token mapping."""
         return self._with(special_tokens=special_tokens)
+
+    def with_document_limits(self, document_limits: DocumentLimits) -> ConversionOptions:
+        """Construct options with the supplied limits on documents."""
+        return self._with(document_limits=document_limits)
+
+    def with_reasoning_sealer(self, sealer: ReasoningSealer | None) -> ConversionOptions:
+        """Construct options that seal reasoning in Responses and open it on input."""
+        return self._with(reasoning_sealer=sealer)
+
+    def with_tool_call_logprobs(self, tool_call_logprobs: bool) -> ConversionOptions:
+        """Construct options that report log probabilities on tool arguments or do not."""
+        return self._with(tool_call_logprobs=tool_call_logprobs)
+
+    def with_search_result_text(
+        self, search_result_text: SearchResultText | None
+    ) -> ConversionOptions:
+        """Construct options with a function that gives the model's text of a result block.
+
+        It gets each `web_search_tool_result` block of a Messages history; without one, the
+        titles and addresses are shown.
+        """
+        return self._with(search_result_text=search_result_text)
 
     def with_model_alias(self, model: str, model_version: ModelVersion) -> ConversionOptions:
         """Accept `model` as a name of `model_version`; adds the name or replaces its version."""

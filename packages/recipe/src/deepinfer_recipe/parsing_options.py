@@ -41,6 +41,7 @@ class ParsingOptions:
         thinking mode is off. A stage also makes the processor report reasoning tokens.
     recover_tool_calls: mend malformed tool-call markup so that arguments are always a JSON
         object, keep further blocks of calls and the text behind them.
+    tool_call_logprobs: whether tokens of tool arguments have log probabilities too.
     """
 
     __slots__ = (
@@ -51,6 +52,7 @@ class ParsingOptions:
         "recover_tool_calls",
         "starts_in_tool_calls",
         "thinking_initial_stage",
+        "tool_call_logprobs",
     )
 
     def __init__(
@@ -63,12 +65,14 @@ class ParsingOptions:
         stop_sequences: Sequence[str] | None = None,
         special_tokens: SpecialTokens | None = None,
         recover_tool_calls: bool = False,
+        tool_call_logprobs: bool = False,
     ) -> None:
         self.parse_tool_calls = parse_tool_calls
         self.starts_in_tool_calls = starts_in_tool_calls
         self.parse_json_output = parse_json_output
         self.thinking_initial_stage = thinking_initial_stage
         self.recover_tool_calls = recover_tool_calls
+        self.tool_call_logprobs = tool_call_logprobs
         self.stop_sequences = stop_sequences or ()
         self._special_tokens = special_tokens or DEFAULT_SPECIAL_TOKENS
 

@@ -25,7 +25,7 @@ from deepinfer_recipe.protocols.responses_body import (
 )
 from deepinfer_recipe.protocols.responses_convert import ParsedResponses
 from deepinfer_recipe.protocols.responses_echo import ResponsesEcho
-from deepinfer_recipe.protocols.responses_events import ResponsesChunkGenerator
+from deepinfer_recipe.protocols.responses_events import ResponsesChunkGenerator, Seal
 from deepinfer_recipe.protocols.responses_tools import namespace_map
 
 RequestBody: TypeAlias = bytes | str | dict[str, Any]
@@ -143,6 +143,16 @@ class _ResponsesSettings:
     echo: ResponsesEcho
     namespaces: dict[str, tuple[str, str]]
     custom_tools: tuple[str, ...]
+    seal: Seal | None = None
+
+
+def _seal(body: ResponsesBody, options: ConversionOptions) -> Seal | None:
+    """How reasoning is sealed for the client: only where it asked for it."""
+    sealer = options.reasoning_sealer
+    if sealer is None:
+        return None
+    include = body.include if isinstance(body.include, list) else []
+    return sealer.seal if "reasoning.encrypted_content" in include else lambda text: None
 
 
 class ResponsesRequest(_Request[ParsedResponses]):
@@ -179,7 +189,10 @@ class ResponsesRequest(_Request[ParsedResponses]):
         custom = tuple(tool.name for _, tool in parsed.tools if isinstance(tool, CustomTool))
         namespaces = namespace_map(parsed.tools, request.model_version.prompt_format)
         settings = _ResponsesSettings(
-            ResponsesEcho.of(parsed.body, parsed.tools), namespaces, custom
+            ResponsesEcho.of(parsed.body, parsed.tools),
+            namespaces,
+            custom,
+            _seal(parsed.body, options) if self._profile == "extended" else None,
         )
         return request.with_answer_settings(settings)
 
@@ -202,6 +215,7 @@ class ResponsesRequest(_Request[ParsedResponses]):
             echo=settings.echo,
             namespace_tool_map=settings.namespaces,
             custom_tools=settings.custom_tools,
+            seal=settings.seal,
             thinking_mode=_starts_in_reasoning(request),
             profile=request.profile,
             created=created,

@@ -62,7 +62,13 @@ class StreamProcessor(Generic[E]):
         generator.consume()
         self._generator = generator
         think_end = options.special_tokens.token(SpecialToken.ThinkingEnd)
-        self._reader = None if tokenizer is None else TokenReader(tokenizer, generator, think_end)
+        self._reader = (
+            None
+            if tokenizer is None
+            else TokenReader(
+                tokenizer, generator, think_end, reports_arguments=options.tool_call_logprobs
+            )
+        )
         self._parser = OutputParser(options, generator if self._reader is None else self._reader)
         self._recovers = options.recover_tool_calls
         # The reference counts thinking only in token ids; a text chunk belongs to where it begins.

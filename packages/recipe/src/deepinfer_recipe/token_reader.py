@@ -17,6 +17,8 @@ from deepinfer_recipe.inference import Logprob
 from deepinfer_recipe.protocols.generator import ChunkGenerator
 from deepinfer_recipe.tokenizer import Tokenizer
 
+_PUNCTUATION = frozenset(("{", "}", "{}", ", ", ": ", '"'))
+
 
 @dataclass(slots=True)
 class _Read:
@@ -31,8 +33,17 @@ class TokenReader:
     """Decodes ids for the parser, and is the parser's sink in front of the generator."""
 
     def __init__(
-        self, tokenizer: Tokenizer, generator: ChunkGenerator[Any], think_end: str
+        self,
+        tokenizer: Tokenizer,
+        generator: ChunkGenerator[Any],
+        think_end: str,
+        *,
+        reports_arguments: bool = False,
     ) -> None:
+        """`reports_arguments`: whether entries of tokens in tool arguments are handed on too."""
+        self._reports_arguments = reports_arguments
+        self._is_value = False
+        """Whether the last piece of arguments announced a value."""
         self._tokenizer = tokenizer
         self._think_end = think_end
         self._generator = generator
@@ -136,8 +147,18 @@ class TokenReader:
         self._generator.call_parameter(key)
 
     def call_arguments(self, piece: str, raw: str | None = None) -> None:
-        """More of the arguments' JSON text."""
-        self._generator.call_arguments(piece, raw)
+        """More of the arguments' JSON text; punctuation between values is no token's."""
+        starts_value, self._is_value = self._is_value, piece == ": " and raw is None
+        is_own = raw is None and piece in _PUNCTUATION and not (starts_value and piece != '"')
+        if not self._reports_arguments or is_own:
+            self._generator.call_arguments(piece, raw)
+            return
+        spelled = piece if raw is None else raw
+        _, entries = self._shown(spelled)
+        if entries:
+            self._generator.call_arguments_with_logprobs(piece, raw, entries)
+        else:
+            self._generator.call_arguments(piece, raw)
 
     def call_ended(self) -> None:
         """The current call is complete."""

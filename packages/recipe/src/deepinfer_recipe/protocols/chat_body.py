@@ -30,6 +30,8 @@ class FilePart(Body):
     type: Literal["file"]
     file_id: str | None = None
     file_data: str | None = None
+    file: Any = None
+    filename: Any = None
 
 
 Part = Annotated[TextPart | ImagePart | FilePart, Field(discriminator="type")]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
+from deepinfer_recipe import documents
 from deepinfer_recipe.conversation_request import ConversationRequest
 from deepinfer_recipe.errors import ConversionError, RequestParseError
 from deepinfer_recipe.image_source import ImageSource
@@ -171,15 +172,44 @@ def _parts(content: wire.Content, place: str, draft: Draft) -> Iterator[str | Im
     if isinstance(content, str):
         yield content
         return
-    for part in content:
+    for index, part in enumerate(content):
         if isinstance(part, wire.TextPart):
             yield part.text
+        elif (
+            isinstance(part, wire.FilePart)
+            and draft.profile == "extended"
+            and (text := _document(part, f"{place.lstrip('.')}.content[{index}]", draft))
+            is not None
+        ):
+            yield text
         elif not draft.version.prompt_format.has_pictures:
             yield UNSUPPORTED_IMAGE
         elif isinstance(part, wire.ImagePart):
             yield pictures.from_reference(part.image_url.url, part.image_url.detail, place)
         else:
             yield pictures.from_file(part.file_id, part.file_data, place)
+
+
+def _document(part: wire.FilePart, place: str, draft: Draft) -> str | None:
+    """A file as text of the prompt; None if it is not a document but the data URL of a picture.
+
+    OpenAI's clients put the fields under `file`, the reference's beside the type.
+    """
+    fields = part.file if part.file is not None else part.model_dump()
+    if not isinstance(fields, dict):
+        raise ConversionError(f"{place}.file: expected an object", param=f"{place}.file")
+    data, title = fields.get("file_data"), fields.get("filename")
+    if fields.get("file_id") is not None or not isinstance(data, str):
+        raise ConversionError(
+            f"{place}: expected `file_data`, a data URL or base64; files kept on a server "
+            "(`file_id`) are not supported",
+            param=place,
+        )
+    if documents.is_data_url(data) and documents.data_url_type(data).startswith("image/"):
+        if part.file is not None:
+            raise ConversionError(f"{place}: pass a picture as an `image_url` part", param=place)
+        return None
+    return draft.documents.from_encoded(data, title if isinstance(title, str) else None, place)
 
 
 def _user(content: wire.Content, index: int, draft: Draft) -> UserMessage:

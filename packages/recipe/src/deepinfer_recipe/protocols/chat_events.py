@@ -222,6 +222,16 @@ class ChatCompletionChunkGenerator(ChunkGenerator[ChatCompletionChunk]):
             )
         )
 
+    def call_arguments_with_logprobs(
+        self, piece: str, raw: str | None, entries: list[dict[str, Any]]
+    ) -> None:
+        number = self._calls - 1
+        delta = {"tool_calls": [{"index": number, "function": {"arguments": piece}}]}
+        told = {"tool_calls": [{"index": number, "arguments": entries}]}
+        data = (self._index, (number, piece, entries))
+        chunk = self._choice(delta, logprobs=told)
+        self.out.append(ChatCompletionChunk("call_logprobs", chunk, data=data))
+
     def end(self, ending: Ending) -> None:
         reason = _REASONS[ending.reason]
         if ending.stop_sequence is not None:
@@ -260,6 +270,14 @@ class _Choice:
         self.arguments: list[list[str]] = []
         self.finish_reason: str | None = None
         self.logprobs: dict[str, list[dict[str, Any]]] = {}
+        self.call_logprobs: dict[int, list[dict[str, Any]]] = {}
+
+    def all_logprobs(self) -> dict[str, Any] | None:
+        calls = [
+            {"index": number, "arguments": entries}
+            for number, entries in sorted(self.call_logprobs.items())
+        ]
+        return {**self.logprobs, **({"tool_calls": calls} if calls else {})} or None
 
     def message(self) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": "".join(self.content)}
@@ -308,6 +326,10 @@ class ChatCompletionResponse:
             key, piece, entries = data[1]
             (choice.content if key == "content" else choice.reasoning).append(piece)
             choice.logprobs.setdefault(key, []).extend(entries)
+        elif kind == "call_logprobs":
+            number, piece, entries = data[1]
+            choice.arguments[number].append(piece)
+            choice.call_logprobs.setdefault(number, []).extend(entries)
         elif kind == "call":
             choice.calls.append(data[1])
             choice.arguments.append([])
@@ -327,7 +349,7 @@ class ChatCompletionResponse:
                 {
                     "index": index,
                     "message": choice.message(),
-                    "logprobs": choice.logprobs or None,
+                    "logprobs": choice.all_logprobs(),
                     "finish_reason": choice.finish_reason,
                 }
                 for index, choice in sorted(self._choices.items())

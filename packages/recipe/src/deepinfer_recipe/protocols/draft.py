@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeAlias
 
 from deepinfer_recipe.conversation import Conversation
 from deepinfer_recipe.conversation_request import ConversationRequest
+from deepinfer_recipe.documents import DocumentReader
 from deepinfer_recipe.errors import ConversionError
 from deepinfer_recipe.inference import InferenceOptions, OutputConstraint
 from deepinfer_recipe.json_text import compact_json
@@ -19,6 +20,7 @@ from deepinfer_recipe.parsing_options import ParsingOptions, ThinkingInitialStag
 from deepinfer_recipe.protocols.schema_check import require_schema
 from deepinfer_recipe.protocols.strict_schema import StrictRules
 from deepinfer_recipe.protocols.tools import Choice, resolve_choice, tool_constraint
+from deepinfer_recipe.server_tools import ServerTool
 from deepinfer_recipe.tool_types import ToolDefinition
 
 ThinkingType: TypeAlias = Literal["enabled", "disabled", "adaptive"]
@@ -91,6 +93,11 @@ class Draft:
     stream: bool = False
     include_usage: bool = False
     user: str | None = None
+    server_tools: dict[str, ServerTool] = field(default_factory=dict[str, ServerTool])
+    documents: DocumentReader = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.documents = DocumentReader(self.options.document_limits)
 
 
 def resolve_model(model: str, options: ConversionOptions, profile: Profile) -> ModelVersion:
@@ -358,6 +365,7 @@ def finish(draft: Draft) -> ConversationRequest:
         stop_sequences=stop,
         special_tokens=draft.options.special_tokens,
         recover_tool_calls=is_extended,
+        tool_call_logprobs=is_extended and draft.options.tool_call_logprobs,
     )
     return ConversationRequest(
         conversation,
@@ -368,4 +376,5 @@ def finish(draft: Draft) -> ConversationRequest:
         include_usage=draft.include_usage,
         user=draft.user,
         profile=draft.profile,
+        server_tools=draft.server_tools if tools else {},
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import string
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -38,12 +38,16 @@ class Ending:
     reason: what the backend said; a stop sequence overrides it.
     stop_sequence: the stop sequence that was matched.
     reasoning_tokens: completion tokens spent on thinking, None where nobody counted.
+    server_tool_use: how often the server ran tools of its own, by kind; None where it has none.
+    paused: whether the model wanted to go on, but the server's tools were used up.
     """
 
     reason: InferenceFinishReason
     stop_sequence: str | None
     completion_tokens: int
     reasoning_tokens: int | None
+    server_tool_use: dict[str, int] | None = None
+    paused: bool = False
 
 
 class ChunkGenerator(ABC, Generic[E]):
@@ -107,9 +111,19 @@ class ChunkGenerator(ABC, Generic[E]):
     def call_arguments(self, piece: str, raw: str | None = None) -> None:
         """More of the arguments' JSON; `raw` is the piece unescaped, inside a string value."""
 
+    def call_arguments_with_logprobs(
+        self, piece: str, raw: str | None, entries: list[dict[str, Any]]
+    ) -> None:
+        """More of the arguments, with an entry for each token that spells it."""
+        self.call_arguments(piece, raw)
+
     def call_ended(self) -> None:
         """The current call is complete."""
         return
+
+    def insert(self, block: Mapping[str, Any]) -> None:
+        """A complete content block or output item of a server tool, as it is."""
+        raise StreamError(f"{type(self).__name__} has no place for server tools")
 
     @abstractmethod
     def end(self, ending: Ending) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import ConfigDict, Discriminator, Field, Tag
 
 from deepinfer_recipe.protocols.body import Body, UInt32, UInt64
 from deepinfer_recipe.protocols.draft import RequestedEffort, ThinkingType
@@ -89,10 +89,15 @@ class ToolResultBlock(Body):
 
 class ServerToolUseBlock(Body):
     type: Literal["server_tool_use"]
+    id: Any = None
+    name: Any = None
+    input: Any = None
 
 
 class WebSearchResultBlock(Body):
     type: Literal["web_search_tool_result"]
+    tool_use_id: Any = None
+    content: Any = None
 
 
 Block = Annotated[
@@ -116,6 +121,8 @@ class Turn(Body):
 
 class ServerTool(Body):
     """A tool with a type: the server's own, or one that says it is custom."""
+
+    model_config = ConfigDict(extra="allow")
 
     type: str
     name: str | None = None

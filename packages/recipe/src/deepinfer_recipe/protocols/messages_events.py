@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from deepinfer_recipe.inference import InferenceFinishReason, PromptUsage
@@ -16,6 +17,7 @@ _REASONS = {
     InferenceFinishReason.ContentFilter: "refusal",
 }
 BlockKind = Literal["thinking", "text", "tool_use"]
+_GROWING = ("thinking", "text", "tool_use")
 
 
 class MessagesStreamEvent(StreamEvent):
@@ -149,6 +151,15 @@ class MessagesChunkGenerator(ChunkGenerator[MessagesStreamEvent]):
     def call_ended(self) -> None:
         self._close_block()
 
+    def insert(self, block: Mapping[str, Any]) -> None:
+        self._close_block()
+        self._index += 1
+        self._emit("content_block_start", {"index": self._index, "content_block": block}, block)
+        if not self._pinged:
+            self._pinged = True
+            self._emit("ping", {})
+        self._emit("content_block_stop", {"index": self._index})
+
     def end(self, ending: Ending) -> None:
         self._close_block()
         reason = _REASONS[ending.reason]
@@ -156,8 +167,12 @@ class MessagesChunkGenerator(ChunkGenerator[MessagesStreamEvent]):
             reason = "stop_sequence"
         elif self._calls and ending.reason is InferenceFinishReason.Stop:
             reason = "tool_use"
+        elif ending.paused:
+            reason = "pause_turn"
         delta = {"stop_reason": reason, "stop_sequence": ending.stop_sequence}
         usage = usage_of(self.prompt_usage, ending.completion_tokens)
+        if ending.server_tool_use is not None:
+            usage["server_tool_use"] = ending.server_tool_use
         self._emit("message_delta", {"delta": delta, "usage": usage}, (delta, usage))
         self._emit("message_stop", {})
 
@@ -207,6 +222,9 @@ class MessagesResponse:
         for block, pieces in zip(self._blocks, self._texts, strict=True):
             text = "".join(pieces)
             kind = block["type"]
+            if kind not in _GROWING:
+                content.append(block)
+                continue
             value = _parsed_input(text) if kind == "tool_use" else text
             content.append({**block, "input" if kind == "tool_use" else kind: value})
         return {**self._head, "content": content, **self._stop, "usage": self._usage}

@@ -17,6 +17,7 @@ from deepinfer_recipe.protocols.tools import (
     check_unique,
     define,
 )
+from deepinfer_recipe.protocols.web_search import WEB_SEARCH, definition, server_tool
 from deepinfer_recipe.tool_types import ToolDefinition
 
 
@@ -38,11 +39,28 @@ def client_tools(
     """The client tools, and the names of dropped server tools."""
     tools: list[ToolDefinition] = []
     dropped: set[str] = set()
-    drops_search = draft.options.messages_web_search is WebSearchBehavior.Drop
+    drops_search = draft.options.messages_web_search in (
+        WebSearchBehavior.Drop,
+        WebSearchBehavior.Run,
+    )
     is_extended = draft.profile == "extended"
+    runs_search = draft.options.messages_web_search is WebSearchBehavior.Run and is_extended
     for index, tool in enumerate(declared):
         place = f"tools[{index}]"
         if isinstance(tool, wire.ServerTool):
+            if runs_search and tool.type.startswith("web_search"):
+                if tool.name != WEB_SEARCH:
+                    raise ConversionError(
+                        f"{place}.name: expected `{WEB_SEARCH}`, got {tool.name!r:.60}",
+                        param=f"{place}.name",
+                    )
+                declaration = tool.model_dump(exclude_unset=True)
+                limit = declaration.get("max_uses")
+                draft.server_tools[WEB_SEARCH] = server_tool(
+                    "anthropic", declaration, limit, f"{place}.max_uses"
+                )
+                tools.append(definition())
+                continue
             if drops_search and tool.type.startswith("web_search"):
                 dropped.add(str(tool.name))
                 continue

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from deepinfer_recipe.errors import RequestParseError
 from deepinfer_recipe.image_source import ImageDetail
@@ -32,6 +32,8 @@ class ImagePart(Body):
 class FilePart(Body):
     type: Literal["input_file"]
     file_data: Any = None
+    file_id: Any = None
+    file_url: Any = None
     filename: Any = None
 
 
@@ -111,7 +113,12 @@ class ToolSearchTool(Body):
     parameters: Any = None
 
 
+WEB_SEARCH_KINDS = ("web_search", "web_search_2025_08_26")
+
+
 class WebSearchTool(Body):
+    model_config = ConfigDict(extra="allow")
+
     type: str
     search_context_size: Any = None
     user_location: Any = None
@@ -226,8 +233,11 @@ class ResponsesBody(Body):
     top_logprobs: UInt8 | None = None
     stream: bool | None = None
     user: str | None = None
+    max_tool_calls: Any = None
     previous_response_id: Any = None
     store: Any = None
+    include: Any = None
+    metadata: Any = None
 
 
 def _typed(place: str, model: type[Any], value: Any) -> Any:
@@ -273,7 +283,7 @@ def parse_tools(tools: list[Any], place: str = "tools") -> list[tuple[int, Tool]
         here = f"{place}[{index}]"
         kind = _typed(here, AnyTool, tool).type
         model = _TOOLS.get(kind)
-        if model is None and kind.startswith("web_search"):
+        if model is None and kind in WEB_SEARCH_KINDS:
             model = WebSearchTool
         if model is not None:
             known.append((index, _typed(here, model, tool)))

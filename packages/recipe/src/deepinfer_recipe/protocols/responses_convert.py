@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from deepinfer_recipe.conversation_request import ConversationRequest
-from deepinfer_recipe.errors import ConversionError, RequestParseError
+from deepinfer_recipe.errors import ConversionError, RequestParseError, SealError
 from deepinfer_recipe.image_source import ImageSource
 from deepinfer_recipe.json_text import compact_json
 from deepinfer_recipe.messages import (
@@ -45,7 +45,10 @@ from deepinfer_recipe.protocols.tools import (
     check_same_strictness,
     check_unique,
 )
+from deepinfer_recipe.protocols.web_search import WEB_SEARCH, server_tool
 from deepinfer_recipe.render import UNSUPPORTED_IMAGE
+from deepinfer_recipe.sealing import PREFIX as SEAL_PREFIX
+from deepinfer_recipe.server_tools import ServerTool
 from deepinfer_recipe.special_tokens import SpecialToken
 from deepinfer_recipe.tool_types import ToolCall, ToolDefinition
 
@@ -105,7 +108,7 @@ def convert(
     )
     form = version.prompt_format
     declared = definitions(parsed.tools, form, options, profile, checks_schemas=False)
-    draft.choice = _choice(body, options)
+    draft.choice = _choice(body, options, profile)
     draft.messages, found = _History(draft).convert(parsed)
     draft.declares_tools = bool(declared or found)
     fill_reasoning(draft, "reasoning_text")
@@ -113,6 +116,7 @@ def convert(
         draft.tools = definitions(parsed.tools, form, options, profile) + found
         check_unique([tool.name for tool in draft.tools])
         check_same_strictness(draft.tools)
+        draft.server_tools = _server_tools(parsed, draft)
     draft.answer = _answer(body)
     if draft.answer == "json_object" and not mentions_json(draft.messages):
         raise ConversionError(
@@ -123,6 +127,23 @@ def convert(
     return finish(draft)
 
 
+def _server_tools(parsed: ParsedResponses, draft: Draft) -> dict[str, ServerTool]:
+    """The declared tools that the server runs itself."""
+    runs = draft.options.responses_web_search is WebSearchBehavior.Run
+    if not runs or draft.profile == "parity":
+        return {}
+    return {
+        WEB_SEARCH: server_tool(
+            "openai",
+            tool.model_dump(exclude_unset=True),
+            parsed.body.max_tool_calls,
+            "max_tool_calls",
+        )
+        for _, tool in parsed.tools
+        if isinstance(tool, wire.WebSearchTool)
+    }
+
+
 def _answer(body: wire.ResponsesBody) -> AnswerFormat:
     requested = body.text.format if body.text else None
     if isinstance(requested, wire.JsonSchemaFormat):
@@ -130,7 +151,7 @@ def _answer(body: wire.ResponsesBody) -> AnswerFormat:
     return "json_object" if isinstance(requested, wire.JsonObjectFormat) else "text"
 
 
-def _choice(body: wire.ResponsesBody, options: ConversionOptions) -> Choice:
+def _choice(body: wire.ResponsesBody, options: ConversionOptions, profile: Profile) -> Choice:
     requested = body.tool_choice
     if isinstance(requested, wire.NamedChoice):
         return Forced(requested.name)
@@ -139,7 +160,8 @@ def _choice(body: wire.ResponsesBody, options: ConversionOptions) -> Choice:
     if isinstance(requested, wire.WebSearchChoice):
         if options.responses_web_search is WebSearchBehavior.Reject:
             raise ConversionError("Server tools are not supported", param="tool_choice")
-        return "auto"
+        runs = options.responses_web_search is WebSearchBehavior.Run and profile == "extended"
+        return Forced(WEB_SEARCH) if runs else "auto"
     return requested or "auto"
 
 
@@ -206,9 +228,26 @@ class _History:
         elif isinstance(item, wire.MessageItem):
             self._message(item, place)
         elif isinstance(item, wire.ReasoningItem):
-            self._reasoning([part.text for part in item.content or ()])
+            self._reasoning(self._thoughts(item, f"{place}.encrypted_content"))
         else:
             self._call(item, place)
+
+    def _thoughts(self, item: wire.ReasoningItem, place: str) -> list[str]:
+        """What the item says in clear, or what it holds sealed: that is as this server wrote it."""
+        shown = [part.text for part in item.content or ()]
+        sealed, sealer = item.encrypted_content, self._draft.options.reasoning_sealer
+        if self._draft.profile == "parity" or sealer is None or sealed is None:
+            return shown
+        if not isinstance(sealed, str):
+            raise ConversionError(f"{place}: expected a string", param=place)
+        if shown and not sealed.startswith(SEAL_PREFIX):
+            return shown  # another server's, or a placeholder, beside the text itself
+        try:
+            return [sealer.open(sealed)]
+        except SealError as error:
+            raise ConversionError(
+                f"{place}: cannot be opened, {error}", param=place, code="invalid_encrypted_content"
+            ) from None
 
     def _reasoning(self, texts: list[str]) -> None:
         self._close_outputs()
@@ -364,8 +403,21 @@ def _parts(content: str | Sequence[Any], place: str, draft: Draft) -> Iterator[s
                 yield UNSUPPORTED_IMAGE
                 continue
             yield _picture(part, place, f"{place}.content[{index}]")
-        else:
+        elif draft.profile == "parity":
             yield UNSUPPORTED_DOCUMENT
+        else:
+            yield _document(part, f"{place}.content[{index}]", draft)
+
+
+def _document(part: wire.FilePart, place: str, draft: Draft) -> str:
+    if not isinstance(part.file_data, str):
+        raise ConversionError(
+            f"{place}: expected `file_data`, a data URL or base64; `file_id` and `file_url` are "
+            "not supported",
+            param=place,
+        )
+    title = part.filename if isinstance(part.filename, str) else None
+    return draft.documents.from_encoded(part.file_data, title, place)
 
 
 def _picture(part: wire.ImagePart, place: str, here: str) -> ImageSource:

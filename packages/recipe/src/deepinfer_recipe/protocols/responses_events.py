@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
 from deepinfer_recipe.inference import InferenceFinishReason, PromptUsage
@@ -33,6 +33,9 @@ _DELTA: dict[ItemKind, str] = {
     "function_call": "response.function_call_arguments.delta",
     "custom_tool_call": "response.custom_tool_call_input.delta",
 }
+
+
+Seal = Callable[[str], str | None]
 
 
 class ResponsesStreamEvent(StreamEvent):
@@ -103,6 +106,8 @@ class ResponsesChunkGenerator(ChunkGenerator[ResponsesStreamEvent]):
     """Makes the events of one answer: output items that open on first text and close in turn.
 
     thinking_mode: whether the answer should begin with thinking.
+    seal: makes the `encrypted_content` of a reasoning item of its text; without one a
+        placeholder stands there.
     custom_tools: names of tools whose one string argument is reported as plain input.
     created: Unix time stamped on the response, now by default.
     """
@@ -124,6 +129,7 @@ class ResponsesChunkGenerator(ChunkGenerator[ResponsesStreamEvent]):
         "_namespaces",
         "_now",
         "_profile",
+        "_seal",
         "_sequence",
         "_texts",
         "_thinking",
@@ -138,6 +144,7 @@ class ResponsesChunkGenerator(ChunkGenerator[ResponsesStreamEvent]):
         namespace_tool_map: dict[str, tuple[str, str]] | None = None,
         custom_tools: Iterable[str] = (),
         thinking_mode: bool = False,
+        seal: Seal | None = None,
         profile: Profile = "parity",
         created: int | None = None,
         call_ids: CallIds | None = None,
@@ -150,6 +157,7 @@ class ResponsesChunkGenerator(ChunkGenerator[ResponsesStreamEvent]):
         self._namespaces = dict(namespace_tool_map or {})
         self._custom_tools = frozenset(custom_tools)
         self._profile: Profile = profile
+        self._seal = seal
         self._now = (lambda: int(time.time())) if created is None else (lambda: created)
         self._created = self._now()
         self._sequence = 0
@@ -171,6 +179,7 @@ class ResponsesChunkGenerator(ChunkGenerator[ResponsesStreamEvent]):
             namespace_tool_map=changes.get("namespaces", self._namespaces),
             custom_tools=self._custom_tools,
             thinking_mode=self._thinking,
+            seal=self._seal,
             profile=self._profile,
             call_ids=self._call_ids,
         )
@@ -257,6 +266,8 @@ class ResponsesChunkGenerator(ChunkGenerator[ResponsesStreamEvent]):
             )
             self._emit("response.content_part.done", {"content_index": 0, **place, "part": part})
             item["content"] = [part]
+            if kind == "reasoning" and self._seal is not None:
+                item["encrypted_content"] = self._seal(text)
             if kind == "message" and before_call:
                 item["phase"] = "commentary"
         elif kind == "function_call":
@@ -265,6 +276,8 @@ class ResponsesChunkGenerator(ChunkGenerator[ResponsesStreamEvent]):
         else:
             self._emit("response.custom_tool_call_input.done", {"input": text, **place})
             item["input"] = text
+        if kind not in ("reasoning", "message") and self._logprobs:
+            item["logprobs"] = self._logprobs
         self._items.append(item)
         self._kind = None
         self._emit("response.output_item.done", {"item": item, "output_index": number}, item)
@@ -273,7 +286,7 @@ class ResponsesChunkGenerator(ChunkGenerator[ResponsesStreamEvent]):
         self._misses_thinking = False
         if self._kind != "reasoning":
             self._close()
-            sealed = f"{self._id}-{len(self._items)}"
+            sealed = f"{self._id}-{len(self._items)}" if self._seal is None else None
             self._open("reasoning", content=[], summary=[], encrypted_content=sealed)
         self._delta(text)
 
@@ -316,11 +329,40 @@ class ResponsesChunkGenerator(ChunkGenerator[ResponsesStreamEvent]):
         else:
             self._delta(piece)
 
+    def call_arguments_with_logprobs(
+        self, piece: str, raw: str | None, entries: list[dict[str, Any]]
+    ) -> None:
+        is_custom = self._kind == "custom_tool_call"
+        text = self._custom_input.feed(piece, raw) if is_custom else piece
+        if not text:
+            return
+        self._texts.append(text)
+        self._logprobs += entries
+        place = {"item_id": self._item["id"], "output_index": len(self._items)}
+        self._emit(
+            _DELTA[self._kind or "function_call"], {"delta": text, "logprobs": entries, **place}
+        )
+
     def call_ended(self) -> None:
         # The reference leaves the last call open, so that it counts as cut short when the
         # answer is, although it was complete.
         if self._profile == "extended":
             self._close()
+
+    def insert(self, block: Mapping[str, Any]) -> None:
+        self._close()
+        number = len(self._items)
+        item = dict(block)
+        place = {"item_id": item.get("id"), "output_index": number}
+        opened = {**item, "status": "in_progress"}
+        self._emit("response.output_item.added", {"item": opened, "output_index": number}, opened)
+        if item.get("type") == "web_search_call":
+            self._emit("response.web_search_call.in_progress", place)
+            self._emit("response.web_search_call.searching", place)
+            if item.get("status") == "completed":
+                self._emit("response.web_search_call.completed", place)
+        self._items.append(item)
+        self._emit("response.output_item.done", {"item": item, "output_index": number}, item)
 
     def end(self, ending: Ending) -> None:
         reason = None if ending.stop_sequence is not None else _INCOMPLETE.get(ending.reason)

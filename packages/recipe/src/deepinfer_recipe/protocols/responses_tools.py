@@ -10,6 +10,7 @@ from deepinfer_recipe.errors import ConversionError
 from deepinfer_recipe.formats.prompt_format import PromptFormat
 from deepinfer_recipe.options import ConversionOptions, Profile, WebSearchBehavior
 from deepinfer_recipe.protocols import responses_body as wire
+from deepinfer_recipe.protocols import web_search
 from deepinfer_recipe.protocols.tools import check_name, checked_parameters, define
 from deepinfer_recipe.tool_types import InputGrammar, ToolDefinition
 
@@ -184,6 +185,8 @@ def definitions(
             if tool.execution == "client" and form.system_in_place:
                 parameters = checked_parameters(TOOL_SEARCH, tool.parameters, f"{place}.parameters")
                 defined.append(ToolDefinition(TOOL_SEARCH, tool.description, parameters))
+        elif options.responses_web_search is WebSearchBehavior.Run and profile == "extended":
+            defined.append(web_search.definition())
         elif options.responses_web_search is WebSearchBehavior.Reject:
             raise ConversionError("Server tools are not supported", param=place)
     return defined
