@@ -22,7 +22,16 @@ SOURCE = PACKAGE / "src"
 API = Path(__file__).parent / "api.txt"
 SIBLINGS = ("kvtier", "dspark", "eplb", "kernels", "engine", "search_fetch")
 IMPORT_NAMES = {"pillow": "PIL", "jsonschema-rs": "jsonschema_rs"}
-HEAVY = ("torch", "numpy", "tokenizers", "PIL", "httpx", "jsonschema_rs")
+HEAVY = (
+    "torch",
+    "numpy",
+    "tokenizers",
+    "PIL",
+    "httpx",
+    "jsonschema_rs",
+    "cryptography",
+    "pypdf",
+)
 
 
 def signature(value: typing.Any) -> str:
@@ -133,7 +142,9 @@ def imported(path: Path) -> set[str]:
 
 def test_every_third_party_import_is_declared_and_no_sibling_is_imported() -> None:
     project = tomllib.loads((PACKAGE / "pyproject.toml").read_text("utf-8"))["project"]
-    required = [*project["dependencies"], *project["optional-dependencies"]["images"]]
+    extras = project["optional-dependencies"]
+    optional = [item for name in ("images", "pdf", "sealed") for item in extras[name]]
+    required = [*project["dependencies"], *optional]
     names = {re.split(r"[<>=!~\[ ]", item)[0].lower() for item in required}
     declared = {IMPORT_NAMES.get(name, name.replace("-", "_")) for name in names}
     for path in SOURCE.rglob("*.py"):

@@ -187,3 +187,37 @@ def test_tokens_behind_a_stop_sequence_are_not_counted(tokenizer: Tokenizer, siz
     done = complete(events)
     assert done["usage"]["completion_tokens"] == len("okEND")
     assert done["choices"][0]["message"]["content"] == "ok"
+
+
+def test_tool_arguments_have_log_probabilities_where_the_deployment_wants_them(
+    tokenizer: Tokenizer,
+) -> None:
+    text = (
+        'a</think>\n\n<｜DSML｜ calls>\n<｜DSML｜ invoke name="f">\n'
+        '<｜DSML｜ parameter name="x" string="true">yé"</｜DSML｜ parameter>\n'
+        '<｜DSML｜ parameter name="n" string="false">[1, 2]</｜DSML｜ parameter>\n'
+        "</｜DSML｜ invoke>\n</｜DSML｜ calls>"
+    )
+    tool = {"type": "function", "function": {"name": "f"}}
+    body = {**BODY, "tools": [tool], "logprobs": True}
+    for wanted in (False, True):
+        options = ConversionOptions().with_tool_call_logprobs(wanted)
+        converted = ChatCompletionRequest(body, profile="extended").convert(options)
+        generator = ChatCompletionRequest.chunk_generator(converted, "id", "m", created=1)
+        stream: StreamProcessor[Any] = StreamProcessor(
+            generator, converted.parsing_options, tokenizer
+        )
+        events: list[Any] = []
+        for token in tokenizer.encode(text):
+            pair = [(-0.5, [(token, -0.5)])]
+            events += stream.push(InferenceChunk.tokens([token], pair))
+        choice = complete(events + stream.finish())["choices"][0]
+        [call] = choice["message"]["tool_calls"]
+        assert json.loads(call["function"]["arguments"]) == {"x": 'yé"', "n": [1, 2]}
+        if not wanted:
+            assert "tool_calls" not in choice["logprobs"]
+            continue
+        [told] = choice["logprobs"]["tool_calls"]
+        spelled = b"".join(bytes(entry["bytes"]) for entry in told["arguments"])
+        assert told["index"] == 0
+        assert spelled.decode() == 'yé"[1, 2]'

@@ -1,19 +1,24 @@
 """Codec for DeepSeek V4 and V4.1: requests of three public protocols in, their events out."""
 
+from deepinfer_recipe.answer import Answer
 from deepinfer_recipe.conversation import Conversation
 from deepinfer_recipe.conversation_request import ConversationRequest
+from deepinfer_recipe.documents import DocumentLimits
 from deepinfer_recipe.encoding import DeepseekV4Encoding, DeepseekV41Encoding
 from deepinfer_recipe.errors import (
     CalcResizeError,
     ConversionError,
     EncodeError,
     ImageError,
+    MissingExtraError,
     RecipeError,
     RequestConsumedError,
     RequestParseError,
+    SealError,
+    StoreError,
     StreamError,
 )
-from deepinfer_recipe.exchange import Answer, Exchange
+from deepinfer_recipe.exchange import Exchange
 from deepinfer_recipe.image_source import (
     BytesImageSource,
     DataUrlImageSource,
@@ -70,9 +75,25 @@ from deepinfer_recipe.protocols.responses_events import (
     ResponsesResponse,
     ResponsesStreamEvent,
 )
+from deepinfer_recipe.protocols.server_calls import ServerCall
 from deepinfer_recipe.render import RenderedPrompt
 from deepinfer_recipe.requests import ChatCompletionRequest, MessagesRequest, ResponsesRequest
+from deepinfer_recipe.response_history import ResponseTurn, input_item_list
+from deepinfer_recipe.response_store import (
+    MemoryResponseStore,
+    ResponseStore,
+    StoredResponse,
+    StoreLimits,
+)
+from deepinfer_recipe.sealing import ReasoningSealer
+from deepinfer_recipe.server_tools import (
+    RunTool,
+    ServerTool,
+    ServerToolOutcome,
+    ServerToolPolicy,
+)
 from deepinfer_recipe.special_tokens import IMAGE_SPECIAL_TOKEN_ID, SpecialToken, SpecialTokens
+from deepinfer_recipe.sqlite_store import SqliteResponseStore
 from deepinfer_recipe.stream import StreamProcessor
 from deepinfer_recipe.tokenizer import Tokenizer
 from deepinfer_recipe.tool_types import InputGrammar, ToolCall, ToolDefinition
@@ -99,6 +120,7 @@ __all__ = [
     "DeepseekV4Encoding",
     "DeepseekV41Encoding",
     "Divergence",
+    "DocumentLimits",
     "EncodeError",
     "Exchange",
     "ImageError",
@@ -114,11 +136,13 @@ __all__ = [
     "InferenceOptions",
     "InputGrammar",
     "LatestReminderMessage",
+    "MemoryResponseStore",
     "Message",
     "MessagesChunkGenerator",
     "MessagesRequest",
     "MessagesResponse",
     "MessagesStreamEvent",
+    "MissingExtraError",
     "ModelVersion",
     "MultiModalData",
     "OpenCvImagePreprocessor",
@@ -128,18 +152,31 @@ __all__ = [
     "Profile",
     "PromptUsage",
     "ReasoningContentBehavior",
+    "ReasoningSealer",
     "RecipeError",
     "RenderedPrompt",
     "RequestConsumedError",
     "RequestParseError",
     "ReqwestImageFetcher",
+    "ResponseStore",
+    "ResponseTurn",
     "ResponsesChunkGenerator",
     "ResponsesEcho",
     "ResponsesRequest",
     "ResponsesResponse",
     "ResponsesStreamEvent",
+    "RunTool",
+    "SealError",
+    "ServerCall",
+    "ServerTool",
+    "ServerToolOutcome",
+    "ServerToolPolicy",
     "SpecialToken",
     "SpecialTokens",
+    "SqliteResponseStore",
+    "StoreError",
+    "StoreLimits",
+    "StoredResponse",
     "StreamError",
     "StreamProcessor",
     "SystemMessage",
@@ -156,5 +193,6 @@ __all__ = [
     "error_body",
     "error_response",
     "first_divergence",
+    "input_item_list",
     "render_training",
 ]

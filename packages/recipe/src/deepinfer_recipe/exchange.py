@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
+from deepinfer_recipe.answer import Answer
+from deepinfer_recipe.conversation import Conversation
 from deepinfer_recipe.conversation_request import ConversationRequest
 from deepinfer_recipe.encoding import encoding_for
-from deepinfer_recipe.inference import InferenceChunk, InferenceFinishReason, PromptUsage
+from deepinfer_recipe.json_text import load_body
 from deepinfer_recipe.options import ConversionOptions, Profile
 from deepinfer_recipe.protocols.chat_events import ChatCompletionResponse, UsageLedger
 from deepinfer_recipe.protocols.generator import CallIds
@@ -21,67 +23,10 @@ from deepinfer_recipe.requests import (
     RequestBody,
     ResponsesRequest,
 )
-from deepinfer_recipe.stream import StreamProcessor
+from deepinfer_recipe.response_history import ResponseTurn
+from deepinfer_recipe.response_store import ResponseStore
 from deepinfer_recipe.tokenizer import Tokenizer
 from deepinfer_recipe.wire_errors import ProtocolName
-
-FinishReason: TypeAlias = Literal["stop", "length", "content_filter"]
-
-_REASONS: dict[FinishReason, InferenceFinishReason] = {
-    "stop": InferenceFinishReason.Stop,
-    "length": InferenceFinishReason.Length,
-    "content_filter": InferenceFinishReason.ContentFilter,
-}
-
-
-class Answer:
-    """One answer of an exchange under way: model text in, server-sent events out.
-
-    Call `ready` once, `text` for every piece of output, `finish` at the end. Every call
-    returns complete SSE frames, ready to send when the request asked for a stream; when it
-    did not, ignore them and send `Exchange.response()` at the end.
-    """
-
-    __slots__ = ("_exchange", "_processor")
-
-    def __init__(self, exchange: Exchange, processor: StreamProcessor[Any]) -> None:
-        self._exchange = exchange
-        self._processor = processor
-
-    @property
-    def finished(self) -> bool:
-        """Whether the answer is complete; true early when a stop sequence matched."""
-        return self._processor.finished
-
-    @property
-    def tool_call_repairs(self) -> list[str]:
-        """What had to be mended in malformed tool calls, in order."""
-        return self._processor.tool_call_repairs
-
-    def ready(
-        self, *, prompt_tokens: int, cached_tokens: int = 0, fingerprint: str | None = None
-    ) -> list[str]:
-        """The prompt is in: what it cost, and how much of it the cache held."""
-        usage = PromptUsage(prompt_tokens=prompt_tokens, prompt_cache_hit_tokens=cached_tokens)
-        return self._push(InferenceChunk.ready(prompt_usage=usage, system_fingerprint=fingerprint))
-
-    def text(self, text: str, tokens: int = 1) -> list[str]:
-        """The next piece of output and the number of tokens it took.
-
-        Output behind a matched stop sequence is ignored; stop the backend when `finished`.
-        """
-        if self._processor.finished:
-            return []
-        return self._push(InferenceChunk.text(text, tokens))
-
-    def finish(self, reason: FinishReason = "stop") -> list[str]:
-        """The backend is done; nothing happens if a stop sequence already ended the answer."""
-        if self._processor.finished:
-            return []
-        return self._push(InferenceChunk.finish(_REASONS[reason]))
-
-    def _push(self, chunk: InferenceChunk) -> list[str]:
-        return self._exchange.frames(self._processor.push(chunk), is_last=self._processor.finished)
 
 
 class Exchange:
@@ -92,6 +37,8 @@ class Exchange:
     id: the response id.
     model: model name to report; the requested one by default.
     created, call_ids: for tests, the time stamp and the source of call ids.
+    store, owner: where finished Responses answers are kept, and for whom (the id of an API key,
+        say); without a store `previous_response_id` is refused.
 
     Raises `RequestParseError` or `ConversionError`; `wire_errors.error_response` turns both
     into a status and a body.
@@ -108,12 +55,16 @@ class Exchange:
         profile: Profile = "extended",
         created: int | None = None,
         call_ids: CallIds | None = None,
+        store: ResponseStore | None = None,
+        owner: str = "",
     ) -> None:
         options = options or ConversionOptions()
         created = int(time.time()) if created is None else created
         self.protocol: ProtocolName = protocol
         self.id = id
-        processors: list[StreamProcessor[Any]]
+        self.stored = False
+        """Whether the finished answer is in the store."""
+        self._stored_turn: ResponseTurn | None = None
         response: Any
         if protocol == "chat":
             request = ChatCompletionRequest(body, profile=profile)
@@ -135,7 +86,7 @@ class Exchange:
             ]
             response = ChatCompletionResponse(id, self.model, created, 0, 0)
         elif protocol == "responses":
-            responses = ResponsesRequest(body, profile=profile)
+            responses = self._responses_request(body, profile, store, owner)
             self.model = model or responses.model
             converted = responses.convert(options)
             generators = [
@@ -152,16 +103,31 @@ class Exchange:
                 MessagesRequest.chunk_generator(converted, id, self.model, call_ids=call_ids)
             ]
             response = MessagesResponse(id, self.model, created, 0, 0)
-        processors = [StreamProcessor(g, converted.parsing_options) for g in generators]
         self.request: ConversationRequest = converted
         self._encoding = encoding_for(converted.model_version).with_special_tokens(
             options.special_tokens
         )
-        self.rendered: RenderedPrompt = self._encoding.render_conversation(converted.conversation)
+        self.rendered: RenderedPrompt
+        self.render(converted.conversation)
         self._accumulate: Callable[[Any], None] = response.accumulate
         self._response = response
-        self._open = len(processors)
-        self.answers: list[Answer] = [Answer(self, processor) for processor in processors]
+        self._open = len(generators)
+        self.answers: list[Answer] = [Answer(self, generator) for generator in generators]
+
+    def _responses_request(
+        self, body: RequestBody, profile: Profile, store: ResponseStore | None, owner: str
+    ) -> ResponsesRequest:
+        if store is None or profile == "parity":
+            return ResponsesRequest(body, profile=profile)
+        decoded = load_body(body)
+        if not isinstance(decoded, dict):
+            return ResponsesRequest(body, profile=profile)
+        self._stored_turn = turn = ResponseTurn(decoded, store, owner)
+        return ResponsesRequest(decoded, profile=profile, history=turn.history, stores=turn.stores)
+
+    def render(self, conversation: Conversation) -> None:
+        """Make `rendered` the prompt of a conversation."""
+        self.rendered = self._encoding.render_conversation(conversation)
 
     @property
     def answer(self) -> Answer:
@@ -198,6 +164,8 @@ class Exchange:
             done = response.sse_done_data()
             if self._open == 0 and done is not None:
                 frames.append(f"data: {done}\n\n")
+            if self._open == 0 and self._stored_turn is not None:
+                self.stored = self._stored_turn.keep(self.response())
         return frames
 
     def response(self) -> dict[str, Any]:

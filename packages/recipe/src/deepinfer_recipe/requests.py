@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
@@ -27,6 +28,7 @@ from deepinfer_recipe.protocols.responses_convert import ParsedResponses
 from deepinfer_recipe.protocols.responses_echo import ResponsesEcho
 from deepinfer_recipe.protocols.responses_events import ResponsesChunkGenerator, Seal
 from deepinfer_recipe.protocols.responses_tools import namespace_map
+from deepinfer_recipe.response_history import message_item
 
 RequestBody: TypeAlias = bytes | str | dict[str, Any]
 
@@ -160,12 +162,27 @@ class ResponsesRequest(_Request[ParsedResponses]):
 
     __slots__ = ()
 
-    def __init__(self, body: RequestBody, *, profile: Profile = "parity") -> None:
+    def __init__(
+        self,
+        body: RequestBody,
+        *,
+        profile: Profile = "parity",
+        history: Sequence[dict[str, Any]] | None = None,
+        stores: bool = False,
+    ) -> None:
+        """In the extended profile, `history` holds the items that `previous_response_id` stands
+        for, and `stores` tells whether the answer will be kept; see `ResponseTurn`.
+        """
         parsed = parse_body(ResponsesBody, load_body(body))
         responses_convert.check_profile(parsed, profile)
-        items = parse_items(parsed.input) if isinstance(parsed.input, list) else None
+        given = parsed.input
+        if history is not None:
+            own = [message_item(given)] if isinstance(given, str) else given or []
+            given = [*history, *own]
+        items = parse_items(given, len(history or ())) if isinstance(given, list) else None
         tools = parse_tools(parsed.tools or [])
-        super().__init__(ParsedResponses(parsed, items, tools), profile)
+        continues = history is not None
+        super().__init__(ParsedResponses(parsed, items, tools, continues, stores), profile)
 
     def namespace_tool_map(self, options: ConversionOptions) -> dict[str, tuple[str, str]]:
         """Return the function names of the declared namespace tools.
@@ -188,8 +205,11 @@ class ResponsesRequest(_Request[ParsedResponses]):
         request = responses_convert.convert(parsed, options, self._profile)
         custom = tuple(tool.name for _, tool in parsed.tools if isinstance(tool, CustomTool))
         namespaces = namespace_map(parsed.tools, request.model_version.prompt_format)
+        echo = ResponsesEcho.of(parsed.body, parsed.tools)
+        if self._profile == "extended":
+            echo = echo.of_stored(parsed.body, stores=parsed.stores)
         settings = _ResponsesSettings(
-            ResponsesEcho.of(parsed.body, parsed.tools),
+            echo,
             namespaces,
             custom,
             _seal(parsed.body, options) if self._profile == "extended" else None,

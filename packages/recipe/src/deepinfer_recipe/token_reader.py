@@ -17,8 +17,6 @@ from deepinfer_recipe.inference import Logprob
 from deepinfer_recipe.protocols.generator import ChunkGenerator
 from deepinfer_recipe.tokenizer import Tokenizer
 
-_PUNCTUATION = frozenset(("{", "}", "{}", ", ", ": ", '"'))
-
 
 @dataclass(slots=True)
 class _Read:
@@ -42,7 +40,7 @@ class TokenReader:
     ) -> None:
         """`reports_arguments`: whether entries of tokens in tool arguments are handed on too."""
         self._reports_arguments = reports_arguments
-        self._is_value = False
+        self._behind_colon = False
         """Whether the last piece of arguments announced a value."""
         self._tokenizer = tokenizer
         self._think_end = think_end
@@ -147,14 +145,16 @@ class TokenReader:
         self._generator.call_parameter(key)
 
     def call_arguments(self, piece: str, raw: str | None = None) -> None:
-        """More of the arguments' JSON text; punctuation between values is no token's."""
-        starts_value, self._is_value = self._is_value, piece == ": " and raw is None
-        is_own = raw is None and piece in _PUNCTUATION and not (starts_value and piece != '"')
-        if not self._reports_arguments or is_own:
-            self._generator.call_arguments(piece, raw)
-            return
-        spelled = piece if raw is None else raw
-        _, entries = self._shown(spelled)
+        """More of the arguments' JSON text; only values are spelled by tokens of their own.
+
+        A string's pieces come decoded beside their JSON; another value comes whole, behind the
+        colon (log probabilities on arguments are for recovering parsers).
+        """
+        is_value = raw is not None or (self._behind_colon and piece != '"')
+        self._behind_colon = raw is None and piece == ": " and not self._behind_colon
+        entries: list[dict[str, Any]] = []
+        if is_value and self._reports_arguments:
+            _, entries = self._shown(piece if raw is None else raw)
         if entries:
             self._generator.call_arguments_with_logprobs(piece, raw, entries)
         else:

@@ -248,10 +248,13 @@ def _typed(place: str, model: type[Any], value: Any) -> Any:
         raise RequestParseError(f"{error} in {place}", param=param) from None
 
 
-def parse_items(items: list[Any]) -> list[tuple[int, Item]]:
-    """The items this codec knows, with their place in the list; others are dropped."""
+def parse_items(items: list[Any], earlier: int = 0) -> list[tuple[int, Item]]:
+    """The items this codec knows, with their place in the list; others are dropped.
+
+    earlier: how many stand before the request's own; those have places below zero.
+    """
     known: list[tuple[int, Item]] = []
-    for index, item in enumerate(items):
+    for index, item in enumerate(items, start=-earlier):
         place = f"input[{index}]"
         if not isinstance(item, dict) or not ("type" in item or "role" in item):
             raise RequestParseError(

@@ -57,11 +57,17 @@ UNSUPPORTED_DOCUMENT = "[Unsupported Document]"
 
 @dataclass(frozen=True, slots=True)
 class ParsedResponses:
-    """A parsed body: its envelope, and the items and tools this codec knows."""
+    """A parsed body: its envelope, and the items and tools this codec knows.
+
+    continues: whether the items begin with those of earlier answers; stores: whether the answer
+    will be kept.
+    """
 
     body: wire.ResponsesBody
     items: list[tuple[int, wire.Item]] | None
     tools: list[tuple[int, wire.Tool]]
+    continues: bool = False
+    stores: bool = False
 
     @property
     def model(self) -> str:
@@ -84,6 +90,12 @@ def convert(
 ) -> ConversationRequest:
     """Convert a parsed body. Raises `ConversionError`."""
     body = parsed.body
+    if profile == "extended" and body.previous_response_id is not None and not parsed.continues:
+        raise ConversionError(
+            "previous_response_id is not supported: this server keeps no responses; send the "
+            "whole history in input",
+            param="previous_response_id",
+        )
     version = resolve_model(body.model, options, profile)
     thinking, effort = resolve_thinking(
         None,
@@ -132,16 +144,12 @@ def _server_tools(parsed: ParsedResponses, draft: Draft) -> dict[str, ServerTool
     runs = draft.options.responses_web_search is WebSearchBehavior.Run
     if not runs or draft.profile == "parity":
         return {}
-    return {
-        WEB_SEARCH: server_tool(
-            "openai",
-            tool.model_dump(exclude_unset=True),
-            parsed.body.max_tool_calls,
-            "max_tool_calls",
-        )
-        for _, tool in parsed.tools
-        if isinstance(tool, wire.WebSearchTool)
-    }
+    declared = [tool for _, tool in parsed.tools if isinstance(tool, wire.WebSearchTool)]
+    if not declared:
+        return {}
+    declaration = declared[0].model_dump(exclude_unset=True)
+    limit = parsed.body.max_tool_calls
+    return {WEB_SEARCH: server_tool("openai", declaration, limit, "max_tool_calls")}
 
 
 def _answer(body: wire.ResponsesBody) -> AnswerFormat:
@@ -194,14 +202,14 @@ class _History:
         body = parsed.body
         if body.instructions:
             self._messages.append(SystemMessage(body.instructions))
-        if body.input is None:
+        if body.input is None and not parsed.continues:
             if not body.instructions:
                 raise ConversionError(
                     "Either input or instructions must be provided", param="input"
                 )
-        elif isinstance(body.input, str):
+        elif isinstance(body.input, str) and not parsed.continues:
             self._messages.append(UserMessage(body.input))
-        elif not body.input:
+        elif not parsed.items and not body.input:
             raise ConversionError("Input items array must not be empty", param="input")
         for index, item in parsed.items or ():
             self._item(item, index)

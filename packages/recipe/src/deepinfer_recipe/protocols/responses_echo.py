@@ -58,6 +58,17 @@ class ResponsesEcho:
         fields["user"] = body.user
         return echo
 
+    def of_stored(self, body: wire.ResponsesBody, *, stores: bool) -> ResponsesEcho:
+        """With what a store makes true beside them."""
+        echo = ResponsesEcho()
+        echo._fields = {
+            **self._fields,
+            "store": stores,
+            "previous_response_id": body.previous_response_id,
+            "metadata": body.metadata if isinstance(body.metadata, dict) else {},
+        }
+        return echo
+
     @property
     def fields(self) -> dict[str, Any]:
         """All reported settings, by their name in the response object."""

@@ -87,7 +87,7 @@ class TurnGenerator(ChunkGenerator[Any]):
         super().__init__(None)
 
     @property
-    def out(self) -> list[Any]:  # type: ignore[override]
+    def out(self) -> list[Any]:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Where events go."""
         return self._inner.out
 
