@@ -9,6 +9,7 @@ from pathlib import Path
 
 import deepinfer_kvtier as kvtier
 from deepinfer_engine.backend.base import CacheLayout
+from deepinfer_engine.core.pictures import Picture
 from deepinfer_engine.core.types import TrafficClass
 from deepinfer_engine.errors import ConfigError, EngineUnavailable
 from deepinfer_engine.kv.store import Hit, Tokens
@@ -47,9 +48,18 @@ class KVTierStore:
         self._namespaces: OrderedDict[str, kvtier.Namespace] = OrderedDict()
         self._lock = threading.Lock()
 
-    def match(self, tokens: Tokens, salt: str, *, limit_tokens: int | None = None) -> Hit | None:
+    def match(
+        self,
+        tokens: Tokens,
+        salt: str,
+        *,
+        limit_tokens: int | None = None,
+        pictures: Sequence[Picture] = (),
+    ) -> Hit | None:
         max_blocks = None if limit_tokens is None else limit_tokens // self._layout.block_tokens
-        match = self._namespace(salt).match(tokens, max_blocks=max_blocks, leave_last=True)
+        match = self._namespace(salt).match(
+            tokens, _media(pictures), max_blocks=max_blocks, leave_last=True
+        )
         if match.n_blocks == 0:
             match.release()
             return None
@@ -79,10 +89,11 @@ class KVTierStore:
         blocks: Sequence[memoryview],
         states: Sequence[tuple[int, memoryview]],
         traffic_class: TrafficClass,
+        pictures: Sequence[Picture] = (),
     ) -> Callable[[], None]:
         namespace = self._namespace(salt)
         hasher = namespace.hasher()
-        hasher.extend(tokens)
+        hasher.extend(tokens, _media(pictures))
         digests = hasher.digests
         tickets: list[kvtier.PutTicket] = []
         if blocks:
@@ -147,6 +158,10 @@ class KVTierStore:
             if len(self._namespaces) > MAX_NAMESPACES:
                 self._namespaces.popitem(last=False)
             return namespace
+
+
+def _media(pictures: Sequence[Picture]) -> list[kvtier.MediaItem]:
+    return [kvtier.MediaItem(p.start, p.length, p.digest) for p in pictures]
 
 
 def _handle(hit: Hit) -> tuple[kvtier.Namespace, kvtier.Match]:

@@ -58,7 +58,10 @@ class KVConnector:
     def _match(self, seq: LiveSequence, limit_tokens: int | None) -> Hit | None:
         try:
             return self._store.match(
-                seq.request.token_ids, seq.request.salt, limit_tokens=limit_tokens
+                seq.request.token_ids,
+                seq.request.salt,
+                limit_tokens=limit_tokens,
+                pictures=seq.request.pictures,
             )
         except Exception:
             log.exception("prefix lookup failed; %s runs without a cache", seq.key)
@@ -134,6 +137,7 @@ class KVConnector:
                 [memoryview(b) for b in blocks],
                 [(p, memoryview(s)) for p, s in states],
                 seq.request.traffic_class,
+                seq.request.pictures,
             )
             self._count(prefix_put_blocks=len(blocks), prefix_put_states=len(states))
         except Exception:

@@ -1,7 +1,7 @@
 """A `PrefixStore` in this process's memory: for tests, and for a cache that need not outlive it.
 
 Least recently used chains go first when `limit_bytes` is passed. Identity is the exact token
-prefix and salt, hashed block by block.
+prefix, its pictures and salt, hashed block by block.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from deepinfer_engine.backend.base import CacheLayout
+from deepinfer_engine.core.pictures import Picture, overlapping
 from deepinfer_engine.core.types import TrafficClass
 from deepinfer_engine.kv.store import Hit, Tokens
 
@@ -31,9 +32,16 @@ class MemoryStore:
         self._bytes = 0
         self._counters: Counter[str] = Counter()
 
-    def match(self, tokens: Tokens, salt: str, *, limit_tokens: int | None = None) -> Hit | None:
+    def match(
+        self,
+        tokens: Tokens,
+        salt: str,
+        *,
+        limit_tokens: int | None = None,
+        pictures: Sequence[Picture] = (),
+    ) -> Hit | None:
         limit = len(tokens) - 1 if limit_tokens is None else min(limit_tokens, len(tokens) - 1)
-        digests = self._digests(tokens, salt, limit)
+        digests = self._digests(tokens, salt, limit, pictures)
         best = 0
         with self._lock:
             for i, digest in enumerate(digests):
@@ -71,8 +79,9 @@ class MemoryStore:
         blocks: Sequence[memoryview],
         states: Sequence[tuple[int, memoryview]],
         traffic_class: TrafficClass,
+        pictures: Sequence[Picture] = (),
     ) -> Callable[[], None]:
-        digests = self._digests(tokens, salt, len(tokens))
+        digests = self._digests(tokens, salt, len(tokens), pictures)
         with self._lock:
             for i, block in enumerate(blocks):
                 self._set(("block", digests[first_block + i]), bytes(block))
@@ -94,7 +103,9 @@ class MemoryStore:
             self._records.clear()
             self._bytes = 0
 
-    def _digests(self, tokens: Tokens, salt: str, limit: int) -> list[bytes]:
+    def _digests(
+        self, tokens: Tokens, salt: str, limit: int, pictures: Sequence[Picture]
+    ) -> list[bytes]:
         size = self._layout.block_tokens
         digest = hashlib.blake2b(
             f"{self._layout.layout_hash}/{salt}".encode(), digest_size=16
@@ -103,7 +114,9 @@ class MemoryStore:
         digests: list[bytes] = []
         for i in range(limit // size):
             piece = data[4 * i * size : 4 * (i + 1) * size]
-            digest = hashlib.blake2b(digest + piece, digest_size=16).digest()
+            inside = overlapping(pictures, i * size, (i + 1) * size)
+            seen = b"".join(p.digest + p.start.to_bytes(8) for p in inside)
+            digest = hashlib.blake2b(digest + piece + seen, digest_size=16).digest()
             digests.append(digest)
         return digests
 

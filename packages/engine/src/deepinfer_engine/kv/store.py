@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from deepinfer_engine.core.pictures import Picture
 from deepinfer_engine.core.types import TrafficClass
 
 Tokens = Sequence[int]
@@ -28,9 +29,20 @@ class Hit:
 
 
 class PrefixStore(Protocol):
-    """Blocks and state slots by (salt, tokens). Every call may run on any thread."""
+    """Blocks and state slots by (salt, tokens, pictures). Every call may run on any thread.
 
-    def match(self, tokens: Tokens, salt: str, *, limit_tokens: int | None = None) -> Hit | None:
+    The tokens of every picture are the same: two prompts with different pictures, told apart by
+    digest, share no block from the first token of the picture on.
+    """
+
+    def match(
+        self,
+        tokens: Tokens,
+        salt: str,
+        *,
+        limit_tokens: int | None = None,
+        pictures: Sequence[Picture] = (),
+    ) -> Hit | None:
         """The longest prefix with blocks and state, within the limit; leased until released."""
         ...
 
@@ -54,6 +66,7 @@ class PrefixStore(Protocol):
         blocks: Sequence[memoryview],
         states: Sequence[tuple[int, memoryview]],
         traffic_class: TrafficClass,
+        pictures: Sequence[Picture] = (),
     ) -> Callable[[], None]:
         """Store blocks `first_block ..` of this chain and whole states by position.
 

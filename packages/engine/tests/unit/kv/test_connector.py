@@ -30,9 +30,9 @@ class Faulty(MemoryStore):
         if what in self.failing:
             raise OSError(f"{what} failed")
 
-    def match(self, tokens, salt, *, limit_tokens=None):
+    def match(self, tokens, salt, *, limit_tokens=None, pictures=()):
         self._maybe_fail("match")
-        return super().match(tokens, salt, limit_tokens=limit_tokens)
+        return super().match(tokens, salt, limit_tokens=limit_tokens, pictures=pictures)
 
     def load(self, hit, blocks, state):
         self._maybe_fail("load")

@@ -6,6 +6,7 @@ import pytest
 from toy_engine import BLOCK, prompt, toy
 
 from deepinfer_engine.adapters.kvtier import open_store
+from deepinfer_engine.core.pictures import Picture, picture_digest
 from deepinfer_engine.errors import ConfigError
 from deepinfer_engine.kv.memory import MemoryStore
 
@@ -21,7 +22,7 @@ def state(position: int) -> bytes:
     return bytes([position]) * LAYOUT.state_bytes
 
 
-def put(store, first, n, borders, *, tokens=TOKENS, salt="s"):
+def put(store, first, n, borders, *, tokens=TOKENS, salt="s", pictures=()):
     findable = store.put(
         tokens,
         salt,
@@ -29,6 +30,7 @@ def put(store, first, n, borders, *, tokens=TOKENS, salt="s"):
         [memoryview(block(i)) for i in range(first, first + n)],
         [(p, memoryview(state(p))) for p in borders],
         "chat",
+        pictures,
     )
     findable()
 
@@ -46,6 +48,10 @@ def store(request, tmp_path):
     made = MemoryStore(LAYOUT) if request.param == "memory" else open_store(tmp_path, LAYOUT)
     yield made
     made.close()
+
+
+def picture(start, length, content):
+    return Picture(start, length, 14, 14, picture_digest(14, 14, content), b"")
 
 
 def test_an_empty_store_has_nothing(store):
@@ -134,3 +140,25 @@ def test_a_directory_that_cannot_be_used_is_a_configuration_error(tmp_path):
     (tmp_path / "file").write_text("not a directory")
     with pytest.raises(ConfigError, match="file"):
         open_store(tmp_path / "file", LAYOUT)
+
+
+def test_prompts_with_other_pictures_share_nothing_from_the_picture_on(store):
+    inside_second = picture(BLOCK + 3, BLOCK, b"cat")
+    put(store, 0, 4, [BLOCK, 2 * BLOCK, 4 * BLOCK], pictures=(inside_second,))
+    asked = [*TOKENS, 5]
+    same = store.match(asked, "s", pictures=(inside_second,))
+    assert same.n_tokens == 4 * BLOCK
+    store.release(same)
+    dog = picture(BLOCK + 3, BLOCK, b"dog")
+    moved = picture(BLOCK + 4, BLOCK, b"cat")
+    for other in ((), (dog,), (moved,), (inside_second, picture(3 * BLOCK, 9, b"cat"))):
+        hit = store.match(asked, "s", pictures=other)
+        assert hit.n_tokens == (2 * BLOCK if len(other) == 2 else BLOCK)
+        store.release(hit)
+
+
+def test_a_picture_beyond_the_last_whole_block_changes_nothing_before_it(store):
+    put(store, 0, 2, [2 * BLOCK])
+    hit = store.match(TOKENS, "s", pictures=(picture(2 * BLOCK, 7, b"cat"),))
+    assert hit.n_tokens == 2 * BLOCK
+    store.release(hit)
