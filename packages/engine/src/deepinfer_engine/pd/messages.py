@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar, cast, get_args
 
 import numpy as np
 
+from deepinfer_engine.core.pictures import Picture, picture_digest
 from deepinfer_engine.core.types import (
     FinishReason,
     GenerateRequest,
@@ -20,6 +21,11 @@ from deepinfer_engine.errors import TransferError
 from deepinfer_engine.pd.wire import Body, Xid
 
 T = TypeVar("T")
+
+PIXEL_PIECE_BYTES = 4 << 20
+MAX_PIXEL_BYTES = 512 << 20
+"""Of all pictures of one request."""
+_PICTURE_FIELDS = ("start", "length", "width", "height", "digest")
 
 
 def reading(read: Callable[[Body], T], body: Body) -> T:
@@ -51,16 +57,23 @@ def unpack_tokens(data: bytes) -> tuple[int, ...]:
 
 
 def request_body(request: GenerateRequest) -> Body:
-    """Everything but the tokens, which travel as raw bytes beside it."""
+    """Everything but the tokens, which travel as raw bytes beside it, and the pixels of pictures,
+    which travel before it."""
     sampling = dataclasses.asdict(request.sampling)
-    return {
+    body = {
         "sampling": sampling,
         "salt": request.salt,
         "traffic_class": request.traffic_class,
     }
+    if request.pictures:
+        body["pictures"] = [[getattr(p, f) for f in _PICTURE_FIELDS] for p in request.pictures]
+    return body
 
 
-def read_request(body: Body, xid: Xid, tokens: tuple[int, ...]) -> GenerateRequest:
+def read_request(
+    body: Body, xid: Xid, tokens: tuple[int, ...], pixels: bytes | None = None
+) -> GenerateRequest:
+    """`pixels`: of all pictures, one behind the other; None where they are not needed."""
     traffic_class = body["traffic_class"]
     if traffic_class not in get_args(TrafficClass):
         raise ValueError(f"traffic class {traffic_class!r}")
@@ -74,7 +87,38 @@ def read_request(body: Body, xid: Xid, tokens: tuple[int, ...]) -> GenerateReque
         sampling=SamplingParams(**sampling),
         salt=str(body["salt"]),
         traffic_class=cast(TrafficClass, traffic_class),
+        pictures=_read_pictures(body.get("pictures", ()), pixels),
     )
+
+
+def pixel_pieces(request: GenerateRequest) -> Iterator[memoryview]:
+    """The pixels of all pictures in pieces that fit a control frame."""
+    for picture in request.pictures:
+        view = memoryview(picture.pixels)
+        for start in range(0, len(view), PIXEL_PIECE_BYTES):
+            yield view[start : start + PIXEL_PIECE_BYTES]
+
+
+def _read_pictures(rows: Sequence[Any], pixels: bytes | None) -> tuple[Picture, ...]:
+    pictures: list[Picture] = []
+    at = 0
+    for row in rows:
+        start, length, width, height = map(int, row[:4])
+        digest = bytes(row[4])
+        size = 3 * width * height
+        if min(start, length, width, height) < 0 or len(digest) != 32:
+            raise ValueError(f"picture {row!r}")
+        if pixels is None:
+            own = b""
+        else:
+            own = pixels[at : at + size]
+            if picture_digest(width, height, own) != digest:
+                raise ValueError(f"the pixels of a {width} x {height} picture are not those sent")
+            at += size
+        pictures.append(Picture(start, length, width, height, digest, own))
+    if pixels is not None and at != len(pixels):
+        raise ValueError(f"{len(pixels)} bytes of pixels for pictures of {at}")
+    return tuple(pictures)
 
 
 def logprobs_body(logprobs: Sequence[TokenLogprob]) -> list[Any]:

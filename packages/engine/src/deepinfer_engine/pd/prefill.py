@@ -17,6 +17,7 @@ from deepinfer_engine.kv.store import PrefixStore
 from deepinfer_engine.pd import transport
 from deepinfer_engine.pd.decode import refusal
 from deepinfer_engine.pd.messages import (
+    MAX_PIXEL_BYTES,
     logprobs_body,
     pack_tokens,
     read_request,
@@ -43,6 +44,14 @@ class ChunkDone:
     num_tokens: int
     blocks: tuple[int, ...]
     state_slot: int
+
+
+@dataclass(slots=True)
+class Pixels:
+    """Bytes that a router has sent for a prompt to come."""
+
+    router: Connection
+    data: bytearray = field(default_factory=bytearray)
 
 
 @dataclass(eq=False, slots=True)
@@ -95,6 +104,8 @@ class PrefillService(WorkerService):
     ) -> None:
         super().__init__("prefill", runner, store, config, cluster_key)
         self._jobs: dict[str, Job] = {}
+        self._pixels: dict[str, Pixels] = {}
+        """Of pictures whose prompt has not been announced yet."""
         self._decodes: dict[str, asyncio.Task[Connection]] = {}
         """Links to decode workers by address, connecting or connected."""
         self._counters = {"transfer_units": 0, "transfer_bytes": 0, "transfer_resends": 0}
@@ -108,6 +119,8 @@ class PrefillService(WorkerService):
         match kind:
             case FrameType.PREFILL if role == "router":
                 self._prefill(peer, xid, body)
+            case FrameType.PIXELS if role == "router":
+                self._collect(peer, xid, body)
             case FrameType.RELEASED if role == "decode":
                 if job is not None:
                     self.loop.release(xid.key)
@@ -121,6 +134,7 @@ class PrefillService(WorkerService):
             case FrameType.ABORT:
                 # Acknowledged when the step that uses its memory is over.
                 if job is None:
+                    self._pixels.pop(xid.key, None)
                     peer.send(FrameType.ABORT_ACK, xid_body(xid))
                 else:
                     self._stop_pushing(job)
@@ -138,14 +152,24 @@ class PrefillService(WorkerService):
 
     # -- a prompt arrives -----------------------------------------------------------------------
 
+    def _collect(self, router: Connection, xid: Xid, body: Body) -> None:
+        """Keep pixels until their prompt is announced."""
+        pixels = self._pixels.setdefault(xid.key, Pixels(router))
+        data = reading(lambda b: bytes(b["data"]), body)
+        if len(pixels.data) + len(data) > MAX_PIXEL_BYTES:
+            raise TransferError(f"the pictures of a request take at most {MAX_PIXEL_BYTES} bytes")
+        pixels.data += data
+
     def _prefill(self, router: Connection, xid: Xid, body: Body) -> None:
+        collected = self._pixels.pop(xid.key, None)
         if body.get("epoch") != self.epoch:
             router.send(FrameType.STALE_EPOCH, xid_body(xid))
             return
         if self.draining or xid.key in self._jobs:
             router.send(FrameType.ABORT, abort_body(xid, "draining", "the worker is draining"))
             return
-        request, address, epoch, grant = reading(lambda b: _read_prefill(b, xid), body)
+        pixels = b"" if collected is None else bytes(collected.data)
+        request, address, epoch, grant = reading(lambda b: _read_prefill(b, xid, pixels), body)
         out = Outgoing(self.runner, grant, xid.attempt, len(request.token_ids))
         job = Job(xid, router, address, epoch, out)
         self._jobs[xid.key] = job
@@ -293,6 +317,7 @@ class PrefillService(WorkerService):
             job.pusher.cancel()
 
     def peer_lost(self, peer: Connection) -> None:
+        self._pixels = {key: p for key, p in self._pixels.items() if p.router is not peer}
         for job in list(self._jobs.values()):
             if job.router is peer:
                 self._forget(job)
@@ -325,8 +350,8 @@ def _commit_body(job: Job, first: Progress) -> Body:
     }
 
 
-def _read_prefill(body: Body, xid: Xid) -> tuple[GenerateRequest, str, int, int]:
-    request = read_request(body, xid, unpack_tokens(body["tokens"]))
+def _read_prefill(body: Body, xid: Xid, pixels: bytes) -> tuple[GenerateRequest, str, int, int]:
+    request = read_request(body, xid, unpack_tokens(body["tokens"]), pixels)
     address = body["decode_address"]
     transport.parse_address(address)
     return request, address, int(body["decode_epoch"]), int(body["grant_id"])

@@ -42,6 +42,7 @@ class FrameType(IntEnum):
     BUSY = 12
     PREFILL = 20
     FIRST = 21
+    PIXELS = 22
     UNIT = 30
     COMMIT = 31
     READY = 32

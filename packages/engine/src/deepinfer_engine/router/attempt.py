@@ -25,6 +25,7 @@ from deepinfer_engine.errors import (
 )
 from deepinfer_engine.pd.messages import (
     pack_tokens,
+    pixel_pieces,
     read_finish,
     read_logprobs,
     read_usage,
@@ -94,7 +95,7 @@ class _Attempt:
         try:
             async with asyncio.timeout_at(self.deadline):
                 grant = await self._reserve()
-                self._send_prefill(grant)
+                await self._send_prefill(grant)
                 held: list[Mail] = []
         except TimeoutError:
             yield FinishEvent("abort", self._usage())
@@ -133,7 +134,10 @@ class _Attempt:
             if mail.kind is FrameType.RESERVED:
                 return reading(lambda b: int(b["grant_id"]), mail.body)
 
-    def _send_prefill(self, grant: int) -> None:
+    async def _send_prefill(self, grant: int) -> None:
+        for piece in pixel_pieces(self.request):
+            self.prefill.send(FrameType.PIXELS, {**xid_body(self.xid), "data": piece})
+            await self.prefill.drain()
         self.prefill.send(
             FrameType.PREFILL,
             {

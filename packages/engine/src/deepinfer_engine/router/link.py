@@ -120,6 +120,12 @@ class WorkerLink:
         if self.connection is not None:
             self.connection.send(kind, body)
 
+    async def drain(self) -> None:
+        """Wait until little is unsent. A lost connection is told by mail, not here."""
+        if self.connection is not None:
+            with contextlib.suppress(ConnectionResetError):
+                await self.connection.drain()
+
     @contextlib.contextmanager
     def stream(self, xid: Xid, mailbox: Mailbox, load: float) -> Generator[None]:
         """Deliver this attempt's messages to `mailbox`, and count its load, until left."""
