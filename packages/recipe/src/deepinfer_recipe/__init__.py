@@ -9,6 +9,10 @@ from deepinfer_recipe.errors import (
     CalcResizeError,
     ConversionError,
     EncodeError,
+    GrammarBusy,
+    GrammarError,
+    GrammarTooComplex,
+    GrammarUnavailable,
     ImageError,
     MissingExtraError,
     RecipeError,
@@ -19,6 +23,15 @@ from deepinfer_recipe.errors import (
     StreamError,
 )
 from deepinfer_recipe.exchange import Exchange
+from deepinfer_recipe.exchange import Answer, Exchange
+from deepinfer_recipe.grammar import OutputGrammar, constraint_grammar, request_grammar
+from deepinfer_recipe.grammar_compile import (
+    CompiledGrammar,
+    GrammarMatcher,
+    GrammarVocabulary,
+    compile_grammar,
+)
+from deepinfer_recipe.grammar_service import GrammarService
 from deepinfer_recipe.image_source import (
     BytesImageSource,
     DataUrlImageSource,
@@ -112,6 +125,7 @@ __all__ = [
     "ChatCompletionChunkGenerator",
     "ChatCompletionRequest",
     "ChatCompletionResponse",
+    "CompiledGrammar",
     "Conversation",
     "ConversationRequest",
     "ConversionError",
@@ -123,6 +137,13 @@ __all__ = [
     "DocumentLimits",
     "EncodeError",
     "Exchange",
+    "GrammarBusy",
+    "GrammarError",
+    "GrammarMatcher",
+    "GrammarService",
+    "GrammarTooComplex",
+    "GrammarUnavailable",
+    "GrammarVocabulary",
     "ImageError",
     "ImageFetcher",
     "ImageInfo",
@@ -147,6 +168,7 @@ __all__ = [
     "MultiModalData",
     "OpenCvImagePreprocessor",
     "OutputConstraint",
+    "OutputGrammar",
     "ParsingOptions",
     "PreprocessOptions",
     "Profile",
@@ -190,9 +212,12 @@ __all__ = [
     "UserMessage",
     "WebSearchBehavior",
     "__version__",
+    "compile_grammar",
+    "constraint_grammar",
     "error_body",
     "error_response",
     "first_divergence",
     "input_item_list",
     "render_training",
+    "request_grammar",
 ]

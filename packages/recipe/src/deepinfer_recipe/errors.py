@@ -10,11 +10,15 @@ RecipeError
 ├── StoreError           (RuntimeError)  a store of responses cannot be read or written
 ├── MissingExtraError    (ImportError)   a feature needs an optional dependency
 ├── ImageError                           a picture cannot be fetched, read or prepared
+├── GrammarError         (ValueError)    an output constraint cannot be enforced as it stands
+│   └── GrammarTooComplex                ... or not within the limits of size, time and memory
+├── GrammarUnavailable   (ImportError)   enforcing needs a library that is not installed
+├── GrammarBusy                          too many grammars are being compiled
 └── CalcResizeError      (ValueError)    the picture size calculation did not converge
 
-The first two are the client's fault and map to HTTP (see `deepinfer_recipe.wire_errors`); the
-next three are misuse by the calling program; `ImageError.is_retryable` tells network trouble
-from a picture that will never work.
+The first two and `GrammarError` are the client's fault and map to HTTP (see
+`deepinfer_recipe.wire_errors`); the three after those two are misuse by the calling program;
+`ImageError.is_retryable` tells network trouble from a picture that will never work.
 """
 
 from __future__ import annotations
@@ -111,6 +115,33 @@ class ImageError(RecipeError):
         super().__init__(message)
         self.kind = kind
         self.is_retryable = is_retryable
+
+
+class GrammarError(RecipeError, ValueError):
+    """An output constraint (a schema, a tool, an expression) cannot be turned into a grammar.
+
+    `param` names the request field it came from, where that is known.
+    """
+
+    code = "invalid_value"
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class GrammarTooComplex(GrammarError):  # noqa: N818 - reads as the condition it reports
+    """A grammar passes a limit: size of its text, time or memory to compile it."""
+
+    code = "schema_too_complex"
+
+
+class GrammarUnavailable(RecipeError, ImportError):  # noqa: N818
+    """Enforcing constraints needs xgrammar: `pip install "deepinfer-recipe[grammar]"`."""
+
+
+class GrammarBusy(RecipeError):  # noqa: N818
+    """Too many grammars are being compiled, or the compiler is closed; try again later."""
 
 
 class CalcResizeError(RecipeError, ValueError):

@@ -6,6 +6,7 @@ from typing import Any, Literal, TypeAlias
 
 from deepinfer_recipe.errors import (
     ConversionError,
+    GrammarError,
     ImageError,
     RecipeError,
     RequestParseError,
@@ -59,6 +60,8 @@ def error_response(protocol: ProtocolName, error: RecipeError) -> tuple[int, dic
         )
     if isinstance(error, RequestParseError):
         return 400, error_body(protocol, 400, str(error), param=error.param)
+    if isinstance(error, GrammarError):
+        return 400, error_body(protocol, 400, str(error), code=error.code, param=error.param)
     if isinstance(error, ImageError):
         return 400, error_body(protocol, 400, str(error), code="invalid_image")
     return 500, error_body(
