@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import nox
+from nox.command import CommandFailed
 
 ROOT = Path(__file__).parent
 PACKAGES = ("recipe", "kvtier", "dspark", "eplb", "kernels", "search_fetch", "engine")
@@ -95,6 +96,21 @@ def conformance_fuzz(session: nox.Session) -> None:
     """
     session.install("./packages/recipe[test,conformance]")
     session.run("python", FUZZ, *session.posargs)
+
+
+@nox.session
+def oracle(session: nox.Session) -> None:
+    """The model beside independent ones: NVIDIA NeMo-Automodel's V4.1, transformers' V4."""
+    session.env.update(OMP_NUM_THREADS="1")
+    install(session, "engine", "[test]")
+    try:
+        session.install("transformers>=5.24,<6", "pillow>=10")
+        # Its declared requirements are those of training on GPUs, several GB; on a CPU its model
+        # and its checkpoint reader import with the two above.
+        session.install("--no-deps", "nemo-automodel==0.7.0")
+    except CommandFailed:
+        session.skip("nemo-automodel 0.7.0 and transformers >= 5.24 cannot be installed here")
+    session.run("pytest", "packages/engine/tests/oracle", *session.posargs)
 
 
 @nox.session
