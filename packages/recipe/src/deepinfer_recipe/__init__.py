@@ -22,7 +22,7 @@ from deepinfer_recipe.errors import (
     StoreError,
     StreamError,
 )
-from deepinfer_recipe.exchange import Answer, Exchange
+from deepinfer_recipe.exchange import Exchange
 from deepinfer_recipe.grammar import OutputGrammar, constraint_grammar, request_grammar
 from deepinfer_recipe.grammar_compile import (
     CompiledGrammar,
