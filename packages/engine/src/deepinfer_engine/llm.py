@@ -24,6 +24,7 @@ from deepinfer_engine.errors import PromptTooLong, RequestError
 
 if TYPE_CHECKING:
     from deepinfer_engine.model.layout import CacheQuant
+    from deepinfer_engine.model.replay import ReplayMode
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,7 @@ class LLM:
 
     model: checkpoint directory; None is the embedded demo model.
     dtype: "float32", "bfloat16" or "float64". nextn: drafts a step, 0 = no speculation.
+    replay: "compact" runs only the end of a prompt through all layers (approximate).
     cache_dir: keep prompt caches there, shared with servers that use the same model and
         directory; None keeps nothing beyond a request.
 
@@ -55,6 +57,7 @@ class LLM:
         dtype: str = "float32",
         nextn: int | None = None,
         cache_quant: CacheQuant = "reference",
+        replay: ReplayMode = "off",
         cache_dir: str | Path | None = None,
         max_num_seqs: int = 16,
         num_blocks: int = 1024,
@@ -78,6 +81,7 @@ class LLM:
             num_blocks=num_blocks,
             num_state_slots=max_num_seqs + config.max_num_batched_tokens // BLOCK_TOKENS + 2,
             cache_quant=cache_quant,
+            replay=replay,
         )
         store = None
         if cache_dir is not None:

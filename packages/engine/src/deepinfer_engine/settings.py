@@ -25,6 +25,7 @@ _RESERVED_ENV = frozenset(
 
 Dtype = Literal["bfloat16", "float32", "float64"]
 CacheQuant = Literal["reference", "none"]
+Replay = Literal["off", "mask", "compact"]
 
 
 def default_cache_dir() -> Path:
@@ -45,6 +46,10 @@ class Settings(BaseModel):
     )
     dtype: Dtype = Field("float32", description="arithmetic of the model")
     cache_quant: CacheQuant = Field("reference", description="record formats of the KV cache")
+    replay: Replay = Field("off", description="compact: early prompt tokens skip half the layers")
+    replay_keep: int | None = Field(
+        None, ge=1, description="last prompt tokens that run whole; unset = window, drafts, a block"
+    )
     nextn: int | None = Field(None, ge=0, le=7, description="draft length; unset = the model's own")
     default_thinking: bool = Field(True, description="think when the request does not say")
 

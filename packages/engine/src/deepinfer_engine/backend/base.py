@@ -67,6 +67,15 @@ class Caps:
     num_state_slots: int
     pictures: PictureRules | None = None
     """None: prompts are text alone."""
+    replay_keep: int = 0
+    """Only so many last tokens of a prompt run through all layers (bounded replay); 0 = all."""
+    window: int = 0
+    """Positions before a border that a state at this border must hold."""
+
+    def snapshot_from(self, prompt_len: int) -> int:
+        """First position at which the state of such a prompt is whole while it is read."""
+        skipped = max(0, prompt_len - self.replay_keep) if self.replay_keep else 0
+        return skipped + self.window if skipped else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +99,8 @@ class PrefillChunk:
     sampling: SamplingParams
     sample: bool
     snapshots: tuple[tuple[int, int], ...] = ()
+    prompt_len: int = 0
+    """Tokens of the whole prompt; read where replay is bounded."""
     prompt: Sequence[int] = ()
     """The whole prompt; needed on the sampling chunk when penalties are set."""
     pictures: tuple[Picture, ...] = ()

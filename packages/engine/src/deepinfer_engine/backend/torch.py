@@ -24,12 +24,13 @@ from deepinfer_engine.core.types import TokenLogprob
 from deepinfer_engine.errors import ConfigError
 from deepinfer_engine.model.assembly import assemble
 from deepinfer_engine.model.batch import Batch, SequenceRows
-from deepinfer_engine.model.config import ModelConfig
+from deepinfer_engine.model.config import BLOCK_TOKENS, ModelConfig, load_config
 from deepinfer_engine.model.draft import Drafter
 from deepinfer_engine.model.engram import Engram
 from deepinfer_engine.model.image_rows import Images
 from deepinfer_engine.model.layout import CacheQuant
 from deepinfer_engine.model.pools import Pools
+from deepinfer_engine.model.replay import OFF, Replay, ReplayMode
 from deepinfer_engine.model.v41 import Backbone
 from deepinfer_engine.model.vision import VisionTower
 from deepinfer_engine.model.weights import ModelWeights, tensors_of
@@ -46,16 +47,29 @@ def build_runner(
     cache_quant: CacheQuant = "reference",
     max_model_len: int | None = None,
     vision: bool = True,
+    replay: ReplayMode = "off",
+    keep: int | None = None,
 ) -> TorchRunner:
     """Load a checkpoint directory and allocate its pools.
 
     nextn: drafts a decode step, default the model's; 0 switches speculation off.
     num_blocks, num_state_slots: pool sizes, scratch 0 included.
     vision: load the tower of a checkpoint that has one; False serves text alone.
+    replay, keep: bounded replay of prompts; `keep` defaults to the least that is legal and a block
+        more, so that the last border of every prompt has a whole state to store.
 
     Raises ConfigError for an unusable argument, CheckpointError for an unusable model directory.
     """
-    parts = assemble(model_dir, dtype=dtype, cache_quant=cache_quant, vision=vision)
+    if replay != "off" and keep is None:
+        keep = load_config(model_dir).text_config.ring_slots + BLOCK_TOKENS
+    parts = assemble(
+        model_dir,
+        dtype=dtype,
+        cache_quant=cache_quant,
+        vision=vision,
+        replay=replay,
+        keep=keep,
+    )
     config, text = parts.config, parts.config.text_config
     depth = text.dspark_block_size if text.num_nextn_predict_layers else 0
     chosen = depth if nextn is None else nextn
@@ -75,9 +89,11 @@ def build_runner(
         num_blocks=num_blocks,
         num_state_slots=num_state_slots,
         pictures=config.picture_rules if vision else None,
+        replay_keep=parts.replay.keep,
+        window=text.sliding_window,
     )
     pools = parts.pools(num_blocks, num_state_slots)
-    return TorchRunner(config, parts.weights, pools, parts.engram, caps)
+    return TorchRunner(config, parts.weights, pools, parts.engram, caps, parts.replay)
 
 
 class TorchRunner:
@@ -90,10 +106,11 @@ class TorchRunner:
         pools: Pools,
         engram: Engram | None,
         caps: Caps,
+        replay: Replay = OFF,
     ) -> None:
         self._config = config.text_config
         self._pools = pools
-        self._backbone = Backbone(self._config, weights, pools, engram)
+        self._backbone = Backbone(self._config, weights, pools, engram, replay)
         self._drafter = Drafter(self._backbone) if caps.nextn else None
         self._tower = None
         if config.vision_config is not None and weights.vision is not None:
@@ -128,6 +145,7 @@ class TorchRunner:
                     c.state_slot,
                     c.snapshots,
                     images=self._images(c),
+                    replay_from=self._backbone.replay.start(c.prompt_len),
                 )
                 for c in chunks
             ],

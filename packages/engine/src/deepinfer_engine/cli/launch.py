@@ -34,8 +34,8 @@ BLOCK_TOKENS = 128
 WORKER_ROLES: tuple[Literal["prefill", "decode"], ...] = ("prefill", "decode")
 # What a worker needs to know; the rest of the settings is the HTTP process's business.
 _WORKER_SETTINGS = (
-    "model", "dtype", "cache_quant", "nextn", "max_num_seqs", "max_num_batched_tokens",
-    "num_blocks", "threads", "cache", "cache_dir", "drain_timeout_s", "log_level",
+    "model", "dtype", "cache_quant", "replay", "replay_keep", "nextn", "max_num_seqs",
+    "max_num_batched_tokens", "num_blocks", "threads", "cache", "cache_dir", "drain_timeout_s", "log_level",
 )  # fmt: skip
 
 
@@ -77,6 +77,8 @@ def build_runner(settings: Settings) -> StepRunner:
         # One for each sequence, one for each snapshot of a prefill step, and the scratch slot.
         num_state_slots=settings.max_num_seqs + settings.max_num_batched_tokens // BLOCK_TOKENS + 2,
         cache_quant=settings.cache_quant,
+        replay=settings.replay,
+        keep=settings.replay_keep,
     )
 
 

@@ -52,6 +52,10 @@ Config = Annotated[
 ]
 Dtype = Annotated[str | None, typer.Option(help="bfloat16, float32 or float64.")]
 CacheQuant = Annotated[str | None, typer.Option(help="KV record formats: reference or none.")]
+Replay = Annotated[
+    str | None, typer.Option(help="off, or compact: early prompt tokens skip half the layers.")
+]
+ReplayKeep = Annotated[int | None, typer.Option(help="Last prompt tokens that run whole.")]
 Nextn = Annotated[int | None, typer.Option(help="Draft tokens a step; 0 = no speculation.")]
 MaxNumSeqs = Annotated[int | None, typer.Option(help="Sequences running at once.")]
 MaxBatched = Annotated[
@@ -164,6 +168,8 @@ def serve(
     no_cache: NoCache = False,
     dtype: Dtype = None,
     cache_quant: CacheQuant = None,
+    replay: Replay = None,
+    replay_keep: ReplayKeep = None,
     nextn: Nextn = None,
     max_num_seqs: MaxNumSeqs = None,
     max_num_batched_tokens: MaxBatched = None,
@@ -220,6 +226,8 @@ def prefill(
     no_cache: NoCache = False,
     dtype: Dtype = None,
     cache_quant: CacheQuant = None,
+    replay: Replay = None,
+    replay_keep: ReplayKeep = None,
     nextn: Nextn = None,
     max_num_seqs: MaxNumSeqs = None,
     max_num_batched_tokens: MaxBatched = None,
@@ -241,6 +249,8 @@ def decode(
     no_cache: NoCache = False,
     dtype: Dtype = None,
     cache_quant: CacheQuant = None,
+    replay: Replay = None,
+    replay_keep: ReplayKeep = None,
     nextn: Nextn = None,
     max_num_seqs: MaxNumSeqs = None,
     max_num_batched_tokens: MaxBatched = None,

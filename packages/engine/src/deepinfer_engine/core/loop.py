@@ -247,6 +247,7 @@ class EngineLoop:
             sampling=seq.request.sampling,
             sample=chunk.sample,
             snapshots=chunk.snapshots,
+            prompt_len=seq.prompt_len,
             prompt=seq.tokens if chunk.sample else (),
             pictures=pictures,
         )

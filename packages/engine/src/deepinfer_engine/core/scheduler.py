@@ -333,6 +333,8 @@ class Scheduler:
     def _chunk(self, seq: LiveSequence, end: int) -> Chunk:
         first = seq.num_tokens // self.block_tokens + 1
         borders = [b * self.block_tokens for b in range(first, end // self.block_tokens + 1)]
+        whole = self.caps.snapshot_from(seq.prompt_len)
+        borders = [position for position in borders if position >= whole]
         # Spare slots are few: the borders nearest the end of the prompt serve the next turn best.
         n = min(len(borders), self.pools.states.free) if self.keep_snapshots else 0
         slots = self.pools.states.take(n) or []

@@ -26,7 +26,7 @@ from deepinfer_engine.model.batch import Batch, SequenceRows
 from deepinfer_engine.model.cache import Cache, CacheMemory, Ids, token_array
 from deepinfer_engine.model.draft import Drafter
 from deepinfer_engine.model.layout import CacheQuant
-from deepinfer_engine.model.replay import Replay, ReplayMode
+from deepinfer_engine.model.replay import ReplayMode
 from deepinfer_engine.model.v41 import Backbone
 
 
@@ -50,21 +50,23 @@ def load_model(
     """
     if device != "cpu":
         raise ConfigError(f"device must be 'cpu': this runtime has no other yet, got {device!r}")
-    parts = assemble(Path(path), dtype=dtype, cache_quant=cache_quant)
-    return Model(parts, Replay.of(parts.config.text_config, replay, keep))
+    return Model(
+        assemble(Path(path), dtype=dtype, cache_quant=cache_quant, replay=replay, keep=keep)
+    )
 
 
 class Model:
     """Weights and cache memory. Not thread-safe. Made by `load_model`."""
 
-    def __init__(self, parts: Parts, replay: Replay) -> None:
+    def __init__(self, parts: Parts) -> None:
         self.config = parts.config
         """The checkpoint's `config.json`."""
-        self.replay = replay
+        self.replay = parts.replay
+        """How prompts are replayed."""
         self._text = parts.config.text_config
         self._memory = CacheMemory(parts.pools(num_blocks=9, num_slots=5), self._text)
         self._backbone = Backbone(
-            self._text, parts.weights, self._memory.pools, parts.engram, replay
+            self._text, parts.weights, self._memory.pools, parts.engram, parts.replay
         )
         self._drafter = Drafter(self._backbone) if parts.weights.draft is not None else None
 

@@ -14,6 +14,7 @@ from deepinfer_engine.model.config import ModelConfig, load_config
 from deepinfer_engine.model.engram import Engram
 from deepinfer_engine.model.layout import CacheQuant, build_layout, model_fingerprint
 from deepinfer_engine.model.pools import Pools
+from deepinfer_engine.model.replay import Replay
 from deepinfer_engine.model.weights import ModelWeights, load_weights
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
@@ -29,6 +30,7 @@ class Parts:
     layout: CacheLayout
     dtype: torch.dtype
     cache_quant: CacheQuant
+    replay: Replay
 
     def pools(self, num_blocks: int, num_slots: int) -> Pools:
         """Cache memory for this model."""
@@ -42,8 +44,19 @@ class Parts:
         )
 
 
-def assemble(model_dir: Path, *, dtype: str, cache_quant: CacheQuant, vision: bool = True) -> Parts:
+def assemble(
+    model_dir: Path,
+    *,
+    dtype: str,
+    cache_quant: CacheQuant,
+    vision: bool = True,
+    replay: str = "off",
+    keep: int | None = None,
+) -> Parts:
     """Check and read a checkpoint directory; `vision`: with its tower, where it has one.
+
+    replay, keep: as `Replay.of`; states written under bounded replay get a layout of their own,
+        so that nobody takes them for exact ones.
 
     Raises ConfigError for an unusable argument, CheckpointError for an unusable directory.
     """
@@ -53,18 +66,20 @@ def assemble(model_dir: Path, *, dtype: str, cache_quant: CacheQuant, vision: bo
         raise ConfigError(f"cache_quant must be 'reference' or 'none', got {cache_quant!r}")
     config = load_config(model_dir)
     text = config.text_config
+    bounds = Replay.of(text, replay, keep)
+    fingerprint = model_fingerprint(model_dir)
+    if bounds.mode != "off":
+        fingerprint += f" replay {bounds.keep}"
     return Parts(
         config=config,
         engram=Engram(text, load_tokenizer(model_dir)) if text.engram_layer_ids else None,
         weights=load_weights(model_dir, config, DTYPES[dtype], vision=vision),
         layout=build_layout(
-            text,
-            dtype=DTYPES[dtype],
-            cache_quant=cache_quant,
-            fingerprint=model_fingerprint(model_dir),
+            text, dtype=DTYPES[dtype], cache_quant=cache_quant, fingerprint=fingerprint
         ),
         dtype=DTYPES[dtype],
         cache_quant=cache_quant,
+        replay=bounds,
     )
 
 

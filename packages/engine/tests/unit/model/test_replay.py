@@ -14,7 +14,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_tokens import tokens
 
-from deepinfer_engine import Cache, ConfigError, Model, load_model
+from deepinfer_engine import (
+    LLM,
+    Cache,
+    Completion,
+    ConfigError,
+    Model,
+    SamplingParams,
+    load_model,
+)
+from deepinfer_engine.backend.base import Caps
+from deepinfer_engine.model.replay import ReplayMode
 
 LENGTH = 150
 KEEP = 30  # more than window 16 + 6
@@ -193,3 +203,65 @@ def test_decoding_on_blocks_alone_runs_the_window_again_too(tiny_dir: Path) -> N
     by_prefill, _ = m.prefill(ids[128:130], cache=resumed(m, ids, 128))
     by_decode = m.decode(resumed(m, ids, 128), ids[128:130])
     assert (by_prefill - by_decode).abs().max() < EXACT
+
+
+# -- in the engine ---------------------------------------------------------------------------------
+
+
+def test_served_prompts_are_bounded_stored_and_hit(tiny_dir: Path, tmp_path: Path) -> None:
+    """keep is 22 + 128: of 400 tokens only the border at 384 has a whole window to store."""
+    ids = tokens(3, 400)
+    params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+
+    def answer(replay: ReplayMode) -> Completion:
+        with LLM(tiny_dir, dtype="float64", replay=replay, cache_dir=tmp_path) as llm:
+            (done,) = llm.generate([ids.tolist()], params)
+        return done
+
+    first, second = answer("compact"), answer("compact")
+    assert (first.usage.cached_tokens, second.usage.cached_tokens) == (0, 384)
+    assert first.token_ids == second.token_ids
+    m = load_model(tiny_dir, dtype="float64", replay="compact", keep=150)
+    logits, held = m.prefill(ids)
+    expected = [int(logits[-1].argmax())]
+    while len(expected) < 12:
+        expected.append(int(m.decode(held, expected[-1:])[0].argmax()))
+    assert list(first.token_ids) == expected
+    assert answer("off").usage.cached_tokens == 0, "exact and bounded states are never mixed"
+    assert answer("off").usage.cached_tokens == 384
+
+
+@pytest.mark.parametrize("max_batched", [128, 200])
+def test_bounded_prompts_in_several_steps_say_the_same(tiny_dir: Path, max_batched: int) -> None:
+    from deepinfer_engine.backend.base import PrefillChunk
+    from deepinfer_engine.backend.torch import build_runner
+
+    ids = tokens(5, 500)
+    runner = build_runner(
+        tiny_dir, dtype="float64", num_blocks=8, num_state_slots=3, replay="compact"
+    )
+    output = None
+    for start in range(0, len(ids), max_batched):
+        end = min(start + max_batched, len(ids))
+        chunk = PrefillChunk(
+            ids[start:end],
+            start,
+            tuple(ids[max(0, start - 3) : start].tolist()),
+            [1, 2, 3, 4],
+            1,
+            SamplingParams(temperature=0.0),
+            sample=end == len(ids),
+            prompt_len=len(ids),
+            prompt=ids.tolist(),
+        )
+        (output,) = runner.prefill([chunk])
+    assert output is not None
+    logits, _ = load_model(tiny_dir, dtype="float64", replay="compact", keep=150).prefill(ids)
+    assert output.tokens == (int(logits[-1].argmax()),)
+
+
+@pytest.mark.parametrize(("prompt", "first"), [(1, 0), (150, 0), (151, 1 + 16), (400, 250 + 16)])
+def test_states_are_stored_from_where_their_windows_are_whole(prompt: int, first: int) -> None:
+    caps = Caps(320, 1024, 5, 3, 1, 8, 3, replay_keep=150, window=16)
+    assert caps.snapshot_from(prompt) == first
+    assert Caps(320, 1024, 5, 3, 1, 8, 3, window=16).snapshot_from(prompt) == 0
