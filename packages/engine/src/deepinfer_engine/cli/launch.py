@@ -35,7 +35,8 @@ WORKER_ROLES: tuple[Literal["prefill", "decode"], ...] = ("prefill", "decode")
 # What a worker needs to know; the rest of the settings is the HTTP process's business.
 _WORKER_SETTINGS = (
     "model", "dtype", "cache_quant", "replay", "replay_keep", "nextn", "max_num_seqs",
-    "max_num_batched_tokens", "num_blocks", "threads", "cache", "cache_dir", "drain_timeout_s", "log_level",
+    "max_num_batched_tokens", "num_blocks", "threads", "cache", "cache_dir", "drain_timeout_s",
+    "log_level",
 )  # fmt: skip
 
 
