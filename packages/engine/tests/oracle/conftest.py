@@ -29,6 +29,8 @@ torch.set_num_threads(1)
 # Imported here first, because the import itself warns and this project's warnings are errors.
 with suppress(ImportError), warnings.catch_warnings():
     warnings.simplefilter("ignore")
+
+    # isort: split
     import nemo_automodel.components.checkpoint.checkpointing
     import nemo_automodel.components.models.deepseek_v41.dspark
     import nemo_automodel.components.models.deepseek_v41.model  # noqa: F401
