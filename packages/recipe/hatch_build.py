@@ -1,4 +1,4 @@
-"""Compiles the JSON routines into the wheel (or the source tree, for an editable install).
+"""Compiles the routines of `native` into the wheel (or the source tree, for an editable install).
 
 Without a C compiler or Python's headers the package installs all the same, in pure Python;
 ``deepinfer-recipe --version`` says so.

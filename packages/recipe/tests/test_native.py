@@ -21,7 +21,7 @@ from deepinfer_recipe import json_text, native
 from deepinfer_recipe.errors import RequestParseError
 from deepinfer_recipe.native import build
 
-compiled: Any = native.json
+compiled: Any = native.routines
 needs_compiled = pytest.mark.skipif(compiled is None, reason=f"this is {native.STATE}")
 
 EDGES = ["", "\0", "\x1f", "\x7f", "\x80", "ÿ", "Ā", "\ud7ff", "\ue000", "\uffff", "\U00010000"]

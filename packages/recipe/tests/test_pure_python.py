@@ -14,7 +14,7 @@ from deepinfer_recipe import native
 HERE = Path(__file__).parent
 
 
-@pytest.mark.skipif(native.json is None, reason=f"this run already is {native.STATE}")
+@pytest.mark.skipif(native.routines is None, reason=f"this run already is {native.STATE}")
 def test_all_other_tests_pass_without_the_compiled_part() -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(HERE)]
     done = subprocess.run(
@@ -29,7 +29,7 @@ def test_all_other_tests_pass_without_the_compiled_part() -> None:
 
 
 def test_the_switch_leaves_the_compiled_part_out() -> None:
-    script = "from deepinfer_recipe import native; print(native.json, native.STATE)"
+    script = "from deepinfer_recipe import native; print(native.routines, native.STATE)"
     done = subprocess.run(
         [sys.executable, "-c", script],
         capture_output=True,

@@ -18,7 +18,7 @@ from json.encoder import encode_basestring
 from typing import Any
 
 from deepinfer_recipe.errors import RequestParseError
-from deepinfer_recipe.native import json as native
+from deepinfer_recipe.native import routines as native
 
 MAX_DEPTH = 127
 _SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")

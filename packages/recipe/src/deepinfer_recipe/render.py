@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 
 from deepinfer_recipe.conversation import Conversation
-from deepinfer_recipe.formats.prompt_format import PromptFormat, TemplatePiece
+from deepinfer_recipe.formats.prompt_format import PromptFormat
 from deepinfer_recipe.image_source import ImageSource
 from deepinfer_recipe.json_text import parse_object, prompt_json
 from deepinfer_recipe.messages import Message, SystemMessage
+from deepinfer_recipe.prompt_builder import PromptBuilder
 from deepinfer_recipe.special_tokens import SpecialToken, SpecialTokens
 from deepinfer_recipe.tool_types import ToolCall, ToolDefinition
-
-UNSUPPORTED_IMAGE = "[Unsupported Image]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,79 +32,9 @@ class RenderedPrompt:
     """What assistants wrote: from behind the token that opens each turn to its end token."""
 
 
-class _Builder:
-    """Collects the pieces of a prompt; offsets are counted once, at the end.
-
-    A piece is plain text or, if its number is in `_marks`, the spelling of a special token.
-    """
-
-    __slots__ = ("_answers", "_marks", "_parts", "_spellings", "format", "sources")
-
-    def __init__(self, form: PromptFormat, tokens: SpecialTokens) -> None:
-        self.format = form
-        self.sources: list[ImageSource] = []
-        self._spellings = tokens.spellings
-        self._parts: list[str] = []
-        self._marks: list[int] = []
-        self._answers: list[tuple[int, int]] = []
-
-    def text(self, text: str) -> None:
-        self._parts.append(text)
-
-    def special(self, token: SpecialToken) -> None:
-        self._marks.append(len(self._parts))
-        self._parts.append(self._spellings[token])
-
-    def pieces(self, pieces: Iterable[TemplatePiece]) -> None:
-        for piece in pieces:
-            if type(piece) is str:
-                self._parts.append(piece)
-            else:
-                self.special(piece)  # type: ignore[arg-type]
-
-    def tag(self, opening: str, rest: str) -> None:
-        """`opening`, the DSML token, and the rest of a tag."""
-        parts = self._parts
-        self._marks.append(len(parts) + 1)
-        parts += (opening, self._spellings[SpecialToken.Dsml], rest)
-
-    def message(self, message: Message) -> None:
-        """The text of a message, its pictures as placeholders where the format has any."""
-        segments = message.segments
-        self._parts.append(segments[0])
-        for segment in segments[1:]:
-            if self.format.has_pictures:
-                self.special(SpecialToken.Image)
-            else:
-                self._parts.append(UNSUPPORTED_IMAGE)
-            self._parts.append(segment)
-        if self.format.has_pictures:
-            self.sources.extend(message.image_sources)
-
-    @property
-    def place(self) -> int:
-        """Number of the next piece."""
-        return len(self._parts)
-
-    def is_empty_since(self, place: int) -> bool:
-        """Whether the pieces from `place` on hold no character."""
-        return not any(self._parts[place:])
-
-    def drop_since(self, place: int) -> None:
-        """Take back the pieces from `place` on."""
-        del self._parts[place:]
-        while self._marks and self._marks[-1] >= place:
-            self._marks.pop()
-
-    def answer(self, start: int) -> None:
-        """The pieces from `start` on are what an assistant wrote."""
-        self._answers.append((start, len(self._parts)))
-
-    def finish(self) -> RenderedPrompt:
-        ends = list(accumulate(map(len, self._parts), initial=0))
-        ranges = [(ends[mark], ends[mark + 1]) for mark in self._marks]
-        answers = [(ends[start], ends[end]) for start, end in self._answers]
-        return RenderedPrompt("".join(self._parts), ranges, self.sources, answers)
+def _rendered(out: PromptBuilder) -> RenderedPrompt:
+    prompt, special_ranges, answer_ranges = out.joined()
+    return RenderedPrompt(prompt, special_ranges, out.sources, answer_ranges)
 
 
 def _tool_lines(tools: Iterable[ToolDefinition]) -> str:
@@ -114,7 +42,7 @@ def _tool_lines(tools: Iterable[ToolDefinition]) -> str:
 
 
 def _system_block(
-    out: _Builder, conversation: Conversation, first_texts: Sequence[Message]
+    out: PromptBuilder, conversation: Conversation, first_texts: Sequence[Message]
 ) -> None:
     """Effort, leading system text, tools, response format: what stands before the turns."""
     form = out.format
@@ -146,7 +74,7 @@ def _system_block(
         out.drop_since(start)
 
 
-def _late_tools(out: _Builder, message: Message) -> None:
+def _late_tools(out: PromptBuilder, message: Message) -> None:
     if isinstance(message, SystemMessage) and message.tools:
         out.text(out.format.updated_tools_head + _tool_lines(message.tools))
 
@@ -156,37 +84,36 @@ def _has_blocks(conversation: Conversation) -> bool:
     return conversation.has_tools or conversation.response_format.startswith("json")
 
 
-def _invocation(out: _Builder, call: ToolCall) -> None:
-    form = out.format
-    out.tag("<", f'{form.invoke_tag} name="{call.name}">\n')
+def _invocation(out: PromptBuilder, call: ToolCall) -> None:
+    form, parts, dsml = out.format, out.parts, out.marks[SpecialToken.Dsml]
+    tag = form.parameter_tag
+    parts += ("<", dsml, f'{form.invoke_tag} name="{call.name}">\n')
     arguments = parse_object(call.arguments)
     if arguments is None:
         arguments = {"arguments": call.arguments}
-    closing = f"{form.parameter_tag}>\n"
     for key, value in arguments.items():
-        if isinstance(value, str):
-            out.tag("<", f'{form.parameter_tag} name="{key}" string="true">{value}')
-        else:
-            out.tag("<", f'{form.parameter_tag} name="{key}" string="false">{prompt_json(value)}')
-        out.tag("</", closing)
+        is_string = isinstance(value, str)
+        shown = value if is_string else prompt_json(value)
+        head = f'{tag} name="{key}" string="{"true" if is_string else "false"}">'
+        parts += ("<", dsml, head, shown, "</", dsml, f"{tag}>\n")
     if not arguments:
         out.text(form.empty_arguments_line)
     out.tag("</", f"{form.invoke_tag}>\n")
 
 
-def _calls(out: _Builder, calls: Sequence[ToolCall]) -> None:
+def _calls(out: PromptBuilder, calls: Sequence[ToolCall]) -> None:
     out.tag("\n\n<", f"{out.format.calls_tag}>\n")
     _invocations(out, calls)
 
 
-def _invocations(out: _Builder, calls: Sequence[ToolCall]) -> None:
+def _invocations(out: PromptBuilder, calls: Sequence[ToolCall]) -> None:
     for call in calls:
         _invocation(out, call)
     out.tag("</", f"{out.format.calls_tag}>")
 
 
 def _thinking_part(
-    out: _Builder, message: Message, conversation: Conversation, *, keeps: bool
+    out: PromptBuilder, message: Message, conversation: Conversation, *, keeps: bool
 ) -> int:
     """Render the thinking part; returns the place where the model's own text begins."""
     reasoning = message.reasoning_content
@@ -194,16 +121,19 @@ def _thinking_part(
         keeps = keeps and conversation.thinking_mode
         reasoning = reasoning or ""
     if keeps and reasoning is not None:
-        out.special(SpecialToken.ThinkingStart)
-        start = out.place
-        out.text(reasoning)
-        out.special(SpecialToken.ThinkingEnd)
+        start = out.place + 1
+        marks = out.marks
+        out.parts += (
+            marks[SpecialToken.ThinkingStart],
+            reasoning,
+            marks[SpecialToken.ThinkingEnd],
+        )
         return start
     out.special(SpecialToken.ThinkingEnd)
     return out.place
 
 
-def _assistant_turn(out: _Builder, conversation: Conversation, index: int) -> bool:
+def _assistant_turn(out: PromptBuilder, conversation: Conversation, index: int) -> bool:
     """Render one assistant turn; True if it is left open for the model to continue."""
     messages = conversation.history
     message = messages[index]
@@ -259,7 +189,7 @@ def _sorted_results(run: list[Message], calls: Sequence[ToolCall] | None) -> lis
     return arranged
 
 
-def _user_turn(out: _Builder, run: list[Message], calls: Sequence[ToolCall] | None) -> None:
+def _user_turn(out: PromptBuilder, run: list[Message], calls: Sequence[ToolCall] | None) -> None:
     """One user turn: every tool result a block, and the user text, joined by blank lines."""
     out.special(SpecialToken.User)
     arranged = _sorted_results(run, calls)
@@ -270,12 +200,12 @@ def _user_turn(out: _Builder, run: list[Message], calls: Sequence[ToolCall] | No
         arranged = [m for m in arranged if m.role == "tool"] + (filled or texts[:1])
     separator = ""
     for message in arranged:
-        out.text(separator)
         if message.role == "tool":
-            out.text("<tool_result>")
+            out.text(f"{separator}<tool_result>")
             out.message(message)
             out.text("</tool_result>")
         else:
+            out.text(separator)
             out.message(message)
         separator = "\n\n"
 
@@ -304,7 +234,7 @@ def _user_runs(form: PromptFormat, messages: Sequence[Message], start: int) -> i
 def render(conversation: Conversation, form: PromptFormat, tokens: SpecialTokens) -> RenderedPrompt:
     """Render a conversation into the prompt that asks for its next assistant turn."""
     messages = conversation.history
-    out = _Builder(form, tokens)
+    out = PromptBuilder(form, tokens)
     out.special(SpecialToken.Bos)
     if form.system_in_place:
         leading = messages[:1] if messages and messages[0].role == "system" else []
@@ -316,7 +246,7 @@ def render(conversation: Conversation, form: PromptFormat, tokens: SpecialTokens
     left_open = _turns(out, conversation, index)
     if not left_open:
         _open_answer(out, conversation)
-    return out.finish()
+    return _rendered(out)
 
 
 def render_completion(
@@ -327,7 +257,7 @@ def render_completion(
     It begins right after the thinking (or end of thinking) token that the prompt ends with,
     and ends with the end-of-sentence token.
     """
-    out = _Builder(form, tokens)
+    out = PromptBuilder(form, tokens)
     forced = conversation.tool_choice == "required" and bool(conversation.tools)
     if conversation.thinking_mode and not forced:
         out.text(message.reasoning_content or "")
@@ -340,10 +270,10 @@ def render_completion(
         if calls:
             _calls(out, calls)
     out.special(SpecialToken.Eos)
-    return out.finish()
+    return _rendered(out)
 
 
-def _turns(out: _Builder, conversation: Conversation, index: int) -> bool:
+def _turns(out: PromptBuilder, conversation: Conversation, index: int) -> bool:
     messages = conversation.history
     form = out.format
     calls: Sequence[ToolCall] | None = None
@@ -374,7 +304,7 @@ def _turns(out: _Builder, conversation: Conversation, index: int) -> bool:
     return left_open
 
 
-def _open_answer(out: _Builder, conversation: Conversation) -> None:
+def _open_answer(out: PromptBuilder, conversation: Conversation) -> None:
     out.special(SpecialToken.Assistant)
     thinking = conversation.thinking_mode
     out.special(SpecialToken.ThinkingStart if thinking else SpecialToken.ThinkingEnd)

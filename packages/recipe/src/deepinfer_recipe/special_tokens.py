@@ -43,6 +43,12 @@ class SpecialToken(Enum):
         return f"SpecialToken.{self.name}"
 
 
+class Spelling(str):
+    """A special token where the renderer put it; text of this type is never what a user typed."""
+
+    __slots__ = ()
+
+
 class SpecialTokens:
     """A mapping from each `SpecialToken` to its spelling.
 
@@ -50,7 +56,7 @@ class SpecialTokens:
     need to be supplied. An empty spelling raises `ValueError`.
     """
 
-    __slots__ = ("spellings",)
+    __slots__ = ("marks", "spellings")
 
     def __init__(
         self,
@@ -101,6 +107,9 @@ class SpecialTokens:
         for token, spelling in self.spellings.items():
             if not spelling:
                 raise ValueError(f"the spelling of {token!r} must not be empty")
+        self.marks: dict[SpecialToken, Spelling] = {
+            token: Spelling(spelling) for token, spelling in self.spellings.items()
+        }
 
     def token(self, token: SpecialToken) -> str:
         """Return the spelling of `token` in this mapping."""

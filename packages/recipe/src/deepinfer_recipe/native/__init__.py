@@ -1,7 +1,7 @@
-"""The compiled JSON routines, where the package was installed with a C compiler.
+"""The compiled routines, where the package was installed with a C compiler.
 
-`json` is the extension module, None without it; `STATE` says which in a few words. Everything
-works without it, slower: see `json_text`, which holds the Python form of each routine.
+`routines` is the extension module, None without it; `STATE` says which in a few words. Everything
+works without it, slower: `json_text` and `prompt_builder` hold the Python form of each routine.
 Setting the environment variable DEEPINFER_RECIPE_PURE=1 leaves it out.
 """
 
@@ -22,12 +22,12 @@ def _load() -> tuple[ModuleType | None, str]:
     if os.environ.get(_SWITCH, "0") not in ("", "0"):
         return None, f"pure Python ({_SWITCH} is set)"
     try:
-        from deepinfer_recipe.native import _json
+        from deepinfer_recipe.native import _routines
     except ImportError:
         return None, "pure Python (no C compiler or no Python headers when it was installed)"
-    if source_checksum() != _json.SOURCE_CHECKSUM:
+    if source_checksum() != _routines.SOURCE_CHECKSUM:
         return None, "pure Python (the compiled part is of other sources; install again)"
-    return _json, "compiled"
+    return _routines, "compiled"
 
 
-json, STATE = _load()
+routines, STATE = _load()

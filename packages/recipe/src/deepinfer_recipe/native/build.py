@@ -24,7 +24,7 @@ def library_name() -> str:
     """File name of the module for the running interpreter."""
     import sysconfig
 
-    return f"_json{sysconfig.get_config_var('EXT_SUFFIX')}"
+    return f"_routines{sysconfig.get_config_var('EXT_SUFFIX')}"
 
 
 def find_compiler() -> str | None:
@@ -49,7 +49,7 @@ def build(folder: Path, extra_flags: tuple[str, ...] = ()) -> str | None:
     headers = sysconfig.get_path("include")
     if not (Path(headers) / "Python.h").exists():
         return f"no Python headers in {headers}"
-    partial = folder / f"_json.{os.getpid()}.tmp"
+    partial = folder / f"_routines.{os.getpid()}.tmp"
     command = [compiler, *FLAGS, *extra_flags, f'-DSOURCE_CHECKSUM="{source_checksum()}"']
     command += [f"-I{headers}", *map(str, sorted(SOURCES.glob("*.c"))), "-o", str(partial)]
     try:

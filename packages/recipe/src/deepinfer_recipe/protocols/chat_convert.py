@@ -17,6 +17,7 @@ from deepinfer_recipe.messages import (
     UserMessage,
 )
 from deepinfer_recipe.options import ConversionOptions, Profile
+from deepinfer_recipe.prompt_builder import UNSUPPORTED_IMAGE
 from deepinfer_recipe.protocols import chat_body as wire
 from deepinfer_recipe.protocols import pictures
 from deepinfer_recipe.protocols.content import JoinedContent
@@ -41,7 +42,6 @@ from deepinfer_recipe.protocols.tools import (
     check_unique,
     define,
 )
-from deepinfer_recipe.render import UNSUPPORTED_IMAGE
 from deepinfer_recipe.special_tokens import SpecialToken
 from deepinfer_recipe.tool_types import ToolCall, ToolDefinition
 

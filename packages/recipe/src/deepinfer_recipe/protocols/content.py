@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from deepinfer_recipe.image_source import ImageSource
 from deepinfer_recipe.messages import SystemMessage, ToolMessage, UserMessage
-from deepinfer_recipe.render import UNSUPPORTED_IMAGE
+from deepinfer_recipe.prompt_builder import UNSUPPORTED_IMAGE
 
 SEPARATOR = "\n\n"
 

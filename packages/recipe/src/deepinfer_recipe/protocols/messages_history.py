@@ -16,13 +16,13 @@ from deepinfer_recipe.messages import (
     UserMessage,
 )
 from deepinfer_recipe.options import WebSearchBehavior
+from deepinfer_recipe.prompt_builder import UNSUPPORTED_IMAGE
 from deepinfer_recipe.protocols import messages_body as wire
 from deepinfer_recipe.protocols import pictures
 from deepinfer_recipe.protocols.content import SEPARATOR, JoinedContent
 from deepinfer_recipe.protocols.draft import Draft
 from deepinfer_recipe.protocols.messages_search import search_turns
 from deepinfer_recipe.protocols.web_search import result_text
-from deepinfer_recipe.render import UNSUPPORTED_IMAGE
 from deepinfer_recipe.special_tokens import SpecialToken
 from deepinfer_recipe.tool_types import ToolCall, ToolDefinition
 

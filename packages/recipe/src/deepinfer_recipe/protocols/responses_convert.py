@@ -18,6 +18,7 @@ from deepinfer_recipe.messages import (
     UserMessage,
 )
 from deepinfer_recipe.options import ConversionOptions, Profile, WebSearchBehavior
+from deepinfer_recipe.prompt_builder import UNSUPPORTED_IMAGE
 from deepinfer_recipe.protocols import pictures
 from deepinfer_recipe.protocols import responses_body as wire
 from deepinfer_recipe.protocols.content import SEPARATOR, JoinedContent
@@ -46,7 +47,6 @@ from deepinfer_recipe.protocols.tools import (
     check_unique,
 )
 from deepinfer_recipe.protocols.web_search import WEB_SEARCH, server_tool
-from deepinfer_recipe.render import UNSUPPORTED_IMAGE
 from deepinfer_recipe.sealing import PREFIX as SEAL_PREFIX
 from deepinfer_recipe.server_tools import ServerTool
 from deepinfer_recipe.special_tokens import SpecialToken

@@ -1,4 +1,4 @@
-/* The extension module: what Python sees of the compiled JSON routines. */
+/* The extension module: what Python sees of the compiled routines. */
 #include "native.h"
 
 #ifndef SOURCE_CHECKSUM
@@ -19,6 +19,8 @@ static PyMethodDef methods[] = {
      "head + quote(text) + tail."},
     {"prompt_json", json_prompt, METH_O, "Write JSON with ', ' and ': '."},
     {"compact_json", json_compact, METH_O, "Write JSON without spaces."},
+    {"join", (PyCFunction)(void (*)(void))text_join, METH_FASTCALL,
+     "Join pieces; tell where those of a type and given spans of them lie."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -34,14 +36,14 @@ static PyModuleDef_Slot slots[] = {
 
 static struct PyModuleDef definition = {
     .m_base = PyModuleDef_HEAD_INIT,
-    .m_name = "deepinfer_recipe.native._json",
-    .m_doc = "JSON as prompts and wire bodies need it, compiled.",
+    .m_name = "deepinfer_recipe.native._routines",
+    .m_doc = "What the codec does most, compiled.",
     .m_size = 0,
     .m_methods = methods,
     .m_slots = slots,
 };
 
-PyMODINIT_FUNC PyInit__json(void)
+PyMODINIT_FUNC PyInit__routines(void)
 {
     return PyModuleDef_Init(&definition);
 }

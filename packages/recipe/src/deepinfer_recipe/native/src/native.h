@@ -1,8 +1,7 @@
-/* What the files of the compiled JSON routines share.
+/* What the files of the compiled routines share.
  *
- * Every routine here has a twin in `json_text.py` and gives the same result or refuses: it raises
- * ValueError for whatever it does not handle, and the caller then asks the twin, which also words
- * the error.
+ * Every routine has a twin in Python and gives the same result or refuses: it raises ValueError
+ * for whatever it does not handle, and the caller then asks the twin, which also words the error.
  */
 #ifndef DEEPINFER_RECIPE_NATIVE_H
 #define DEEPINFER_RECIPE_NATIVE_H
@@ -43,5 +42,8 @@ PyObject *json_quote(PyObject *module, PyObject *text);
 PyObject *json_between(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *json_prompt(PyObject *module, PyObject *value);
 PyObject *json_compact(PyObject *module, PyObject *value);
+
+/* join.c */
+PyObject *text_join(PyObject *module, PyObject *const *args, Py_ssize_t count);
 
 #endif
