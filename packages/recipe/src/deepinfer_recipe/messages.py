@@ -102,6 +102,19 @@ class _PictureMessage(Message):
 
     __slots__ = ()
 
+    def _set_content(
+        self, content: str, image_sources: Sequence[ImageSource] | None, image_token: str | None
+    ) -> None:
+        if type(content) is str and not image_sources and image_token is None:
+            self._segments = (content,)
+            self._image_sources = ()
+            self._image_token = IMAGE_TOKEN
+            return
+        require_str("content", content)
+        sources = list(image_sources or ())
+        segments = split_placeholders(content, len(sources), image_token)
+        Message.__init__(self, segments, sources, image_token)
+
     @classmethod
     def from_segments(
         cls, segments: tuple[str, ...], image_sources: Sequence[ImageSource], image_token: str
@@ -129,10 +142,7 @@ class SystemMessage(_PictureMessage):
         *,
         image_token: str | None = None,
     ) -> None:
-        require_str("content", content)
-        sources = list(image_sources or ())
-        segments = split_placeholders(content, len(sources), image_token)
-        super().__init__(segments, sources, image_token)
+        self._set_content(content, image_sources, image_token)
         self._tools = None if tools is None else tuple(tools)
 
     def announcing(self, tools: Sequence[ToolDefinition]) -> SystemMessage:
@@ -167,10 +177,7 @@ class UserMessage(_PictureMessage):
         *,
         image_token: str | None = None,
     ) -> None:
-        require_str("content", content)
-        sources = list(image_sources or ())
-        segments = split_placeholders(content, len(sources), image_token)
-        super().__init__(segments, sources, image_token)
+        self._set_content(content, image_sources, image_token)
 
 
 class AssistantMessage(Message):
@@ -186,8 +193,11 @@ class AssistantMessage(Message):
         tool_calls: Sequence[ToolCall] | None = None,
         prefix: bool = False,
     ) -> None:
-        require_str("content", content)
-        super().__init__((content,))
+        if type(content) is not str:
+            require_str("content", content)
+        self._segments = (content,)
+        self._image_sources = ()
+        self._image_token = IMAGE_TOKEN
         self._reasoning_content = reasoning_content
         self._tool_calls = None if tool_calls is None else tuple(tool_calls)
         self._prefix = prefix
@@ -219,10 +229,7 @@ class ToolMessage(_PictureMessage):
         *,
         image_token: str | None = None,
     ) -> None:
-        require_str("content", content)
-        sources = list(image_sources or ())
-        segments = split_placeholders(content, len(sources), image_token)
-        super().__init__(segments, sources, image_token)
+        self._set_content(content, image_sources, image_token)
         self._tool_call_id = tool_call_id
 
     def answering(self, tool_call_id: str | None) -> ToolMessage:

@@ -31,11 +31,30 @@ class PromptBuilder:
     whatever it spells.
     """
 
-    __slots__ = ("_answers", "format", "marks", "parts", "sources")
+    __slots__ = (
+        "_answers",
+        "assistant",
+        "dsml",
+        "eos",
+        "format",
+        "marks",
+        "parts",
+        "sources",
+        "thinking_end",
+        "thinking_start",
+        "user",
+    )
 
     def __init__(self, form: PromptFormat, tokens: SpecialTokens) -> None:
         self.format = form
-        self.marks = tokens.marks
+        self.marks = marks = tokens.marks
+        # Those of every turn, at hand: looking a member up in an enum takes a while.
+        self.user = marks[SpecialToken.User]
+        self.assistant = marks[SpecialToken.Assistant]
+        self.eos = marks[SpecialToken.Eos]
+        self.thinking_start = marks[SpecialToken.ThinkingStart]
+        self.thinking_end = marks[SpecialToken.ThinkingEnd]
+        self.dsml = marks[SpecialToken.Dsml]
         self.parts: list[str] = []
         self.sources: list[ImageSource] = []
         self._answers: Ranges = []
@@ -55,14 +74,14 @@ class PromptBuilder:
 
     def tag(self, opening: str, rest: str) -> None:
         """`opening`, the DSML token, and the rest of a tag."""
-        self.parts += (opening, self.marks[SpecialToken.Dsml], rest)
+        self.parts += (opening, self.dsml, rest)
 
     def message(self, message: Message) -> None:
         """The text of a message, its pictures as placeholders where the format has any."""
-        first, *others = message.segments
-        self.parts.append(first)
+        segments = message.segments
+        self.parts.append(segments[0])
         has_pictures = self.format.has_pictures
-        for segment in others:
+        for segment in segments[1:]:
             self.parts.append(self.marks[SpecialToken.Image] if has_pictures else UNSUPPORTED_IMAGE)
             self.parts.append(segment)
         if has_pictures:

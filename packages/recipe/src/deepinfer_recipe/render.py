@@ -85,7 +85,7 @@ def _has_blocks(conversation: Conversation) -> bool:
 
 
 def _invocation(out: PromptBuilder, call: ToolCall) -> None:
-    form, parts, dsml = out.format, out.parts, out.marks[SpecialToken.Dsml]
+    form, parts, dsml = out.format, out.parts, out.dsml
     tag = form.parameter_tag
     parts += ("<", dsml, f'{form.invoke_tag} name="{call.name}">\n')
     arguments = parse_object(call.arguments)
@@ -122,59 +122,65 @@ def _thinking_part(
         reasoning = reasoning or ""
     if keeps and reasoning is not None:
         start = out.place + 1
-        marks = out.marks
-        out.parts += (
-            marks[SpecialToken.ThinkingStart],
-            reasoning,
-            marks[SpecialToken.ThinkingEnd],
-        )
+        out.parts += (out.thinking_start, reasoning, out.thinking_end)
         return start
-    out.special(SpecialToken.ThinkingEnd)
+    out.text(out.thinking_end)
     return out.place
 
 
-def _assistant_turn(out: PromptBuilder, conversation: Conversation, index: int) -> bool:
-    """Render one assistant turn; True if it is left open for the model to continue."""
-    messages = conversation.history
-    message = messages[index]
+def _assistant_turn(
+    out: PromptBuilder, message: Message, conversation: Conversation, calls: Sequence[ToolCall]
+) -> None:
+    """Render an assistant turn that is complete."""
+    out.text(out.assistant)
+    start = _thinking_part(out, message, conversation, keeps=conversation.has_tools)
+    out.message(message)
+    if calls:
+        _calls(out, calls)
+    out.text(out.eos)
+    out.answer(start)
+
+
+def _prefix_turn(
+    out: PromptBuilder, conversation: Conversation, index: int, calls: Sequence[ToolCall]
+) -> bool:
+    """Render an assistant turn to be continued; True if it is left open for the model."""
+    message = conversation.history[index]
     form = out.format
-    is_last = index == len(messages) - 1
-    continued = message.prefix and (is_last or form.system_in_place)
-    out.special(SpecialToken.Assistant)
-    calls = _shown_calls(message, form)
+    is_last = index == len(conversation.history) - 1
+    continued = is_last or form.system_in_place
+    out.text(out.assistant)
     # A prefix turn keeps its own reasoning even where earlier turns lose theirs; but V4.1
     # treats a turn that nothing at all precedes as already past its thinking.
-    follows = index > 0 or _has_blocks(conversation) or not form.system_in_place
-    own = message.prefix and follows
+    own = index > 0 or _has_blocks(conversation) or not form.system_in_place
     bare = own and is_last and not message.content and not calls
     if bare and conversation.thinking_mode:
         if message.reasoning_content is not None or form.fills_missing_reasoning:
-            out.special(SpecialToken.ThinkingStart)
+            out.text(out.thinking_start)
         start = out.place
         out.text(message.reasoning_content or "")
         out.answer(start)
         return True
-    keeps = conversation.has_tools or own
-    start = _thinking_part(out, message, conversation, keeps=keeps)
+    start = _thinking_part(out, message, conversation, keeps=conversation.has_tools or own)
     out.message(message)
     if calls:
         _calls(out, calls)
     if not continued:
-        out.special(SpecialToken.Eos)
+        out.text(out.eos)
     out.answer(start)
-    return continued and is_last
+    return is_last
 
 
-def _shown_calls(message: Message, form: PromptFormat) -> Sequence[ToolCall] | None:
-    calls = message.tool_calls
+def _shown_calls(message: Message, form: PromptFormat) -> Sequence[ToolCall]:
+    calls = message.tool_calls or []
     if calls and form.sorts_calls_by_id:
         calls.sort(key=lambda call: call.id)
     return calls
 
 
-def _sorted_results(run: list[Message], calls: Sequence[ToolCall] | None) -> list[Message]:
+def _sorted_results(run: Sequence[Message], calls: Sequence[ToolCall]) -> Sequence[Message]:
     """Put the tool results of a run into the order of the calls they answer."""
-    if len(run) < 2 or not calls or len(calls) < 2:
+    if len(run) < 2 or len(calls) < 2:
         return run
     order = {call.id: position for position, call in enumerate(calls)}
 
@@ -189,9 +195,9 @@ def _sorted_results(run: list[Message], calls: Sequence[ToolCall] | None) -> lis
     return arranged
 
 
-def _user_turn(out: PromptBuilder, run: list[Message], calls: Sequence[ToolCall] | None) -> None:
+def _user_turn(out: PromptBuilder, run: Sequence[Message], calls: Sequence[ToolCall]) -> None:
     """One user turn: every tool result a block, and the user text, joined by blank lines."""
-    out.special(SpecialToken.User)
+    out.text(out.user)
     arranged = _sorted_results(run, calls)
     if out.format.drops_empty_parts:
         # The texts behind the results are one block, empty ones dropped inside it.
@@ -261,7 +267,7 @@ def render_completion(
     forced = conversation.tool_choice == "required" and bool(conversation.tools)
     if conversation.thinking_mode and not forced:
         out.text(message.reasoning_content or "")
-        out.special(SpecialToken.ThinkingEnd)
+        out.text(out.thinking_end)
     calls = message.tool_calls
     if forced:
         _invocations(out, calls or ())
@@ -269,14 +275,14 @@ def render_completion(
         out.message(message)
         if calls:
             _calls(out, calls)
-    out.special(SpecialToken.Eos)
+    out.text(out.eos)
     return _rendered(out)
 
 
 def _turns(out: PromptBuilder, conversation: Conversation, index: int) -> bool:
     messages = conversation.history
     form = out.format
-    calls: Sequence[ToolCall] | None = None
+    calls: Sequence[ToolCall] = ()
     left_open = False
     while index < len(messages):
         message = messages[index]
@@ -284,12 +290,18 @@ def _turns(out: PromptBuilder, conversation: Conversation, index: int) -> bool:
         left_open = False
         if role in ("user", "tool"):
             end = _user_runs(form, messages, index)
-            _user_turn(out, [m for m in messages[index:end] if m.role != "system"], calls)
+            run: Sequence[Message] = messages[index:end]
+            if not form.system_in_place:
+                run = [m for m in run if m.role != "system"]
+            _user_turn(out, run, calls)
             index = end
             continue
         if role == "assistant":
-            left_open = _assistant_turn(out, conversation, index)
             calls = _shown_calls(message, form)
+            if message.prefix:
+                left_open = _prefix_turn(out, conversation, index, calls)
+            else:
+                _assistant_turn(out, message, conversation, calls)
         elif role == "latest_reminder":
             # The V4.1 models were served with only the first reminder of a run.
             is_first = index == 0 or messages[index - 1].role != "latest_reminder"
@@ -305,8 +317,8 @@ def _turns(out: PromptBuilder, conversation: Conversation, index: int) -> bool:
 
 
 def _open_answer(out: PromptBuilder, conversation: Conversation) -> None:
-    out.special(SpecialToken.Assistant)
+    out.text(out.assistant)
     thinking = conversation.thinking_mode
-    out.special(SpecialToken.ThinkingStart if thinking else SpecialToken.ThinkingEnd)
+    out.text(out.thinking_start if thinking else out.thinking_end)
     if conversation.tool_choice == "required" and conversation.tools:
         out.tag("\n\n<", f"{out.format.calls_tag}>\n")

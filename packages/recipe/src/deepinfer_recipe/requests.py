@@ -28,6 +28,7 @@ from deepinfer_recipe.protocols.responses_convert import ParsedResponses
 from deepinfer_recipe.protocols.responses_echo import ResponsesEcho
 from deepinfer_recipe.protocols.responses_events import ResponsesChunkGenerator, Seal
 from deepinfer_recipe.protocols.responses_tools import namespace_map
+from deepinfer_recipe.protocols.tool_lists import parse_request
 from deepinfer_recipe.response_history import message_item
 
 RequestBody: TypeAlias = bytes | str | dict[str, Any]
@@ -81,7 +82,7 @@ class ChatCompletionRequest(_Request[ChatBody]):
     __slots__ = ()
 
     def __init__(self, body: RequestBody, *, profile: Profile = "parity") -> None:
-        parsed = parse_body(ChatBody, load_body(body))
+        parsed = parse_request(ChatBody, body)
         chat_convert.check_profile(parsed, profile)
         super().__init__(parsed, profile)
 
@@ -126,7 +127,7 @@ class MessagesRequest(_Request[MessagesBody]):
     __slots__ = ()
 
     def __init__(self, body: RequestBody, *, profile: Profile = "parity") -> None:
-        super().__init__(parse_body(MessagesBody, load_body(body)), profile)
+        super().__init__(parse_request(MessagesBody, body), profile)
 
     def convert(self, options: ConversionOptions) -> ConversationRequest:
         """Convert, once. Raises `ConversionError` with the HTTP status and body."""

@@ -15,9 +15,10 @@ class ToolCall(Value):
     __slots__ = ("_arguments", "_id", "_name")
 
     def __init__(self, id: str, name: str, arguments: str) -> None:
-        require_str("id", id)
-        require_str("name", name)
-        require_str("arguments", arguments)
+        if not type(id) is type(name) is type(arguments) is str:
+            require_str("id", id)
+            require_str("name", name)
+            require_str("arguments", arguments)
         self._id = id
         self._name = name
         self._arguments = arguments

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from functools import cached_property
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from deepinfer_recipe.errors import RequestParseError
+from deepinfer_recipe.tool_types import ToolDefinition
 
 
 class Body(BaseModel):
@@ -24,6 +26,17 @@ class Body(BaseModel):
 
 
 UInt8 = Annotated[int, Field(ge=0, le=255)]
+
+
+class Declaration(Body):
+    """A declared tool. It remembers what it was defined as: declarations are used again."""
+
+    @cached_property
+    def definitions(self) -> dict[str, ToolDefinition]:
+        """The checked tool, by profile, once it was made."""
+        return {}
+
+
 UInt32 = Annotated[int, Field(ge=0, le=2**32 - 1)]
 UInt64 = Annotated[int, Field(ge=0, le=2**64 - 1)]
 

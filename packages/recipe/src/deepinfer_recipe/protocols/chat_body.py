@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from deepinfer_recipe.image_source import ImageDetail
-from deepinfer_recipe.protocols.body import Body, UInt8, UInt32, UInt64
+from deepinfer_recipe.protocols.body import Body, Declaration, UInt8, UInt32, UInt64
 from deepinfer_recipe.protocols.draft import RequestedEffort, ThinkingType
 
 
@@ -93,7 +93,7 @@ Turn = Annotated[
 ]
 
 
-class FunctionDeclaration(Body):
+class FunctionDeclaration(Declaration):
     name: str
     description: str | None = None
     parameters: Any = None

@@ -248,11 +248,13 @@ def fill_reasoning(draft: Draft, field_name: str) -> None:
     """
     rejects = draft.options.reasoning_content_behavior is ReasoningContentBehavior.Reject
     # Only the turns behind the last user's word are still being thought about.
-    last_user = max((i for i, m in enumerate(draft.messages) if m.role == "user"), default=-1)
+    users = (i for i, m in enumerate(draft.messages) if m.role == "user")
+    last_user = max(users, default=-1) if rejects else -1
     for index, message in enumerate(draft.messages):
         if not isinstance(message, AssistantMessage):
             continue
-        reasoning = message.reasoning_content if draft.thinking else None
+        given = message.reasoning_content
+        reasoning = given if draft.thinking else None
         if draft.thinking and reasoning is None:
             if rejects and index > last_user and (draft.declares_tools or message.tool_calls):
                 raise ConversionError(
@@ -260,7 +262,7 @@ def fill_reasoning(draft: Draft, field_name: str) -> None:
                     param="messages",
                 )
             reasoning = ""
-        if reasoning != message.reasoning_content:
+        if reasoning != given:
             draft.messages[index] = AssistantMessage(
                 message.content, reasoning, message.tool_calls, message.prefix
             )

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Discriminator, Field, Tag
 
-from deepinfer_recipe.protocols.body import Body, UInt32, UInt64
+from deepinfer_recipe.protocols.body import Body, Declaration, UInt32, UInt64
 from deepinfer_recipe.protocols.draft import RequestedEffort, ThinkingType
 
 
@@ -132,7 +132,7 @@ class ServerTool(Body):
     defer_loading: Any = None
 
 
-class Tool(Body):
+class Tool(Declaration):
     name: str
     description: str | None = None
     input_schema: Any = None
@@ -141,7 +141,8 @@ class Tool(Body):
 
 
 def _tool_kind(value: Any) -> str:
-    return "server" if isinstance(value, dict) and "type" in value else "client"
+    is_server = isinstance(value, ServerTool) or (isinstance(value, dict) and "type" in value)
+    return "server" if is_server else "client"
 
 
 AnyTool = Annotated[

@@ -6,6 +6,7 @@ from typing import Any
 
 from deepinfer_recipe.errors import ConversionError
 from deepinfer_recipe.json_text import compact_json
+from deepinfer_recipe.protocols.plain_schema import is_plain_schema
 
 
 def _refuse(uri: str) -> Any:
@@ -17,6 +18,8 @@ def schema_problem(schema: Any) -> str | None:
     """What is wrong with a JSON Schema; None if it is valid and all its references resolve."""
     if not isinstance(schema, dict | bool):
         return f'{compact_json(schema)} is not of types "boolean", "object"'
+    if is_plain_schema(schema):
+        return None
     import jsonschema_rs
 
     try:

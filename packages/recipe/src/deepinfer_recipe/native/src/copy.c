@@ -15,7 +15,7 @@ static PyObject *copy_value(PyObject *value, int depth);
         Py_ssize_t at = 0;                                                                     \
         for (; length - at >= BLOCK; at += BLOCK) {                                            \
             CHARACTER found = 0;                                                               \
-            for (int i = 0; i < BLOCK; i++)                                                    \
+            for (int i = 0; i < BLOCK; i++)                                             \
                 found |= (CHARACTER)((CHARACTER)(text[at + i] - 0xD800) < 0x800);              \
             if (found)                                                                         \
                 return 1;                                                                      \

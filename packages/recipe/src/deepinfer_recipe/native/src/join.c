@@ -54,10 +54,15 @@ static PyObject *joined(PyObject *parts, const Piece *pieces, Py_UCS4 max_char)
 /* Append `(start, end)` to the list. Returns 0, or -1 with an error set. */
 static int append_range(PyObject *list, Py_ssize_t start, Py_ssize_t end)
 {
-    PyObject *range = Py_BuildValue("(nn)", start, end);
-    int result = range == NULL ? -1 : PyList_Append(list, range);
-    Py_XDECREF(range);
-    return result;
+    PyObject *range = PyTuple_New(2);
+    if (range == NULL)
+        return -1;
+    PyTuple_SET_ITEM(range, 0, PyLong_FromSsize_t(start));
+    PyTuple_SET_ITEM(range, 1, PyLong_FromSsize_t(end));
+    int failed = PyTuple_GET_ITEM(range, 0) == NULL || PyTuple_GET_ITEM(range, 1) == NULL ||
+                 PyList_Append(list, range) < 0;
+    Py_DECREF(range);
+    return failed ? -1 : 0;
 }
 
 static PyObject *special_ranges(const Piece *pieces, Py_ssize_t count)

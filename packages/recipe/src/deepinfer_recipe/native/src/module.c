@@ -19,6 +19,8 @@ static PyMethodDef methods[] = {
      "head + quote(text) + tail."},
     {"prompt_json", json_prompt, METH_O, "Write JSON with ', ' and ': '."},
     {"compact_json", json_compact, METH_O, "Write JSON without spaces."},
+    {"find_list", (PyCFunction)(void (*)(void))json_find_list, METH_FASTCALL,
+     "Where in a JSON object's bytes the list under a key lies, or None."},
     {"join", (PyCFunction)(void (*)(void))text_join, METH_FASTCALL,
      "Join pieces; tell where those of a type and given spans of them lie."},
     {NULL, NULL, 0, NULL},

@@ -12,8 +12,8 @@
 /* Containers inside each other that a body may have; the twin's MAX_DEPTH. */
 #define MAX_DEPTH 127
 
-/* Characters looked at together where nothing needs attention; compilers make it a few
- * vector instructions. */
+/* Characters looked at together where nothing needs attention. Compilers make it a few vector
+ * instructions, unless it is so few that they unroll the loop first. */
 #define BLOCK 32
 
 /* Strings of old extension modules may still lack the form that is read here. Returns 0, or -1
@@ -42,6 +42,9 @@ PyObject *json_quote(PyObject *module, PyObject *text);
 PyObject *json_between(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *json_prompt(PyObject *module, PyObject *value);
 PyObject *json_compact(PyObject *module, PyObject *value);
+
+/* find.c */
+PyObject *json_find_list(PyObject *module, PyObject *const *args, Py_ssize_t count);
 
 /* join.c */
 PyObject *text_join(PyObject *module, PyObject *const *args, Py_ssize_t count);

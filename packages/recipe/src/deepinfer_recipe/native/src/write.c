@@ -13,6 +13,7 @@
 
 /* Deeper values go to the twin, which knows Python's own limit. */
 #define MAX_WRITE_DEPTH 200
+#define SHORT 4096
 
 typedef struct {
     void *data;
@@ -24,20 +25,19 @@ typedef struct {
 
 /* -- escaping: a function for every pair of widths ------------------------------------- */
 
-static int needs_escape(Py_UCS4 character)
-{
-    return character < 0x20 || character == '"' || character == '\\';
-}
+/* How many characters stand for each of those up to the backslash. */
+static const unsigned char escaped_lengths['\\' + 1] = {
+    6, 6, 6, 6, 6, 6, 6, 6, 2, 2, 2, 6, 2, 2, 6, 6, /* \b \t \n \f \r */
+    6, 6, 6, 6, 6, 6, 6, 6, 6, 6, 6, 6, 6, 6, 6, 6,
+    1, 1, 2, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, /* the quote */
+    1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1,
+    1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1,
+    1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 2,          /* the backslash */
+};
 
-/* How many characters the escape of `character` has. */
-static int escape_length(Py_UCS4 character)
+static inline int needs_escape(Py_UCS4 character)
 {
-    switch (character) {
-    case '"': case '\\': case '\b': case '\f': case '\n': case '\r': case '\t':
-        return 2;
-    default:
-        return 6;
-    }
+    return character <= '\\' && escaped_lengths[character] > 1;
 }
 
 static void escape(Py_UCS4 character, char out[6])
@@ -65,7 +65,7 @@ static void escape(Py_UCS4 character, char out[6])
         Py_ssize_t at = 0;                                                                     \
         for (; length - at >= BLOCK; at += BLOCK) {                                            \
             IN dirty = 0;                                                                      \
-            for (int i = 0; i < BLOCK; i++)                                                    \
+            for (int i = 0; i < BLOCK; i++)                                             \
                 dirty |= (IN)((text[at + i] < 0x20) | (text[at + i] == '"') |                  \
                               (text[at + i] == '\\'));                                         \
             if (dirty)                                                                         \
@@ -83,33 +83,36 @@ static void escape(Py_UCS4 character, char out[6])
         for (Py_ssize_t at = 0; (at += clean_##IN(text + at, length - at)) < length; at++) {   \
             if (total > PY_SSIZE_T_MAX - 6)                                                    \
                 return -1;                                                                     \
-            total += escape_length(text[at]) - 1;                                              \
+            total += escaped_lengths[text[at]] - 1;                                              \
         }                                                                                      \
         return total;                                                                          \
     }
 
 #define DEFINE_COPY(IN, OUT)                                                                   \
-    static void copy_##IN##_##OUT(OUT *out, const IN *text, Py_ssize_t length)                 \
+    static Py_ssize_t copy_##IN##_##OUT(OUT *out, const IN *text, Py_ssize_t length)           \
     {                                                                                          \
         if (sizeof(IN) != sizeof(OUT))                                                         \
             for (Py_ssize_t i = 0; i < length; i++)                                            \
                 out[i] = text[i];                                                              \
         else if (length > 0)                                                                   \
             memcpy(out, text, (size_t)length * sizeof(IN));                                    \
+        return length;                                                                         \
     }                                                                                          \
                                                                                                \
-    static void put_escaped_##IN##_##OUT(OUT *out, const IN *text, Py_ssize_t length)          \
+    /* Returns how many characters were written. */                                            \
+    static Py_ssize_t put_escaped_##IN##_##OUT(OUT *out, const IN *text, Py_ssize_t length)    \
     {                                                                                          \
+        OUT *start = out;                                                                      \
         for (Py_ssize_t at = 0;; at++) {                                                       \
             Py_ssize_t run = clean_##IN(text + at, length - at);                               \
             copy_##IN##_##OUT(out, text + at, run);                                            \
             out += run;                                                                        \
             at += run;                                                                         \
             if (at == length)                                                                  \
-                return;                                                                        \
+                return out - start;                                                            \
             char escaped[6];                                                                   \
             escape(text[at], escaped);                                                         \
-            for (int i = 0, n = escape_length(text[at]); i < n; i++)                           \
+            for (int i = 0; i < escaped_lengths[text[at]]; i++)                           \
                 *out++ = (OUT)escaped[i];                                                      \
         }                                                                                      \
     }
@@ -124,22 +127,19 @@ DEFINE_COPY(Py_UCS2, Py_UCS2)
 DEFINE_COPY(Py_UCS2, Py_UCS4)
 DEFINE_COPY(Py_UCS4, Py_UCS4)
 
-/* Call FUNCTION of the widths IN (of a string) and OUT (of the writer, not narrower). */
-#define BY_WIDTHS(FUNCTION, IN, OUT, out, text, length)                                        \
-    do {                                                                                       \
-        if ((IN) == 1 && (OUT) == 1)                                                           \
-            FUNCTION##_Py_UCS1_Py_UCS1((Py_UCS1 *)(out), (const Py_UCS1 *)(text), (length));   \
-        else if ((IN) == 1 && (OUT) == 2)                                                      \
-            FUNCTION##_Py_UCS1_Py_UCS2((Py_UCS2 *)(out), (const Py_UCS1 *)(text), (length));   \
-        else if ((IN) == 1)                                                                    \
-            FUNCTION##_Py_UCS1_Py_UCS4((Py_UCS4 *)(out), (const Py_UCS1 *)(text), (length));   \
-        else if ((IN) == 2 && (OUT) == 2)                                                      \
-            FUNCTION##_Py_UCS2_Py_UCS2((Py_UCS2 *)(out), (const Py_UCS2 *)(text), (length));   \
-        else if ((IN) == 2)                                                                    \
-            FUNCTION##_Py_UCS2_Py_UCS4((Py_UCS4 *)(out), (const Py_UCS2 *)(text), (length));   \
-        else                                                                                   \
-            FUNCTION##_Py_UCS4_Py_UCS4((Py_UCS4 *)(out), (const Py_UCS4 *)(text), (length));   \
-    } while (0)
+/* Call FUNCTION of the widths of a string and of what is written, which is not narrower. */
+#define BY_WIDTHS(FUNCTION, in_width, out_width, out, text, length)                            \
+    ((in_width) == 1 && (out_width) == 1                                                       \
+         ? FUNCTION##_Py_UCS1_Py_UCS1((Py_UCS1 *)(out), (const Py_UCS1 *)(text), (length))     \
+     : (in_width) == 1 && (out_width) == 2                                                     \
+         ? FUNCTION##_Py_UCS1_Py_UCS2((Py_UCS2 *)(out), (const Py_UCS1 *)(text), (length))     \
+     : (in_width) == 1                                                                         \
+         ? FUNCTION##_Py_UCS1_Py_UCS4((Py_UCS4 *)(out), (const Py_UCS1 *)(text), (length))     \
+     : (in_width) == 2 && (out_width) == 2                                                     \
+         ? FUNCTION##_Py_UCS2_Py_UCS2((Py_UCS2 *)(out), (const Py_UCS2 *)(text), (length))     \
+     : (in_width) == 2                                                                         \
+         ? FUNCTION##_Py_UCS2_Py_UCS4((Py_UCS4 *)(out), (const Py_UCS2 *)(text), (length))     \
+         : FUNCTION##_Py_UCS4_Py_UCS4((Py_UCS4 *)(out), (const Py_UCS4 *)(text), (length)))
 
 static Py_ssize_t escaped_length(PyObject *text)
 {
@@ -159,14 +159,8 @@ static char *end_of(Writer *writer)
     return (char *)writer->data + writer->length * writer->width;
 }
 
-/* Room for `more` characters of class `max_char`. Returns 0, or -1 with an error set. */
-static int reserve(Writer *writer, Py_ssize_t more, Py_UCS4 max_char)
+static int grow(Writer *writer, Py_ssize_t more, int width)
 {
-    int width = max_char > 0xFFFF ? 4 : max_char > 0xFF ? 2 : 1;
-    if (max_char > writer->max_char)
-        writer->max_char = max_char;
-    if (width <= writer->width && more <= writer->capacity - writer->length)
-        return 0;
     if (more > PY_SSIZE_T_MAX / 16 - writer->length) {
         PyErr_NoMemory();
         return -1;
@@ -179,7 +173,7 @@ static int reserve(Writer *writer, Py_ssize_t more, Py_UCS4 max_char)
         PyErr_NoMemory();
         return -1;
     }
-    BY_WIDTHS(copy, writer->width, width, data, writer->data, writer->length);
+    (void)BY_WIDTHS(copy, writer->width, width, data, writer->data, writer->length);
     PyMem_Free(writer->data);
     writer->data = data;
     writer->width = width;
@@ -187,33 +181,39 @@ static int reserve(Writer *writer, Py_ssize_t more, Py_UCS4 max_char)
     return 0;
 }
 
+/* Room for `more` characters of class `max_char`. Returns 0, or -1 with an error set. */
+static inline int reserve(Writer *writer, Py_ssize_t more, Py_UCS4 max_char)
+{
+    int width = max_char > 0xFFFF ? 4 : max_char > 0xFF ? 2 : 1;
+    if (max_char > writer->max_char)
+        writer->max_char = max_char;
+    if (width <= writer->width && more <= writer->capacity - writer->length)
+        return 0;
+    return grow(writer, more, width);
+}
+
 /* These three need room reserved for what they write. */
 
 static void put_ascii(Writer *writer, const char *text, Py_ssize_t length)
 {
-    BY_WIDTHS(copy, 1, writer->width, end_of(writer), text, length);
-    writer->length += length;
+    writer->length += BY_WIDTHS(copy, 1, writer->width, end_of(writer), text, length);
 }
 
 static void put_text(Writer *writer, PyObject *text)
 {
     int width = (int)PyUnicode_KIND(text);
     Py_ssize_t length = PyUnicode_GET_LENGTH(text);
-    BY_WIDTHS(copy, width, writer->width, end_of(writer), PyUnicode_DATA(text), length);
-    writer->length += length;
+    writer->length +=
+        BY_WIDTHS(copy, width, writer->width, end_of(writer), PyUnicode_DATA(text), length);
 }
 
-static void put_quoted(Writer *writer, PyObject *text, Py_ssize_t length)
+static void put_quoted(Writer *writer, PyObject *text)
 {
     int width = (int)PyUnicode_KIND(text);
+    Py_ssize_t length = PyUnicode_GET_LENGTH(text);
     put_ascii(writer, "\"", 1);
-    if (length == PyUnicode_GET_LENGTH(text)) {
-        put_text(writer, text);
-    } else {
-        BY_WIDTHS(put_escaped, width, writer->width, end_of(writer), PyUnicode_DATA(text),
-                  PyUnicode_GET_LENGTH(text));
-        writer->length += length;
-    }
+    writer->length +=
+        BY_WIDTHS(put_escaped, width, writer->width, end_of(writer), PyUnicode_DATA(text), length);
     put_ascii(writer, "\"", 1);
 }
 
@@ -229,14 +229,16 @@ static int write_quoted(Writer *writer, PyObject *text)
 {
     if (make_ready(text) < 0)
         return -1;
-    Py_ssize_t length = escaped_length(text);
+    Py_ssize_t length = PyUnicode_GET_LENGTH(text);
+    /* For a short text room for the worst case is cheaper than counting. */
+    length = length <= SHORT ? 6 * length : escaped_length(text);
     if (length < 0) {
         PyErr_NoMemory();
         return -1;
     }
     if (reserve(writer, length + 2, PyUnicode_MAX_CHAR_VALUE(text)) < 0)
         return -1;
-    put_quoted(writer, text, length);
+    put_quoted(writer, text);
     return 0;
 }
 
@@ -350,8 +352,8 @@ static PyObject *written(PyObject *value, int is_compact)
     if (reserve(&writer, 256, 127) == 0 && write_value(&writer, value, is_compact, 0) == 0) {
         text = PyUnicode_New(writer.length, writer.max_char);
         if (text != NULL)
-            BY_WIDTHS(copy, writer.width, writer.width, PyUnicode_DATA(text), writer.data,
-                      writer.length);
+            (void)BY_WIDTHS(copy, writer.width, writer.width, PyUnicode_DATA(text), writer.data,
+                            writer.length);
     }
     PyMem_Free(writer.data);
     return text;
@@ -401,7 +403,7 @@ static PyObject *quoted_between(PyObject *head, PyObject *text, PyObject *tail)
                      .capacity = total};
     if (head != NULL)
         put_text(&writer, head);
-    put_quoted(&writer, text, length);
+    put_quoted(&writer, text);
     if (tail != NULL)
         put_text(&writer, tail);
     return result;
