@@ -1,19 +1,25 @@
 """Speed of the codec beside the reference package, same work, same run, one thread.
 
-    python packages/recipe/benches/bench_codec.py [seconds per line]
+    python packages/recipe/benches/bench_codec.py [seconds per line and package]
 
 The reference (`pip install deepseek-recipe==0.2.0`) is optional: without it the rates stand
-alone. Rates are per second of processor time of this process; the last column is ours / theirs.
+alone. Rates are per second of processor time of this process. The packages take turns within
+each line, and the best of five turns counts, so that other work on the machine disturbs little.
+"pure" is this package without its compiled part (DEEPINFER_RECIPE_PURE=1), measured by a process
+of its own; its ratio is taken in that process, with the reference beside it.
 """
 
 from __future__ import annotations
 
 import importlib
 import json
+import os
 import random
+import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -138,71 +144,121 @@ def stream(codec: ModuleType, protocol: str, texts: list[str], *, collects: bool
         event.to_json()
 
 
-def rate(work: Callable[[], None], units: int, seconds: float) -> float:
-    work()
-    rounds = 0
+TURNS = 5
+
+Work = Callable[[ModuleType, Any], None]
+
+
+def seconds_of(work: Callable[[Any], None], inputs: list[Any]) -> float:
+    """Processor seconds that `work` takes for all of the inputs."""
     start = time.process_time()
-    while (spent := time.process_time() - start) < seconds:
-        work()
-        rounds += 1
-    return rounds * units / spent
+    for item in inputs:
+        work(item)
+    return time.process_time() - start
 
 
-def lines() -> list[tuple[str, int, Callable[[ModuleType], None]]]:
+def rates(
+    codecs: list[ModuleType], work: Work, make: Callable[[], Any], seconds: float
+) -> list[float]:
+    """Best rate of each package, per second of processor time; they take turns."""
+    best = [0.0] * len(codecs)
+    counts = [0] * len(codecs)
+    for index, codec in enumerate(codecs):
+        for _ in range(2):  # the second run is warm
+            spent = seconds_of(lambda item, c=codec: work(c, item), [make()])
+        counts[index] = max(1, int(seconds / TURNS / max(spent, 1e-6)))
+    for _ in range(TURNS):
+        for index, codec in enumerate(codecs):
+            inputs = [make() for _ in range(counts[index])]
+            spent = seconds_of(lambda item, c=codec: work(c, item), inputs)
+            best[index] = max(best[index], counts[index] / spent)
+    return best
+
+
+def lines() -> list[tuple[str, int, Work, Callable[[], Any]]]:
+    """Name, units a run, what is run, and what makes its input (not timed)."""
     same = conversation_body("same")
     as_dict = json.loads(same)
     fresh = iter(range(10**9))
     text = answer_text(105_000)
     small, large = pieces(text, 1, 4), pieces(text, 1000, 1000)
-    out: list[tuple[str, int, Callable[[ModuleType], None]]] = [
-        ("convert+render, bytes, same tools", 1, lambda c: render(c, same)),
+    out: list[tuple[str, int, Work, Callable[[], Any]]] = [
+        ("convert+render, bytes, same tools", 1, render, lambda: same),
         (
             "convert+render, bytes, new tools",
             1,
-            lambda c: render(c, same.replace(b"same", b"%08d" % next(fresh))),
+            render,
+            lambda: same.replace(b"same", b"%08d" % next(fresh)),
         ),
-        ("convert+render, dict, same tools", 1, lambda c: render(c, as_dict)),
+        ("convert+render, dict, same tools", 1, render, lambda: as_dict),
     ]
     for protocol in PROTOCOLS:
-        out += [
+        for name, texts in (("1-4 characters", small), ("1 KB", large)):
+            out.append(
+                (
+                    f"{protocol}: {name} a chunk to JSON",
+                    len(texts),
+                    lambda c, texts, p=protocol: stream(c, p, texts, collects=False),
+                    lambda texts=texts: texts,
+                )
+            )
+    for name, texts in (("one chunk", [text]), ("1 KB chunks", large), ("1-4 characters", small)):
+        out.append(
             (
-                f"{protocol}: 1-4 characters a chunk to JSON",
-                len(small),
-                lambda c, p=protocol: stream(c, p, small, collects=False),
-            ),
-            (
-                f"{protocol}: 1 KB a chunk to JSON",
-                len(large),
-                lambda c, p=protocol: stream(c, p, large, collects=False),
-            ),
-        ]
-    out += [
-        ("whole 105 KB answer, one chunk", 1, lambda c: stream(c, "chat", [text], collects=True)),
-        ("whole 105 KB answer, 1 KB chunks", 1, lambda c: stream(c, "chat", large, collects=True)),
-        (
-            "whole 105 KB answer, 1-4 characters",
-            1,
-            lambda c: stream(c, "chat", small, collects=True),
-        ),
-    ]
+                f"whole 105 KB answer, {name}",
+                1,
+                lambda c, texts: stream(c, "chat", texts, collects=True),
+                lambda texts=texts: texts,
+            )
+        )
     return out
+
+
+def measure(seconds: float) -> list[list[float]]:
+    """Rates of every line: ours, and the reference's where it is installed."""
+    codecs = [importlib.import_module("deepinfer_recipe")]
+    try:
+        codecs.append(importlib.import_module("deepseek_recipe"))
+    except ImportError:
+        print("deepseek_recipe is not installed: no ratios", file=sys.stderr)
+    return [
+        [rate * units for rate in rates(codecs, work, make, seconds)]
+        for _, units, work, make in lines()
+    ]
+
+
+def measure_pure(seconds: float) -> list[list[float]]:
+    """The same in a process without the compiled part."""
+    script = f"import json, bench_codec; print(json.dumps(bench_codec.measure({seconds})))"
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        stdout=subprocess.PIPE,
+        check=True,
+        text=True,
+        cwd=Path(__file__).parent,
+        env={**os.environ, "DEEPINFER_RECIPE_PURE": "1"},
+    )
+    return json.loads(done.stdout)
+
+
+def cells(rates_of_line: list[float]) -> str:
+    """Our rate and its ratio to the reference's."""
+    ours, *reference = rates_of_line
+    return f"{ours:12,.0f} " + (f"{ours / reference[0]:6.2f}" if reference else "")
 
 
 def main() -> None:
     seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 0.5
-    ours = importlib.import_module("deepinfer_recipe")
-    try:
-        reference = importlib.import_module("deepseek_recipe")
-    except ImportError:
-        reference = None
-    print(f"{'per second of processor time':42} {'ours':>12} {'reference':>12} {'ratio':>7}")
-    for name, units, work in lines():
-        mine = rate(lambda w=work: w(ours), units, seconds)
-        if reference is None:
-            print(f"{name:42} {mine:12,.0f}")
-            continue
-        theirs = rate(lambda w=work: w(reference), units, seconds)
-        print(f"{name:42} {mine:12,.0f} {theirs:12,.0f} {mine / theirs:7.2f}")
+    state = importlib.import_module("deepinfer_recipe.native").STATE
+    measured = measure(seconds)
+    pure = measure_pure(seconds) if state == "compiled" else None
+    columns = [state, *(["pure Python"] if pure else [])]
+    print(f"{'per second of processor time':38} {'reference':>12}", end="")
+    print("".join(f"{name:>12}  ratio" for name in columns))
+    for index, (name, *_) in enumerate(lines()):
+        reference = f"{measured[index][1]:12,.0f}" if len(measured[index]) > 1 else " " * 12
+        row = [measured[index], *([pure[index]] if pure else [])]
+        print(f"{name:38} {reference}" + "".join(map(cells, row)))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from deepinfer_recipe.holding import Patterns
+from deepinfer_recipe.holding import alternation, patterns_of
 from deepinfer_recipe.json_closing import closing_of
 from deepinfer_recipe.json_text import loads, quote
 from deepinfer_recipe.output_sink import OutputSink
@@ -34,14 +34,14 @@ class CallParser:
         self._close = f"</{dsml}"
         self._tag_open = f"<{dsml}"
         closers = [f"{self._close}{tag}>" for tag in ("tool_calls", " calls")]
-        self._block_marks = re.compile("|".join(map(re.escape, [_INVOKE, *closers])))
+        self._block_marks = alternation(_INVOKE, *closers)
         self._block_hold = max(map(len, closers)) - 1
         argument_marks = [_PARAMETER, self._close, *([_INVOKE] if recovers else [])]
-        self._argument_marks = re.compile("|".join(map(re.escape, argument_marks)))
+        self._argument_marks = alternation(*argument_marks)
         self._argument_hold = max(map(len, argument_marks)) - 1
         value_ends = [self._close, *([self._tag_open] if recovers else [])]
-        self._value_marks = re.compile("|".join(map(re.escape, value_ends)))
-        self._value_patterns = Patterns(value_ends)
+        self._value_marks = alternation(*value_ends)
+        self._value_patterns = patterns_of(*value_ends)
         self._state: Callable[[str], str | None] = self._block
         self._held = ""
         self._parameters = 0

@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
+
+from deepinfer_recipe.native import routines as native
 
 SHORT = 32
 """Up to this length one look for first characters is cheaper than `is_plain`."""
+
+_LONG_PATTERN = 64
+"""Longer ones are left to Python's search, whose time is linear whatever text and pattern are."""
 
 
 class Patterns:
     """Texts that are looked for in an answer, none of them empty."""
 
-    __slots__ = ("_first", "_reach", "_texts", "has_first")
+    __slots__ = ("_are_short", "_first", "_reach", "_texts", "has_first")
 
     def __init__(self, texts: Sequence[str]) -> None:
         self._texts = tuple(texts)
-        self._reach = max(map(len, texts)) - 1
+        longest = max(map(len, texts))
+        self._reach = longest - 1
+        self._are_short = longest <= _LONG_PATTERN
         firsts = re.escape("".join(sorted({text[0] for text in texts})))
         self._first = re.compile(f"[{firsts}]").search
         self.has_first = re.compile(f"[{firsts}\n]").search
@@ -35,9 +43,30 @@ class Patterns:
 
     def is_plain(self, text: str) -> bool:
         """Whether `text` has no pattern, ends with none's beginning, and not with a newline."""
-        if text[-1] == "\n":
+        if native is not None and self._are_short:
+            return native.is_plain(text, self._texts)
+        return self._is_plain(text)
+
+    def _is_plain(self, text: str) -> bool:
+        if text.endswith("\n"):
             return False
         for pattern in self._texts:
             if pattern in text:
                 return False
         return not self.held(text)
+
+
+# Parsers look for the same few texts of the format again and again. What a request brings, such
+# as stop sequences, is not kept.
+
+
+@lru_cache(maxsize=64)
+def alternation(*texts: str) -> re.Pattern[str]:
+    """Finds whichever of the format's texts comes first."""
+    return re.compile("|".join(map(re.escape, texts)))
+
+
+@lru_cache(maxsize=64)
+def patterns_of(*texts: str) -> Patterns:
+    """Patterns of the format's own texts."""
+    return Patterns(texts)

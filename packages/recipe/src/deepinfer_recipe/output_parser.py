@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable
 
 from deepinfer_recipe.call_parser import CallParser
-from deepinfer_recipe.holding import SHORT, Patterns
+from deepinfer_recipe.holding import SHORT, Patterns, alternation, patterns_of
 from deepinfer_recipe.output_sink import OutputSink
 from deepinfer_recipe.parsing_options import ParsingOptions, ThinkingInitialStage
 from deepinfer_recipe.special_tokens import SpecialToken
@@ -50,13 +50,16 @@ class OutputParser:
         self._go(self._first_state(options))
 
     def _prepare(self) -> None:
-        marks = [self._think_end] if self._open is None else [self._think_end, self._open]
-        self._marks = re.compile("|".join(re.escape(mark) for mark in marks))
-        self._mark_patterns = Patterns(marks)
-        self._content_patterns = Patterns([*marks, *self._stops])
-        self._json_patterns = Patterns([_JSON_END, *self._stops])
-        self._preamble_marks = re.compile("|".join(map(re.escape, [*marks, *_FENCES, "{", "["])))
-        self._preamble_patterns = Patterns([*marks, *_FENCES])
+        marks = (self._think_end,) if self._open is None else (self._think_end, self._open)
+        self._marks = alternation(*marks)
+        self._mark_patterns = patterns_of(*marks)
+        self._content_patterns = self._with_stops(*marks)
+        self._json_patterns = self._with_stops(_JSON_END)
+        self._preamble_marks = alternation(*marks, *_FENCES, "{", "[")
+        self._preamble_patterns = patterns_of(*marks, *_FENCES)
+
+    def _with_stops(self, *texts: str) -> Patterns:
+        return Patterns((*texts, *self._stops)) if self._stops else patterns_of(*texts)
 
     def _first_state(self, options: ParsingOptions) -> State:
         if options.starts_in_tool_calls:

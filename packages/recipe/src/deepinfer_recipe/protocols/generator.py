@@ -16,8 +16,11 @@ from deepinfer_recipe.protocols.stream_event import StreamEvent
 CallIds = Callable[[int], str]
 """Makes the id of the n-th call of an answer."""
 
-_ID_ALPHABET = string.ascii_letters + string.digits
+_ID_ALPHABET = (string.ascii_letters + string.digits).encode()
 _ID_CHARS = 24
+# Bytes from the last whole multiple of the alphabet on are dropped, so that none is likelier.
+_DROPPED = bytes(range(256 - 256 % len(_ID_ALPHABET), 256))
+_TO_ALPHABET = bytes(_ID_ALPHABET[byte % len(_ID_ALPHABET)] for byte in range(256))
 
 E = TypeVar("E", bound=StreamEvent)
 
@@ -27,8 +30,10 @@ def random_call_id(index: int, *, after_thinking: bool = True) -> str:
     to think first and did not.
     """
     mark = "" if after_thinking else "ET_"
-    unique = "".join(secrets.choice(_ID_ALPHABET) for _ in range(_ID_CHARS))
-    return f"call_{index:02d}_{mark}{unique}"
+    unique = b""
+    while len(unique) < _ID_CHARS:
+        unique += secrets.token_bytes(_ID_CHARS + 8).translate(_TO_ALPHABET, _DROPPED)
+    return f"call_{index:02d}_{mark}{unique[:_ID_CHARS].decode()}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,19 +125,16 @@ class MessagesChunkGenerator(ChunkGenerator[MessagesStreamEvent]):
         self._emit("content_block_stop", {"index": self._index})
         self._open = None
 
-    def _delta(self, text: str) -> None:
-        self.out.append(MessagesStreamEvent("content_block_delta", self._head, text, "}}"))
-
     def reasoning(self, text: str) -> None:
         self._misses_thinking = False
         if self._open != "thinking":
             self._open_block("thinking", {"type": "thinking", "thinking": "", "signature": ""})
-        self._delta(text)
+        self.out.append(MessagesStreamEvent("content_block_delta", self._head, text, "}}"))
 
     def content(self, text: str) -> None:
         if self._open != "text":
             self._open_block("text", {"type": "text", "text": ""})
-        self._delta(text)
+        self.out.append(MessagesStreamEvent("content_block_delta", self._head, text, "}}"))
 
     def call_started(self, name: str) -> None:
         call_id = self.call_id(self._calls)
@@ -146,7 +143,7 @@ class MessagesChunkGenerator(ChunkGenerator[MessagesStreamEvent]):
         self._open_block("tool_use", block)
 
     def call_arguments(self, piece: str, raw: str | None = None) -> None:
-        self._delta(piece)
+        self.out.append(MessagesStreamEvent("content_block_delta", self._head, piece, "}}"))
 
     def call_ended(self) -> None:
         self._close_block()

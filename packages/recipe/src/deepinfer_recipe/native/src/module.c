@@ -21,6 +21,8 @@ static PyMethodDef methods[] = {
     {"compact_json", json_compact, METH_O, "Write JSON without spaces."},
     {"find_list", (PyCFunction)(void (*)(void))json_find_list, METH_FASTCALL,
      "Where in a JSON object's bytes the list under a key lies, or None."},
+    {"is_plain", (PyCFunction)(void (*)(void))text_is_plain, METH_FASTCALL,
+     "Whether a text has nothing to do with any of the patterns."},
     {"join", (PyCFunction)(void (*)(void))text_join, METH_FASTCALL,
      "Join pieces; tell where those of a type and given spans of them lie."},
     {NULL, NULL, 0, NULL},

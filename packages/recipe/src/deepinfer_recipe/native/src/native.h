@@ -46,6 +46,9 @@ PyObject *json_compact(PyObject *module, PyObject *value);
 /* find.c */
 PyObject *json_find_list(PyObject *module, PyObject *const *args, Py_ssize_t count);
 
+/* plain.c */
+PyObject *text_is_plain(PyObject *module, PyObject *const *args, Py_ssize_t count);
+
 /* join.c */
 PyObject *text_join(PyObject *module, PyObject *const *args, Py_ssize_t count);
 
