@@ -74,12 +74,12 @@ def client_tools(
         if not checks_schemas:
             tools.append(ToolDefinition(tool.name, tool.description, parameters, strict, late))
             continue
-        definition = tool.definitions.get(draft.profile)
-        if definition is None:
+        known = tool.definitions.get(draft.profile)
+        if known is None:
             if parameters is None:
                 # Unlike the other protocols, parameters are not optional here.
                 require_schema(None, f"Invalid schema for function '{tool.name}'", place)
-            definition = tool.definitions[draft.profile] = define(
+            known = tool.definitions[draft.profile] = define(
                 tool.name,
                 tool.description,
                 parameters,
@@ -88,7 +88,7 @@ def client_tools(
                 profile=draft.profile,
                 defer_loading=late,
             )
-        tools.append(definition)
+        tools.append(known)
     if tools and all(tool.defer_loading for tool in tools):
         raise ConversionError(
             "tools: at least one tool must have defer_loading=false. All tools cannot be deferred.",
