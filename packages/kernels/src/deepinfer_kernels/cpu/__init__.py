@@ -6,7 +6,7 @@ Only operators that measurably gain are here; the others keep their reference fo
 from __future__ import annotations
 
 from deepinfer_kernels.capability import Requirement
-from deepinfer_kernels.cpu import attention, indexer, mhc, moe, norm
+from deepinfer_kernels.cpu import attention, indexer, layer, mhc, moe, norm
 from deepinfer_kernels.registry import Impl, Registry
 
 __all__ = ["register"]
@@ -20,6 +20,11 @@ _FORMS = {
     "index_logits": indexer.index_logits,
     "topk_select": indexer.topk_select,
     "moe_experts": moe.moe_experts,
+    "mhc_pre_norm": layer.PARTS.mhc_pre_norm,
+    "norm_rope_quant": layer.PARTS.norm_rope_quant,
+    "mla_query_key": layer.PARTS.mla_query_key,
+    "mla_output": layer.PARTS.mla_output,
+    "moe_layer": layer.PARTS.moe_layer,
 }
 
 

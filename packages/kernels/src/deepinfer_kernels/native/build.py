@@ -26,8 +26,16 @@ FLAGS = (
     "-shared",
     "-Wno-psabi",
 )
-LEVELS = {"x86_64": {"v3": ("-march=x86-64-v3",), "base": ()}}
-"""Compiler flags of each level, best first. v3 is AVX2 with FMA."""
+LEVELS = {
+    "x86_64": {
+        "v4": ("-march=x86-64-v4", "-mprefer-vector-width=512"),
+        "v3": ("-march=x86-64-v3",),
+        "base": (),
+    }
+}
+"""Compiler flags of each level, best first. v3 is AVX2 with FMA, v4 AVX-512."""
+OPENMP = "-fopenmp"
+"""Used where the compiler has it: the threads are then torch's own."""
 COMPILE_SECONDS = 300
 
 
@@ -66,9 +74,17 @@ def build(folder: Path = HERE) -> str | None:
     compiler = find_compiler()
     if compiler is None:
         return "no C++ compiler found (looked for $CXX, c++, g++, clang++)"
+    flags = dict(levels())
+    if _compile(compiler, {name: (*own, OPENMP) for name, own in flags.items()}, folder) is None:
+        return None
+    return _compile(compiler, flags, folder)
+
+
+def _compile(compiler: str, wanted: dict[str, tuple[str, ...]], folder: Path) -> str | None:
+    """Compile all levels side by side; None, or why one of them failed."""
     digest = source_hash()
     jobs: list[tuple[Path, Path, subprocess.Popen[str]]] = []
-    for level, flags in levels().items():
+    for level, flags in wanted.items():
         target = library_path(level, folder)
         partial = target.with_suffix(f".{os.getpid()}.tmp")
         command = [compiler, *FLAGS, *flags, f'-DDI_SOURCE_HASH="{digest}"']

@@ -20,6 +20,7 @@ SIGNATURES: dict[str, tuple[type, ...]] = {
     "rope": (_I, _P, _P, _P, _I, _L, _L, _L, _L, _P),
     "swiglu": (_I, _P, _P, _D, _L, _P),
     "mhc_pre": (_I, _P, _P, _P, _P, _D, _D, _I, _L, _I, _L, _P, _P, _P),
+    "mhc_pre_norm": (_I, _P, _P, _P, _P, _P, _P, _D, _D, _I, _L, _I, _L, _P, _P, _P, _P),
     "mhc_collapse": (_I, _P, _P, _L, _I, _L, _P),
     "mhc_post": (_I, _P, _P, _P, _P, _L, _I, _L, _P),
     "mla_sparse": (_I, _P, _P, _P, _P, _D, _L, _I, _L, _L, _L, _P, _P),
@@ -37,17 +38,27 @@ SIGNATURES: dict[str, tuple[type, ...]] = {
     "kv_store": (_I, _P, _P, _P, _L, _L, _L, _L, _L, _I),
     "kv_load": (_I, _P, _P, _L, _L, _L, _L, _L, _I, _P),
     "fake_quant": (_I, _P, _L, _L, _I, _P),
+    "norm_rope_quant": (_I, _P, _P, _D, _P, _P, _L, _L, _L, _I, _P),
+    "mla_query_key": (
+        *(_I, _P, _P, _P, _P, _P, _P, _P, _P, _D),
+        *(_L, _L, _L, _L, _L, _L, _I, _P, _P, _P),
+    ),
+    "mla_output": (_I, _P, _P, _P, _P, _P, _L, _L, _L, _L, _L, _L, _L, _P),
     "engram_hash": (_P, _P, _P, _P, _L, _L, _L, _P),
     "engram_gate": (_I, _P, _P, _P, _P, _P, _D, _P, _L, _I, _L, _P),
     "moe_gate": (_I, _P, _P, _P, _L, _L, _D, _L, _L, _L, _P, _P),
     "moe_experts": (_I, _P, _P, _P, _P, _P, _P, _D, _L, _L, _L, _L, _L, _P),
+    "moe_layer": (
+        *(_I, _P, _P, _P, _L, _L, _D),
+        *(_P, _P, _P, _P, _P, _P, _D, _L, _L, _L, _L, _L, _P),
+    ),
 }
 
 
 def _machine_levels() -> list[str]:
     """Levels this machine can run, best first."""
-    has_avx2 = torch.backends.cpu.get_cpu_capability() in {"AVX2", "AVX512"}
-    return [level for level in levels() if level == "base" or has_avx2]
+    able = {"AVX512": {"v4", "v3"}, "AVX2": {"v3"}}.get(torch.backends.cpu.get_cpu_capability(), set())
+    return [level for level in levels() if level == "base" or level in able]
 
 
 @cache

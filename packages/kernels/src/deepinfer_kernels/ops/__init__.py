@@ -11,6 +11,13 @@ from deepinfer_kernels.ops.indexer import (
     index_logits,
     topk_select,
 )
+from deepinfer_kernels.ops.layer import (
+    mhc_pre_norm,
+    mla_output,
+    mla_query_key,
+    moe_layer,
+    norm_rope_quant,
+)
 from deepinfer_kernels.ops.mhc import mhc_collapse, mhc_post, mhc_pre
 from deepinfer_kernels.ops.moe import moe_experts, moe_gate
 from deepinfer_kernels.ops.norm import rms_norm, rope, swiglu
@@ -28,10 +35,15 @@ __all__ = [
     "mhc_collapse",
     "mhc_post",
     "mhc_pre",
+    "mhc_pre_norm",
     "mla_decode_sparse",
+    "mla_output",
+    "mla_query_key",
     "mla_sparse",
     "moe_experts",
     "moe_gate",
+    "moe_layer",
+    "norm_rope_quant",
     "rms_norm",
     "rope",
     "swiglu",

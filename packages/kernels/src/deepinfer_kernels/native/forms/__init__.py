@@ -16,6 +16,13 @@ from deepinfer_kernels.native.forms.indexer import (
     index_logits,
     topk_select,
 )
+from deepinfer_kernels.native.forms.layer import (
+    mhc_pre_norm,
+    mla_output,
+    mla_query_key,
+    moe_layer,
+    norm_rope_quant,
+)
 from deepinfer_kernels.native.forms.mhc import mhc_collapse, mhc_post, mhc_pre
 from deepinfer_kernels.native.forms.moe import moe_experts, moe_gate
 from deepinfer_kernels.native.forms.norm import rms_norm, rope, swiglu
@@ -33,10 +40,15 @@ __all__ = [
     "mhc_collapse",
     "mhc_post",
     "mhc_pre",
+    "mhc_pre_norm",
     "mla_decode_sparse",
+    "mla_output",
+    "mla_query_key",
     "mla_sparse",
     "moe_experts",
     "moe_gate",
+    "moe_layer",
+    "norm_rope_quant",
     "rms_norm",
     "rope",
     "swiglu",

@@ -31,14 +31,14 @@ def fake_quant(x: Tensor, record: str) -> Tensor:
     if record == "raw" or torch_form(x.dtype, x):
         return quant.fake_quant(x, record)
     dim = x.shape[-1]
-    code = _code(record, dim)
+    code = record_code(record, dim)
     x = dense(x)
     out = torch.empty_like(x)
     LIBRARY.di_fake_quant(CODE[x.dtype], x.data_ptr(), x.numel() // dim, dim, code, out.data_ptr())
     return out
 
 
-def _code(record: str, dim: int) -> int:
+def record_code(record: str, dim: int) -> int:
     record_format(record).check_dim(dim)
     return _RECORD[record]
 
@@ -71,7 +71,7 @@ def source(
         cache_pages.shape[0],
         cache_pages.stride(0),
         _entries(cache_pages, record, dim, dtype, entries),
-        _code(record, dim),
+        record_code(record, dim),
     )
 
 
@@ -79,7 +79,7 @@ def kv_store(
     x: Tensor, cache_pages: Tensor, slot: Tensor, record: str, entries: int | None = None
 ) -> None:
     n, dim = x.shape
-    code = _code(record, dim)
+    code = record_code(record, dim)
     entries = _entries(cache_pages, record, dim, x.dtype, entries)
     x, slot = dense(x), dense(slot)
     status = LIBRARY.di_kv_store(
@@ -105,7 +105,7 @@ def kv_load(
     dtype: torch.dtype,
     entries: int | None = None,
 ) -> Tensor:
-    code = _code(record, dim)
+    code = record_code(record, dim)
     entries = _entries(cache_pages, record, dim, dtype, entries)
     slot = dense(slot)
     out = torch.empty((*slot.shape, dim), dtype=dtype)

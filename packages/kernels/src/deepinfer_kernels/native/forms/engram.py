@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from deepinfer_kernels.accumulate import acc_dtype
 from deepinfer_kernels.errors import ShapeError
-from deepinfer_kernels.native.forms.call import CODE, LIBRARY, dense, torch_form
+from deepinfer_kernels.native.forms.call import CODE, LIBRARY, as_dtype, dense, torch_form
 from deepinfer_kernels.reference import engram as reference_engram
 
 
@@ -40,11 +41,12 @@ def engram_gate(
     eps: float,
     blocked: Tensor | None,
 ) -> Tensor:
-    if torch_form(S.dtype, S, key, value, q_weight, k_weight):
+    if torch_form(S.dtype, S, key, value):
         return reference_engram.engram_gate(S, key, value, q_weight, k_weight, eps, blocked)
     n, h, width = S.shape
     streams, key, value = dense(S), dense(key), dense(value)
-    q_weight, k_weight = dense(q_weight), dense(k_weight)
+    acc = acc_dtype(S.dtype)
+    q_weight, k_weight = as_dtype(q_weight, acc), as_dtype(k_weight, acc)
     blocked = None if blocked is None else dense(blocked)
     out = torch.empty_like(streams)
     LIBRARY.di_engram_gate(

@@ -10,7 +10,7 @@ from deepinfer_kernels.cpu import mhc as cpu_mhc
 from deepinfer_kernels.native.forms.call import CODE, LIBRARY, as_dtype, dense, torch_form
 from deepinfer_kernels.reference import mhc as reference_mhc
 
-_MAX_STREAMS = 8
+MAX_STREAMS = 8
 """As kMaxStreams in mhc.h."""
 
 
@@ -24,7 +24,7 @@ def mhc_pre(
     iters: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     n, h, width = S.shape
-    if h > _MAX_STREAMS or torch_form(S.dtype, S):
+    if h > MAX_STREAMS or torch_form(S.dtype, S):
         return cpu_mhc.mhc_pre(S, fn, base, scale, rms_eps, hc_eps, iters)
     acc = acc_dtype(S.dtype)
     streams, fn, base, scale = (

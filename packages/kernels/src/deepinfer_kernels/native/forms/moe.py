@@ -14,12 +14,12 @@ from deepinfer_kernels.reference import moe as reference_moe
 def moe_gate(
     x: Tensor, weight: Tensor, bias: Tensor, topk: int, scaling: float
 ) -> tuple[Tensor, Tensor]:
-    if torch_form(x.dtype, x, weight):
+    if torch_form(x.dtype, x):
         return reference_moe.moe_gate(x, weight, bias, topk, scaling)
     n, width = x.shape
     experts = weight.shape[0]
     acc = acc_dtype(x.dtype)
-    x, weight, bias = dense(x), dense(weight), as_dtype(bias, acc)
+    x, weight, bias = dense(x), as_dtype(weight, acc), as_dtype(bias, acc)
     idx = torch.empty((n, topk), dtype=torch.int64)
     w = torch.empty((n, topk), dtype=acc)
     LIBRARY.di_moe_gate(

@@ -12,10 +12,11 @@ from deepinfer_kernels.reference import norm as reference_norm
 
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
-    if torch_form(x.dtype, x) or (weight is not None and torch_form(x.dtype, weight)):
+    if torch_form(x.dtype, x):
         return reference_norm.rms_norm(x, weight, eps)
     x, width = dense(x), x.shape[-1]
-    pointer = None if weight is None else dense(weight).data_ptr()
+    weight = None if weight is None else as_dtype(weight, acc_dtype(x.dtype))
+    pointer = None if weight is None else weight.data_ptr()
     out = torch.empty_like(x)
     rows = x.numel() // width if width else 0
     LIBRARY.di_rms_norm(CODE[x.dtype], x.data_ptr(), pointer, eps, rows, width, out.data_ptr())

@@ -34,23 +34,23 @@ inline uint8_t encode_pow2_ceil(float v) {
   return static_cast<uint8_t>(std::min<uint32_t>(exponent, 255));
 }
 
-struct Tables {
-  float e4m3[256], ue8m0[256], e2m1[16];
-  Tables() {
-    for (int c = 0; c < 256; ++c) {
-      const int exponent = (c >> 3) & 15, mantissa = c & 7;
-      float m = exponent ? std::ldexp(8.0f + mantissa, exponent - 10) : std::ldexp(1.0f * mantissa, -9);
-      if ((c & 0x7F) == 0x7F) m = std::numeric_limits<float>::quiet_NaN();
-      e4m3[c] = c & 0x80 ? -m : m;
-      ue8m0[c] = c == 255 ? std::numeric_limits<float>::quiet_NaN() : std::ldexp(1.0f, c - 127);
-    }
-    const float magnitudes[8] = {0, .5f, 1, 1.5f, 2, 3, 4, 6};
-    for (int c = 0; c < 16; ++c) e2m1[c] = c & 8 ? -magnitudes[c & 7] : magnitudes[c & 7];
-  }
-};
-inline const Tables& tables() {
-  static const Tables instance;
-  return instance;
+// The codes below 8 have exponent 0 and are multiples of 2^-9; 0x7F is NaN. No table: a loop over
+// these becomes vector code.
+inline float decode_e4m3(uint8_t code) {
+  const uint32_t magnitude = code & 0x7F, sign = static_cast<uint32_t>(code & 0x80) << 24;
+  const float small = static_cast<float>(static_cast<int32_t>(magnitude)) * 0.001953125f;
+  const uint32_t bits = magnitude < 8 ? to_bits(small) : (magnitude << 20) + (120u << 23);
+  return from_bits((magnitude == 0x7F ? 0x7FC00000u : bits) | sign);
+}
+
+inline float decode_e2m1(uint8_t code) {  // magnitudes 0, .5, 1, 1.5, 2, 3, 4, 6
+  const uint32_t magnitude = code & 7, sign = static_cast<uint32_t>(code & 8) << 28;
+  const uint32_t small = magnitude ? 126u << 23 : 0;
+  return from_bits((magnitude < 2 ? small : (magnitude << 22) + (126u << 23)) | sign);
+}
+
+inline float decode_ue8m0(uint8_t code) {  // 2^(code - 127); 0 is the subnormal 2^-127
+  return from_bits(code == 255 ? 0x7FC00000u : code ? static_cast<uint32_t>(code) << 23 : 1u << 22);
 }
 
 inline uint8_t scale_code(float amax, int record) {
@@ -62,7 +62,7 @@ inline uint8_t scale_code(float amax, int record) {
   return encode_e4m3((amax < 0.01171875f ? 0.01171875f : amax) / 6.0f);
 }
 inline float scale_value(uint8_t code, int record) {
-  return record == kFp4 ? tables().e4m3[code] : tables().ue8m0[code];
+  return record == kFp4 ? decode_e4m3(code) : decode_ue8m0(code);
 }
 inline int block_of(int record) { return record == kFp4 ? 16 : 32; }
 
@@ -93,23 +93,31 @@ inline void pack_row(const T* x, int64_t dim, int record, uint8_t* data, uint8_t
   }
 }
 
-template <class T>
-inline void unpack_row(const uint8_t* data, const uint8_t* scales, int64_t dim, int record, T* to) {
+// Payload and scales to O; a raw record holds T, the others know no type.
+template <class T, class O>
+inline void unpack_row(const uint8_t* data, const uint8_t* scales, int64_t dim, int record,
+                       O* __restrict to) {
   if (record == kRaw) {
-    std::memcpy(to, data, dim * sizeof(T));
+    for (int64_t i = 0; i < dim; ++i) {
+      T value;  // records are not aligned for T
+      std::memcpy(&value, data + i * sizeof(T), sizeof(T));
+      store(to[i], load(value));
+    }
     return;
   }
   const int block = block_of(record);
-  const Tables& table = tables();
-  for (int64_t start = 0; start < dim; start += block) {
+  for (int64_t start = 0; start < dim; start += block, to += block) {
     const float scale = scale_value(*scales++, record);
-    if (record == kFp8)
-      for (int i = 0; i < block; ++i) store(*to++, table.e4m3[*data++] * scale);
-    else
-      for (int i = 0; i < block; i += 2, ++data) {
-        store(*to++, table.e2m1[*data & 15] * scale);
-        store(*to++, table.e2m1[*data >> 4] * scale);
+    if (record == kFp8) {
+      for (int i = 0; i < 32; ++i) store(to[i], decode_e4m3(data[i]) * scale);
+      data += 32;
+    } else {
+      for (int i = 0; i < block / 2; ++i) {
+        store(to[2 * i], decode_e2m1(data[i] & 15) * scale);
+        store(to[2 * i + 1], decode_e2m1(data[i] >> 4) * scale);
       }
+      data += block / 2;
+    }
   }
 }
 
@@ -147,31 +155,48 @@ int kv_store(const T* x, uint8_t* cache, const int64_t* slot, int64_t n, int64_t
   return kOk;
 }
 
-template <class T>
+// T is what a raw record holds, O what is written.
+template <class T, class O>
 int kv_load(const uint8_t* cache, const int64_t* slot, int64_t n, int64_t dim, int64_t pages,
-            int64_t stride, int64_t entries, int record, T* out) {
+            int64_t stride, int64_t entries, int record, O* out) {
   const Layout at = layout_of<T>(stride, entries, dim, record);
-  for (int64_t i = 0; i < n; ++i, out += dim) {
+  for (int64_t i = 0; i < n; ++i)
     if (slot[i] >= pages * entries) return kIndexOutOfRange;
-    if (slot[i] < 0) {
-      for (int64_t d = 0; d < dim; ++d) store(out[d], acc_t<T>(0));
-      continue;
+  parallel_rows(n, 4 * dim, [=](int64_t i, int64_t last) {
+    for (; i < last; ++i) {
+      O* to = out + i * dim;
+      if (slot[i] < 0) {
+        for (int64_t d = 0; d < dim; ++d) store(to[d], acc_t<O>(0));
+        continue;
+      }
+      uint8_t* page = const_cast<uint8_t*>(cache) + slot[i] / entries * stride;
+      const int64_t place = slot[i] % entries;
+      unpack_row<T>(at.data(page, place), at.scales(page, place), dim, record, to);
     }
-    uint8_t* page = const_cast<uint8_t*>(cache) + slot[i] / entries * stride;
-    const int64_t place = slot[i] % entries;
-    unpack_row(at.data(page, place), at.scales(page, place), dim, record, out);
-  }
+  });
   return kOk;
+}
+
+// x [dim] as its record would give it back; out may be x.
+template <class T, class O>
+inline void fake_quant_row(const T* x, int64_t dim, int record, O* out) {
+  if (record == kRaw) {
+    for (int64_t i = 0; i < dim; ++i) store(out[i], load(x[i]));
+    return;
+  }
+  uint8_t data[32], scale[1];
+  const int block = block_of(record);
+  for (int64_t start = 0; start < dim; start += block) {
+    pack_row(x + start, block, record, data, scale);
+    unpack_row<T>(data, scale, block, record, out + start);
+  }
 }
 
 template <class T>
 void fake_quant(const T* x, int64_t rows, int64_t dim, int record, T* out) {
-  std::vector<uint8_t> packed(dim + dim / 16 + 1);
-  uint8_t* scales = packed.data() + dim;
-  for (int64_t row = 0; row < rows; ++row, x += dim, out += dim) {
-    pack_row(x, dim, record, packed.data(), scales);
-    unpack_row(packed.data(), scales, dim, record, out);
-  }
+  parallel_rows(rows, 20 * dim, [=](int64_t row, int64_t last) {
+    for (; row < last; ++row) fake_quant_row(x + row * dim, dim, record, out + row * dim);
+  });
 }
 
 template <class T>

@@ -12,6 +12,10 @@
 #include <limits>
 #include <vector>
 
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
 #if defined(__AVX512F__)
 #define DI_VECTOR_BYTES 64
 #else
@@ -171,6 +175,29 @@ inline A* scratch(int64_t count, int which = 0) {
   return buffer.data();
 }
 
+// Operations that make it worth waking another thread; below it one thread is done sooner.
+constexpr int64_t kOperationsPerThread = int64_t(1) << 20;
+
+// Calls body(first, last) over [0, n) in slices: on OpenMP's threads (torch's own, whose number
+// torch.set_num_threads sets) where there is work for them. A row belongs to one slice, so results
+// do not depend on the number of threads.
+template <class Body>
+void parallel_rows(int64_t n, int64_t operations_per_row, const Body& body) {
+#ifdef _OPENMP
+  const int64_t wanted = n * operations_per_row / kOperationsPerThread;
+  const int64_t most = std::min<int64_t>(std::min(wanted, n), omp_get_max_threads());
+  if (most > 1 && !omp_in_parallel()) {
+#pragma omp parallel num_threads(static_cast<int>(most))
+    {
+      const int64_t count = omp_get_num_threads(), which = omp_get_thread_num();
+      body(n * which / count, n * (which + 1) / count);
+    }
+    return;
+  }
+#endif
+  if (n > 0) body(int64_t(0), n);
+}
+
 // M rows of w against N rows of x: c[n][m] = sum_k w[m][k] * x[n][k]. M*N independent sums.
 template <int M, int N, class T, class A>
 inline void product_tile(const T* w, int64_t ldw, const A* x, int64_t ldx, int64_t k, A* c,
@@ -194,13 +221,25 @@ inline void product_tile(const T* w, int64_t ldw, const A* x, int64_t ldx, int64
     }
 }
 
+// Columns of a tile: as many independent sums as the registers hold beside their operands.
+#if defined(__AVX512F__)
+constexpr int kTileColumns = 6;
+#elif defined(__AVX2__)
+constexpr int kTileColumns = 3;
+#else
+constexpr int kTileColumns = 1;
+#endif
+
 // c [n, m] = x [n, k] . w [m, k]^T; every element is summed in the same order whatever n is.
 template <class T, class A>
 void product(const T* w, int64_t m, const A* x, int64_t n, int64_t k, A* c) {
+  constexpr int N = kTileColumns;
   int64_t row = 0;
   for (; row + 4 <= m; row += 4) {
     const T* wr = w + row * k;
     int64_t col = 0;
+    for (; col + N <= n; col += N)
+      product_tile<4, N>(wr, k, x + col * k, k, k, c + col * m + row, m);
     for (; col + 2 <= n; col += 2)
       product_tile<4, 2>(wr, k, x + col * k, k, k, c + col * m + row, m);
     for (; col < n; ++col) product_tile<4, 1>(wr, k, x + col * k, k, k, c + col * m + row, m);
@@ -208,6 +247,17 @@ void product(const T* w, int64_t m, const A* x, int64_t n, int64_t k, A* c) {
   for (; row < m; ++row)
     for (int64_t col = 0; col < n; ++col)
       product_tile<1, 1>(w + row * k, k, x + col * k, k, k, c + col * m + row, m);
+}
+
+// Values of A rounded to T in place, as a separate layer would have rounded its output.
+template <class T, class A>
+inline void round_through(A* values, int64_t n) {
+  if (sizeof(T) == sizeof(A)) return;
+  for (int64_t i = 0; i < n; ++i) {
+    T narrow;
+    store(narrow, values[i]);
+    values[i] = load(narrow);
+  }
 }
 
 }  // namespace di

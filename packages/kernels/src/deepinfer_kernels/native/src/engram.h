@@ -28,20 +28,21 @@ inline int engram_hash(const int64_t* ids, const int64_t* multipliers, const int
 }
 
 template <class T>
-void engram_gate(const T* S, const T* key, const T* value, const T* qw, const T* kw, double eps,
+void engram_gate(const T* S, const T* key, const T* value, const acc_t<T>* qw,
+                 const acc_t<T>* kw, double eps,
                  const uint8_t* blocked, int64_t n, int h, int64_t width, T* out) {
   using A = acc_t<T>;
   constexpr int L = lanes<A>();
   const A root = A(1) / std::sqrt(A(width));
   for (int64_t row = 0; row < n; ++row, value += width)
     for (int j = 0; j < h; ++j, S += width, key += width, out += width) {
-      const T *q = qw + j * width, *k = kw + j * width;
+      const A *q = qw + j * width, *k = kw + j * width;
       wide_t<A> dots = {};
       int64_t c = 0;
       for (; c + L <= width; c += L)
         dots += load_wide(S + c) * load_wide(q + c) * load_wide(k + c) * load_wide(key + c);
       A dot = sum_lanes<A>(dots);
-      for (; c < width; ++c) dot += load(S[c]) * load(q[c]) * load(k[c]) * load(key[c]);
+      for (; c < width; ++c) dot += load(S[c]) * q[c] * k[c] * load(key[c]);
       const A norm_s = A(1) / std::sqrt(sum_of_squares(S, width) / A(width) + A(eps));
       const A norm_k = A(1) / std::sqrt(sum_of_squares(key, width) / A(width) + A(eps));
       const A g = norm_s * norm_k * dot * root;

@@ -21,22 +21,26 @@ template <class T>
 void topk_select(const T* x, int64_t rows, int64_t columns, int64_t k, int64_t* out) {
   using A = acc_t<T>;
   constexpr A kNothing = -std::numeric_limits<A>::infinity();
+  parallel_rows(rows, 8 * columns, [=](int64_t row, int64_t last) {
   A* values = scratch<A>(columns);
-  for (int64_t row = 0; row < rows; ++row, x += columns, out += k) {
+  for (; row < last; ++row) {
+    const T* from = x + row * columns;
+    int64_t* to = out + row * k;
     int64_t present = 0;
     for (int64_t c = 0; c < columns; ++c) {
-      const A v = load(x[c]);
+      const A v = load(from[c]);
       if (v > kNothing) values[present++] = v;  // false for NaN as well
     }
     A threshold = kNothing;
     int64_t equals = 0, taken = 0;
     if (k > 0 && present > k) threshold = kth_largest(values, present, k, &equals);
     for (int64_t c = 0; c < columns && taken < k; ++c) {
-      const A v = load(x[c]);
-      if (v > threshold || (v == threshold && v > kNothing && equals-- > 0)) out[taken++] = c;
+      const A v = load(from[c]);
+      if (v > threshold || (v == threshold && v > kNothing && equals-- > 0)) to[taken++] = c;
     }
-    for (; taken < k; ++taken) out[taken] = -1;
+    for (; taken < k; ++taken) to[taken] = -1;
   }
+  });
 }
 
 template <class T>
