@@ -207,6 +207,25 @@ def test_equal_scores_route_to_the_lower_experts_and_rows_may_have_their_own_bia
     assert ops.moe_gate(x, weight, bias, 2, 1.0)[0].tolist() == [[0, 1], [4, 0]]
 
 
+def test_moe_layer_takes_a_bias_a_row_and_adds_the_shared_expert_once() -> None:
+    x, gate = torch.ones(2, 1), torch.zeros(2, 1)
+    bias = torch.tensor([[0.0, 1.0], [1.0, 0.0]])  # row 0 goes to expert 1, row 1 to expert 0
+    ones, w2 = torch.ones(2, 1, 1), torch.tensor([[[10.0]], [[100.0]]])
+    out = ops.moe_layer(
+        x, gate, bias, 1, 1.0, ones, ones, w2, ones[0], ones[0], torch.ones(1, 1), 9.0
+    )
+    silu = 1 / (1 + math.exp(-1))
+    torch.testing.assert_close(out, torch.tensor([[101 * silu], [11 * silu]]))
+
+
+def test_cache_row_is_rounded_after_its_rotation() -> None:
+    x = torch.randn(2, 32, generator=seeded(4))
+    cos, sin = torch.full((2, 4), 0.6), torch.full((2, 4), 0.8)
+    row = ops.norm_rope_quant(x, torch.ones(32), 1e-6, cos, sin, "index_fp4")
+    wanted = ops.fake_quant(ops.rope(ops.rms_norm(x, torch.ones(32), 1e-6), cos, sin), "index_fp4")
+    torch.testing.assert_close(row, wanted)
+
+
 def test_experts_compute_the_weighted_sum_of_their_outputs() -> None:
     g = seeded(3)
     x = torch.randn(2, 4, generator=g, dtype=torch.float64)

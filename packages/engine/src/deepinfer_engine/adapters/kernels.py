@@ -26,11 +26,13 @@ class Operators:
 
         self.rms_norm = resolved("rms_norm")
         self.rope = resolved("rope")
-        self.swiglu = resolved("swiglu")
-        self.mhc_pre = resolved("mhc_pre")
+        self.mhc_pre_norm = resolved("mhc_pre_norm")
         self.mhc_collapse = resolved("mhc_collapse")
         self.mhc_post = resolved("mhc_post")
+        self.norm_rope_quant = resolved("norm_rope_quant")
+        self.mla_query_key = resolved("mla_query_key")
         self.mla_sparse = resolved("mla_sparse")
+        self.mla_output = resolved("mla_output")
         self.index_logits = resolved("index_logits")
         self.topk_select = resolved("topk_select")
         self.candidate_blocks = resolved("candidate_blocks")
@@ -41,8 +43,7 @@ class Operators:
         self.kv_load = resolved("kv_load")
         self.engram_hash = resolved("engram_hash")
         self.engram_gate = resolved("engram_gate")
-        self.moe_gate = resolved("moe_gate")
-        self.moe_experts = resolved("moe_experts")
+        self.moe_layer = resolved("moe_layer")
 
 
 ops = Operators("cpu")

@@ -49,30 +49,22 @@ class Shared:
         self.gathered = None
 
 
-def queries(
-    config: TextConfig, w: AttentionWeights, x: Tensor, angles: Angles
-) -> tuple[Tensor, Tensor]:
-    """(qr [n, q_lora_rank], q [n, heads, D]) of attn-normed hidden x [n, H]."""
-    latent = ops.rms_norm(linear(x, w.wq_a), w.q_norm, config.rms_norm_eps)
-    q = linear(latent, w.wq_b).view(x.shape[0], config.num_attention_heads, config.head_dim)
-    return latent, ops.rope(q, *angles, False)
-
-
-def window_keys(
+def query_key(
     config: TextConfig, w: AttentionWeights, x: Tensor, angles: Angles, rounding: str
-) -> Tensor:
-    """The sliding-window key (= value) [n, D] of each row, rounded as its record rounds it."""
-    key = ops.rope(ops.rms_norm(linear(x, w.wkv), w.kv_norm, config.rms_norm_eps), *angles, False)
-    return ops.fake_quant(key, rounding)
-
-
-def project_out(config: TextConfig, w: AttentionWeights, out: Tensor, angles: Angles) -> Tensor:
-    """Inverse rotation at the query position, grouped low-rank output projection: [n, heads, D] ->
-    [n, H]."""
-    n = out.shape[0]
-    grouped = ops.rope(out, *angles, True).view(n, config.o_groups, -1).transpose(0, 1)
-    latent = torch.bmm(grouped, w.wo_a.transpose(1, 2)).transpose(0, 1).reshape(n, -1)
-    return linear(latent, w.wo_b)
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(qr [n, q_lora_rank], q [n, heads, D], sliding-window key = value [n, D]) of attn-normed
+    hidden x [n, H]; the key rounded as its record rounds it."""
+    return ops.mla_query_key(
+        x,
+        w.wq_a,
+        w.q_norm,
+        w.wq_b,
+        w.wkv,
+        w.kv_norm,
+        *angles,
+        config.rms_norm_eps,
+        rounding,
+    )
 
 
 class Compressor:
@@ -111,10 +103,14 @@ class Compressor:
         records = self._pools.records
         main = ops.rope(latent, *entry_angles, False)
         self._pools.main[layer].store(ops.fake_quant(main, records.main_rounding), slots)
-        index = ops.rope(
-            ops.rms_norm(linear(latent, key.wk), key.norm, c.rms_norm_eps), *entry_angles, False
+        index = ops.norm_rope_quant(
+            linear(latent, key.wk),
+            key.norm,
+            c.rms_norm_eps,
+            *entry_angles,
+            records.index_rounding,
         )
-        self._pools.index[layer].store(ops.fake_quant(index, records.index_rounding), slots)
+        self._pools.index[layer].store(index, slots)
 
     def _pool(self, layer: int, value: Tensor, gate: Tensor, batch: Batch, rows: Tensor) -> Tensor:
         """Gated pooling of pairs; the first token of a pair may be from an earlier pass, out of the

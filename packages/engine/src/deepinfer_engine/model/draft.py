@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from deepinfer_engine.adapters.kernels import ops
-from deepinfer_engine.model.attention import Angles, project_out, queries, window_keys
-from deepinfer_engine.model.v41 import Backbone, mix, moe, one_hot_mix
+from deepinfer_engine.model.attention import Angles, query_key
+from deepinfer_engine.model.v41 import Backbone, moe, one_hot_mix, pre_norm
 from deepinfer_engine.model.weights import LayerWeights, accumulation_dtype
 
 Pick = Callable[[int, Tensor], Tensor]
@@ -75,16 +75,14 @@ class Drafter:
         index: Tensor,
     ) -> tuple[Tensor, Tensor]:
         c = self._backbone.config
-        pre, post, comb = mix(c, w.attn_mix, streams)
-        x = ops.rms_norm(ops.mhc_collapse(streams, pending), w.attn_norm, c.rms_norm_eps)
-        _, q = queries(c, w.attn, x, angles)
         pools = self._backbone.pools
-        own = window_keys(c, w.attn, x, angles, pools.records.swa_rounding)
+        x, pre, post, comb = pre_norm(c, w.attn_mix, w.attn_norm, streams, pending)
+        _, q, own = query_key(c, w.attn, x, angles, pools.records.swa_rounding)
         context = pools.ring[c.num_hidden_layers + i].load(history).view(-1, c.head_dim)
         out, _ = ops.mla_sparse(q, torch.cat([context, own]), index, w.attn.sink, c.head_dim**-0.5)
-        streams = ops.mhc_post(project_out(c, w.attn, out, angles), streams, post, comb)
-        next_pre, post, comb = mix(c, w.ffn_mix, streams)
-        x = ops.rms_norm(ops.mhc_collapse(streams, pre), w.ffn_norm, c.rms_norm_eps)
+        y = ops.mla_output(out, *angles, w.attn.wo_a, w.attn.wo_b)
+        streams = ops.mhc_post(y, streams, post, comb)
+        x, next_pre, post, comb = pre_norm(c, w.ffn_mix, w.ffn_norm, streams, pre)
         return ops.mhc_post(moe(c, w.moe, x), streams, post, comb), next_pre
 
     def _context(self, positions: Tensor, slots: Tensor, length: int) -> tuple[Tensor, Tensor]:

@@ -20,9 +20,7 @@ from deepinfer_engine.model.attention import (
     Indexer,
     Reader,
     Shared,
-    project_out,
-    queries,
-    window_keys,
+    query_key,
 )
 from deepinfer_engine.model.batch import Batch
 from deepinfer_engine.model.config import TextConfig
@@ -136,14 +134,12 @@ class Backbone:
         shared: Shared,
     ) -> tuple[Tensor, Tensor]:
         c = self.config
-        pre, post, comb = mix(c, w.attn_mix, streams)
-        x = self._normed(w, streams, pending)
+        x, pre, post, comb = pre_norm(c, w.attn_mix, w.attn_norm, streams, pending)
         if layer != c.n_producers or not batch.consumers_only:
             self._write_entries(layer, w, x, batch, angles)
         y = self._attention(layer, w, x, batch, angles, shared)
         streams = ops.mhc_post(y, streams, post, comb)
-        next_pre, post, comb = mix(c, w.ffn_mix, streams)
-        x = ops.rms_norm(ops.mhc_collapse(streams, pre), w.ffn_norm, c.rms_norm_eps)
+        x, next_pre, post, comb = pre_norm(c, w.ffn_mix, w.ffn_norm, streams, pre)
         streams = ops.mhc_post(moe(c, w.moe, x, batch.image_rows), streams, post, comb)
         return streams, next_pre
 
@@ -172,13 +168,12 @@ class Backbone:
         c = self.config
         ratio = c.compress_ratios[layer]
         own = angles.compressed if ratio else angles.plain
-        latent, q = queries(c, w.attn, x, own)
-        key = window_keys(c, w.attn, x, own, self.pools.records.swa_rounding)
+        latent, q, key = query_key(c, w.attn, x, own, self.pools.records.swa_rounding)
         source = self._kv_source[layer] if ratio else None
         if w.indexer is not None and source is not None:
             self._indexer.select(layer, source, x, latent, batch, w.indexer, own, shared)
         out = self._reader.attend(layer, source, q, key, w.attn.sink, batch, shared)
-        return project_out(c, w.attn, out, own)
+        return ops.mla_output(out, *own, w.attn.wo_a, w.attn.wo_b)
 
     def _write_draft_context(self, features: Tensor, batch: Batch, angles: PassAngles) -> None:
         """Draft layers read keys made of the backbone's features; every fed token leaves one in
@@ -188,7 +183,13 @@ class Backbone:
         u = ops.rms_norm(linear(features, draft.main_proj), draft.main_norm, c.rms_norm_eps)
         rows, slots = batch.ring_writes
         for i, w in enumerate(draft.layers):
-            key = window_keys(c, w.attn, u, angles.plain, self.pools.records.swa_rounding)
+            key = ops.norm_rope_quant(
+                linear(u, w.attn.wkv),
+                w.attn.kv_norm,
+                c.rms_norm_eps,
+                *angles.plain,
+                self.pools.records.swa_rounding,
+            )
             self.pools.ring[c.num_hidden_layers + i].store(key[rows], slots)
 
     def _angles(self, batch: Batch) -> PassAngles:
@@ -211,10 +212,20 @@ def _source(config: TextConfig, sources: tuple[int, ...], layer: int) -> int | N
     return max((s for s in sources if s <= layer), default=None)
 
 
-def mix(config: TextConfig, w: MixWeights, streams: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """(pre [n, h], post [n, h], comb [n, h, h]) of one sub-layer."""
-    return ops.mhc_pre(
-        streams, w.fn, w.base, w.scale, config.rms_norm_eps, config.hc_eps, config.hc_sinkhorn_iters
+def pre_norm(
+    config: TextConfig, w: MixWeights, norm: Tensor, streams: Tensor, pending: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(what a sub-layer reads [n, H], and its mixes pre [n, h], post [n, h], comb [n, h, h])."""
+    return ops.mhc_pre_norm(
+        streams,
+        pending,
+        w.fn,
+        w.base,
+        w.scale,
+        norm,
+        config.rms_norm_eps,
+        config.hc_eps,
+        config.hc_sinkhorn_iters,
     )
 
 
@@ -231,7 +242,17 @@ def moe(config: TextConfig, w: MoeWeights, x: Tensor, image_rows: Tensor | None 
     if image_rows is not None:
         assert w.bias_vl is not None, "pictures in a model that was loaded without its tower"
         bias = torch.where(image_rows[:, None], w.bias_vl, w.bias)
-    index, weight = ops.moe_gate(x, w.gate, bias, w.topk, config.routed_scaling_factor)
-    routed = ops.moe_experts(x, index, weight, w.w1, w.w3, w.w2, config.swiglu_limit)
-    hidden = ops.swiglu(linear(x, w.shared_w1), linear(x, w.shared_w3), config.swiglu_limit)
-    return routed + linear(hidden, w.shared_w2)
+    return ops.moe_layer(
+        x,
+        w.gate,
+        bias,
+        w.topk,
+        config.routed_scaling_factor,
+        w.w1,
+        w.w3,
+        w.w2,
+        w.shared_w1,
+        w.shared_w3,
+        w.shared_w2,
+        config.swiglu_limit,
+    )

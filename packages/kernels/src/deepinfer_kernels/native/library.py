@@ -57,7 +57,9 @@ SIGNATURES: dict[str, tuple[type, ...]] = {
 
 def _machine_levels() -> list[str]:
     """Levels this machine can run, best first."""
-    able = {"AVX512": {"v4", "v3"}, "AVX2": {"v3"}}.get(torch.backends.cpu.get_cpu_capability(), set())
+    able = {"AVX512": {"v4", "v3"}, "AVX2": {"v3"}}.get(
+        torch.backends.cpu.get_cpu_capability(), set()
+    )
     return [level for level in levels() if level == "base" or level in able]
 
 

@@ -160,6 +160,4 @@ def _angles(op: str, cos: Tensor, sin: Tensor, n: int, dim: int) -> None:
     floating(op, cos=cos, sin=sin)
     shape(op, "cos", cos, (n, None))
     shape(op, "sin", sin, cos.shape)
-    require(
-        2 * cos.shape[1] <= dim, op, f"cos has at most {dim // 2} columns, got {cos.shape[1]}"
-    )
+    require(2 * cos.shape[1] <= dim, op, f"cos has at most {dim // 2} columns, got {cos.shape[1]}")

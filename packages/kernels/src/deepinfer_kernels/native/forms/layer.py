@@ -47,7 +47,7 @@ def mhc_pre_norm(
     if h > mhc.MAX_STREAMS or torch_form(S.dtype, S):
         return PARTS.mhc_pre_norm(S, pending, fn, base, scale, norm, eps, hc_eps, iters)
     acc = acc_dtype(S.dtype)
-    S, pending, norm = dense(S), as_dtype(pending, acc), as_dtype(norm, acc)
+    streams, pending, norm = dense(S), as_dtype(pending, acc), as_dtype(norm, acc)
     fn, base, scale = as_dtype(fn, acc), as_dtype(base, acc), as_dtype(scale, acc)
     x = torch.empty((n, width), dtype=S.dtype)
     pre = torch.empty((n, h), dtype=acc)
@@ -55,7 +55,7 @@ def mhc_pre_norm(
     comb = torch.empty((n, h, h), dtype=acc)
     LIBRARY.di_mhc_pre_norm(
         CODE[S.dtype],
-        S.data_ptr(),
+        streams.data_ptr(),
         pending.data_ptr(),
         fn.data_ptr(),
         base.data_ptr(),
