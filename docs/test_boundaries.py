@@ -46,7 +46,9 @@ def test_the_engine_reaches_each_sibling_through_its_adapter_alone() -> None:
     siblings = {f"deepinfer_{p}" for p in PACKAGES if p != "engine"}
     for path in source.rglob("*.py"):
         found = imported(path) & siblings
-        allowed = {f"deepinfer_{path.stem}"} if path.parent.name == "adapters" else set[str]()
+        # adapters/<sibling>.py, or adapters/<sibling>_<part>.py where one file would be long.
+        own = f"deepinfer_{path.stem}" if path.parent.name == "adapters" else ""
+        allowed = {s for s in siblings if own == s or own.startswith(f"{s}_")}
         assert found <= allowed, f"{path} imports {found - allowed}; go through adapters/"
 
 

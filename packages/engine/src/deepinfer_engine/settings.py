@@ -52,6 +52,7 @@ class Settings(BaseModel):
     )
     nextn: int | None = Field(None, ge=0, le=7, description="draft length; unset = the model's own")
     default_thinking: bool = Field(True, description="think when the request does not say")
+    vision: bool = Field(True, description="take pictures, where the checkpoint has a vision tower")
 
     # Engine
     max_num_seqs: int = Field(16, ge=1, le=4096, description="sequences running at once")
@@ -76,6 +77,15 @@ class Settings(BaseModel):
     max_body_bytes: int = Field(32 * 1024 * 1024, ge=1024, description="request body limit")
     max_concurrent_requests: int = Field(256, ge=1, description="requests in flight, all keys")
     max_concurrent_per_key: int = Field(64, ge=1, description="requests in flight of one key")
+
+    # Pictures
+    max_images: int = Field(16, ge=0, le=600, description="pictures in one request")
+    max_pixel_bytes: int = Field(
+        1 << 30, ge=1 << 20, description="decoded pictures of all requests in flight"
+    )
+    fetch_images: bool = Field(
+        False, description="fetch http(s) image URLs, from public addresses only"
+    )
 
     # Time, in seconds
     first_byte_s: float = Field(5.0, gt=0, description="a stream's headers go out by then")

@@ -10,12 +10,14 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
 import tokenizers
+from released_config import RELEASED
 from tokenizers import AddedToken
 from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
 from deepinfer_engine.adapters.recipe import RecipeCodec
+from deepinfer_engine.adapters.recipe_pictures import PictureIntake, PicturePolicy
 from deepinfer_engine.core.types import (
     FinishEvent,
     FinishReason,
@@ -25,6 +27,7 @@ from deepinfer_engine.core.types import (
     TokensEvent,
     Usage,
 )
+from deepinfer_engine.model.config import ModelConfig
 from deepinfer_engine.router.client import ModelInfo, WorkerStatus
 from deepinfer_recipe import SpecialToken, Tokenizer
 
@@ -154,12 +157,24 @@ async def settle(turns: int = 50) -> None:
         await asyncio.sleep(0)
 
 
-def byte_codec(names: Sequence[str] = ("toy",)) -> RecipeCodec:
-    """A codec whose tokens are bytes, with every V4.1 special token; seeds count up from 1."""
+def byte_codec(
+    names: Sequence[str] = ("toy",), *, pictures: PicturePolicy | None = None
+) -> RecipeCodec:
+    """A codec whose tokens are bytes, with every V4.1 special token; seeds count up from 1.
+
+    pictures: for a model with the released model's tower.
+    """
     seeds = itertools.count(1)
+    tokenizer = Tokenizer.from_str(byte_tokenizer_json())
+    intake = None
+    if pictures is not None:
+        image = tokenizer.special_id(SpecialToken.Image.value)
+        config = ModelConfig.model_validate({**RELEASED, "image_token_id": image})
+        intake = PictureIntake(config, pictures)
     return RecipeCodec(
-        Tokenizer.from_str(byte_tokenizer_json()),
+        tokenizer,
         names,
+        pictures=intake,
         wall=lambda: 1_700_000_000.0,
         new_seed=lambda: next(seeds),
     )

@@ -101,7 +101,7 @@ def test_the_oldest_siblings_allowed_are_the_ones_tested() -> None:
     """Lower bounds equal the versions in the tree, so that this very run tests them."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     for line in project["dependencies"]:
-        match = re.fullmatch(r"deepinfer-([a-z_-]+)>=(\d+\.\d+),<(\d+\.\d+)", line)
+        match = re.fullmatch(r"deepinfer-([a-z_-]+)(?:\[[a-z,]+\])?>=(\d+\.\d+),<(\d+\.\d+)", line)
         if not line.startswith("deepinfer-"):
             continue
         assert match is not None, f"{line}: wanted a compatible range like >=0.1,<0.2"

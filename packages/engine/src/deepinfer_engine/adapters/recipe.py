@@ -1,4 +1,4 @@
-"""`Codec` on `deepinfer_recipe`. The only module that imports that package."""
+"""`Codec` on `deepinfer_recipe`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from deepinfer_engine.adapters.recipe_pictures import PictureIntake, PicturePolicy, param_of
+from deepinfer_engine.core.pictures import Picture, place
 from deepinfer_engine.core.types import FinishReason, SamplingParams, TokensEvent, TrafficClass
 from deepinfer_engine.errors import CheckpointError, EngineLost, EngineUnavailable, UnknownModel
 from deepinfer_engine.server.codec import WireEvent
@@ -65,12 +67,23 @@ class RecipeCodec:
         model_names: Sequence[str],
         *,
         default_thinking: bool = True,
+        pictures: PictureIntake | None = None,
         wall: Callable[[], float] = time.time,
         new_seed: Callable[[], int] = lambda: secrets.randbits(63),
     ) -> None:
-        """`new_seed` seeds requests that bring no seed; `wall` is the time stamp of answers."""
+        """`new_seed` seeds requests that bring no seed; `wall` is the time stamp of answers.
+
+        pictures: None where the model takes none.
+        """
         self._tokenizer = tokenizer
         self._encoding = DeepseekV41Encoding().with_tokenizer(tokenizer)
+        self._pictures = pictures
+        image = SpecialToken.Image.value
+        if pictures is not None and tokenizer.special_id(image) != pictures.rules.image_token_id:
+            raise CheckpointError(
+                f"the tokenizer has {image} as token {tokenizer.special_id(image)}, config.json "
+                f"says image_token_id {pictures.rules.image_token_id}: they do not belong together"
+            )
         self._names = tuple(model_names)
         self.vocab_size = tokenizer.backend.get_vocab_size(with_added_tokens=True)
         self._eos = tokenizer.special_id(SpecialToken.Eos.value)
@@ -84,17 +97,29 @@ class RecipeCodec:
 
     @classmethod
     def from_directory(
-        cls, model_dir: Path, model_names: Sequence[str], *, default_thinking: bool = True
+        cls,
+        model_dir: Path,
+        model_names: Sequence[str],
+        *,
+        default_thinking: bool = True,
+        pictures: PicturePolicy | None = None,
     ) -> RecipeCodec:
-        """With the `tokenizer.json` of a checkpoint directory. Raises CheckpointError."""
+        """With the `tokenizer.json` of a checkpoint directory, and what its `config.json` says of
+        pictures, unless `pictures` is None. Raises CheckpointError.
+        """
         path = model_dir / "tokenizer.json"
+        intake = None if pictures is None else PictureIntake.of_directory(model_dir, pictures)
         try:
             tokenizer = Tokenizer.from_file(str(path))
-            return cls(tokenizer, model_names, default_thinking=default_thinking)
+            return cls(tokenizer, model_names, default_thinking=default_thinking, pictures=intake)
         except OSError as exc:
             raise CheckpointError(f"cannot read the tokenizer {path}: {exc.strerror}") from exc
         except (ValueError, RuntimeError) as exc:
             raise CheckpointError(f"the tokenizer {path} is unusable: {exc}") from exc
+
+    @property
+    def blocks(self) -> bool:
+        return self._pictures is not None
 
     @property
     def model_names(self) -> tuple[str, ...]:
@@ -109,7 +134,7 @@ class RecipeCodec:
             # The prompt format has no words for it, so without a grammar it would be silently
             # ignored.
             raise InvalidRequest("response_format regex is not supported", param="response_format")
-        token_ids = tuple(self._encoding.encode(request.conversation))
+        token_ids, pictures = self._encode(request)
         try:
             max_tokens = request.resolve_max_tokens(len(token_ids), max_model_len)
         except ConversionError as exc:
@@ -136,6 +161,7 @@ class RecipeCodec:
             request=request,
             model=model,
             token_ids=token_ids,
+            pictures=pictures,
             sampling=sampling,
             ends=frozenset((self._eos, *sampling.stop_token_ids)),
             created=int(self._wall()),
@@ -144,7 +170,7 @@ class RecipeCodec:
 
     def count_tokens(self, protocol: Protocol, body: bytes) -> int:
         _, request = self._convert(protocol, body)
-        return len(self._encoding.encode(request.conversation))
+        return len(self._encode(request)[0])
 
     def tokenize(self, text: str) -> list[int]:
         return self._tokenizer.encode(text)
@@ -175,9 +201,20 @@ class RecipeCodec:
             raise InvalidRequest(str(exc), param=exc.param) from exc
         except ConversionError as exc:
             raise InvalidRequest(exc.message, param=exc.param) from exc
-        if any(message.image_sources for message in request.conversation.messages):
-            raise InvalidRequest("this server's model takes no pictures", param="messages")
         return model, request
+
+    def _encode(self, request: ConversationRequest) -> tuple[tuple[int, ...], tuple[Picture, ...]]:
+        """Tokens of the prompt, and its pictures, each in place of its placeholder."""
+        rendered = self._encoding.render_conversation(request.conversation)
+        token_ids = self._tokenizer.encode_prompt(rendered.prompt, rendered.special_ranges)
+        sources = rendered.image_sources
+        if not sources:
+            return tuple(token_ids), ()
+        if self._pictures is None:
+            raise InvalidRequest(
+                "this server's model takes no pictures", param=param_of(sources[0])
+            )
+        return place(token_ids, self._pictures.of_request(sources), self._pictures.rules)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +228,7 @@ class RecipeRequest:
     request: ConversationRequest
     model: str
     token_ids: tuple[int, ...]
+    pictures: tuple[Picture, ...]
     sampling: SamplingParams
     ends: frozenset[int]
     created: int

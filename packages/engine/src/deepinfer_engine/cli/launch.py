@@ -35,8 +35,8 @@ WORKER_ROLES: tuple[Literal["prefill", "decode"], ...] = ("prefill", "decode")
 # What a worker needs to know; the rest of the settings is the HTTP process's business.
 _WORKER_SETTINGS = (
     "model", "dtype", "cache_quant", "replay", "replay_keep", "nextn", "max_num_seqs",
-    "max_num_batched_tokens", "num_blocks", "threads", "cache", "cache_dir", "drain_timeout_s",
-    "log_level",
+    "max_num_batched_tokens", "num_blocks", "threads", "cache", "cache_dir", "vision",
+    "drain_timeout_s", "log_level",
 )  # fmt: skip
 
 
@@ -54,15 +54,24 @@ def model_dir(settings: Settings) -> Path:
 def build_codec(settings: Settings) -> RecipeCodec:
     """The prompt codec with the checkpoint's tokenizer. No torch."""
     directory = model_dir(settings)
-    from deepinfer_engine.adapters.recipe import RecipeCodec
+    from deepinfer_engine.adapters.recipe import PicturePolicy, RecipeCodec
 
+    policy = None
+    if settings.vision:
+        policy = PicturePolicy(settings.max_images, fetches_urls=settings.fetch_images)
     return RecipeCodec.from_directory(
-        directory, settings.model_names, default_thinking=settings.default_thinking
+        directory,
+        settings.model_names,
+        default_thinking=settings.default_thinking,
+        pictures=policy,
     )
 
 
-def build_runner(settings: Settings) -> StepRunner:
-    """Load the checkpoint and allocate its pools; imports torch."""
+def build_runner(settings: Settings, *, tower: bool = True) -> StepRunner:
+    """Load the checkpoint and allocate its pools; imports torch.
+
+    tower: False for a decode worker, which never sees a picture.
+    """
     directory = model_dir(settings)
     import torch
 
@@ -80,6 +89,7 @@ def build_runner(settings: Settings) -> StepRunner:
         cache_quant=settings.cache_quant,
         replay=settings.replay,
         keep=settings.replay_keep,
+        vision=settings.vision and tower,
     )
 
 
@@ -112,8 +122,8 @@ def worker_argv(role: str, settings: Settings) -> list[str]:
     for name in _WORKER_SETTINGS:
         value = getattr(settings, name)
         flag = "--" + name.replace("_", "-")
-        if name == "cache":
-            argv += [] if value else ["--no-cache"]
+        if isinstance(value, bool):
+            argv += [] if value else [f"--no-{name}"]
         elif value is not None:
             argv += [flag, str(value)]
     return argv

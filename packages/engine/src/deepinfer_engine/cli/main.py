@@ -65,6 +65,13 @@ NumBlocks = Annotated[int | None, typer.Option(help="KV blocks of 128 tokens in 
 Threads = Annotated[int | None, typer.Option(help="Torch threads of each worker.")]
 CacheDir = Annotated[Path | None, typer.Option(help="Directory of the prompt cache.")]
 NoCache = Annotated[bool, typer.Option("--no-cache", help="Keep no prompt cache on disk.")]
+NoVision = Annotated[
+    bool, typer.Option("--no-vision", help="Text alone: leave the vision tower out.")
+]
+FetchImages = Annotated[
+    bool | None,
+    typer.Option("--fetch-images", help="Fetch http(s) image URLs, from public addresses only."),
+]
 Drain = Annotated[
     float | None, typer.Option("--drain-timeout-s", help="Seconds to finish on SIGTERM.")
 ]
@@ -139,8 +146,9 @@ def _tell(exc: Exception) -> int:
 def _settings(config: Path | None, **flags: Any) -> Settings:
     from deepinfer_engine.settings import load_settings
 
-    if flags.pop("no_cache", False):
-        flags["cache"] = False
+    for name in ("cache", "vision"):
+        if flags.pop(f"no_{name}", False):
+            flags[name] = False
     for name in ("prefill", "decode", "served_model_name"):
         flags[name] = flags.get(name) or None
     return load_settings(flags, config=config)
@@ -166,6 +174,8 @@ def serve(
     served_model_name: Names = None,
     cache_dir: CacheDir = None,
     no_cache: NoCache = False,
+    no_vision: NoVision = False,
+    fetch_images: FetchImages = None,
     dtype: Dtype = None,
     cache_quant: CacheQuant = None,
     replay: Replay = None,
@@ -196,6 +206,8 @@ def router(
     host: Host = None,
     port: Port = None,
     served_model_name: Names = None,
+    no_vision: NoVision = False,
+    fetch_images: FetchImages = None,
     api_key_file: KeyFile = None,
     drain_timeout_s: Drain = None,
     log_level: LogLevel = None,
@@ -224,6 +236,7 @@ def prefill(
     model: Model = None,
     cache_dir: CacheDir = None,
     no_cache: NoCache = False,
+    no_vision: NoVision = False,
     dtype: Dtype = None,
     cache_quant: CacheQuant = None,
     replay: Replay = None,
@@ -247,6 +260,7 @@ def decode(
     model: Model = None,
     cache_dir: CacheDir = None,
     no_cache: NoCache = False,
+    no_vision: NoVision = False,
     dtype: Dtype = None,
     cache_quant: CacheQuant = None,
     replay: Replay = None,

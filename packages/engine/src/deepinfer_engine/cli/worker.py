@@ -19,7 +19,7 @@ def run_worker(role: Literal["prefill", "decode"], settings: Settings, listen: s
     setup_logging(settings.log_level)
     key = cluster_key_from_environ(os.environ)
     notify("loading", role=role, pid=os.getpid())
-    runner = build_runner(settings)
+    runner = build_runner(settings, tower=role == "prefill")
     store = build_store(settings, runner)
     if role == "prefill":
         from deepinfer_engine.pd.prefill import serve_prefill as serve

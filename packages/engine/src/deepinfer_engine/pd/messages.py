@@ -60,7 +60,7 @@ def request_body(request: GenerateRequest) -> Body:
     """Everything but the tokens, which travel as raw bytes beside it, and the pixels of pictures,
     which travel before it."""
     sampling = dataclasses.asdict(request.sampling)
-    body = {
+    body: Body = {
         "sampling": sampling,
         "salt": request.salt,
         "traffic_class": request.traffic_class,

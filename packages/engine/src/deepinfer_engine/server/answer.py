@@ -29,9 +29,6 @@ from deepinfer_engine.server.streaming import (
 
 log = logging.getLogger(__name__)
 
-# Above this size a body is tokenised in a thread, to keep the event loop answering.
-_INLINE_BYTES = 32 * 1024
-
 
 class AnswerResponse(Response):
     """A response that is produced while it is sent: the whole request runs in `__call__`, where the
@@ -65,7 +62,8 @@ class AnswerResponse(Response):
                     timeout_s=_timeout(headers),
                     arrived=arrived,
                 )
-                await self._answer(generation, writer, receive)
+                with services.pixels.hold(sum(len(p.pixels) for p in prepared.pictures)):
+                    await self._answer(generation, writer, receive)
             await writer.end()
         except (ClientGone, ClientDisconnect) as exc:
             cause = exc.cause if isinstance(exc, ClientGone) else "disconnect"
@@ -79,9 +77,7 @@ class AnswerResponse(Response):
         services = self.services
         info = await services.model_info()
         args = (self.protocol, body, info.max_model_len)
-        if len(body) > _INLINE_BYTES:
-            return await asyncio.to_thread(services.codec.prepare, *args)
-        return services.codec.prepare(*args)
+        return await services.off_loop(services.codec.prepare, *args, size=len(body))
 
     async def _answer(self, generation: Generation, writer: AnswerWriter, receive: Receive) -> None:
         settings = self.services.settings

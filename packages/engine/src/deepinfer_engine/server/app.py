@@ -17,7 +17,7 @@ from deepinfer_engine.server.auth import AdminGate, KeyRing, read_keys, read_sec
 from deepinfer_engine.server.clock import Clock, SystemClock
 from deepinfer_engine.server.codec import Codec
 from deepinfer_engine.server.errors import InvalidRequest, MethodNotAllowed, NotFound, wire_error
-from deepinfer_engine.server.limits import Gate
+from deepinfer_engine.server.limits import ByteBudget, Gate
 from deepinfer_engine.server.metrics import Metrics
 from deepinfer_engine.server.request_id import RequestIdMiddleware
 from deepinfer_engine.server.services import Services, protocol_of
@@ -49,6 +49,7 @@ def create_app(
         metrics=Metrics(),
         clock=clock or SystemClock(),
         wall=wall,
+        pixels=ByteBudget(settings.max_pixel_bytes, "decoded pictures"),
     )
     for module in (chat, responses, messages, models, health, tokens, admin):
         app.include_router(module.router)

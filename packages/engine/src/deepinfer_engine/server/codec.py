@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from deepinfer_engine.core.pictures import Picture
 from deepinfer_engine.core.types import FinishReason, SamplingParams, TokensEvent, TrafficClass
 from deepinfer_engine.server.errors import Protocol as WireProtocol
 
@@ -57,6 +58,9 @@ class PreparedRequest(Protocol):
     def token_ids(self) -> tuple[int, ...]: ...
 
     @property
+    def pictures(self) -> tuple[Picture, ...]: ...
+
+    @property
     def sampling(self) -> SamplingParams: ...
 
     @property
@@ -70,6 +74,12 @@ class PreparedRequest(Protocol):
 
 class Codec(Protocol):
     """Protocol bodies to prompts, tokens to protocol bodies. Thread-safe."""
+
+    @property
+    def blocks(self) -> bool:
+        """Whether `prepare` and `count_tokens` may take long for a small body: it may bring, or
+        name, pictures."""
+        ...
 
     @property
     def model_names(self) -> tuple[str, ...]:

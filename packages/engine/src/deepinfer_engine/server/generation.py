@@ -61,6 +61,7 @@ class Generation:
             salt=self.salt,
             traffic_class=prepared.traffic_class,
             timeout_s=self.timeout_s,
+            pictures=prepared.pictures,
         )
         stream = self.engine.generate(request)
         try:

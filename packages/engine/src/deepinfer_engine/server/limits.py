@@ -103,6 +103,33 @@ class Gate:
                 self._empty.set()
 
 
+class ByteBudget:
+    """Memory that requests in flight may hold together."""
+
+    def __init__(self, limit: int, what: str) -> None:
+        self._limit = limit
+        self._what = what
+        self.held = 0
+
+    @contextmanager
+    def hold(self, size: int) -> Generator[None]:
+        """Raises BodyTooLarge for more than could ever be held, EngineUnavailable for now."""
+        if size > self._limit:
+            raise BodyTooLarge(
+                f"{self._what}: {size} bytes in one request, and the limit is {self._limit}"
+            )
+        if self.held + size > self._limit:
+            raise EngineUnavailable(
+                f"{self._what} of running requests take {self.held} of {self._limit} bytes, and "
+                f"this one needs {size}; send it again in a second"
+            )
+        self.held += size
+        try:
+            yield
+        finally:
+            self.held -= size
+
+
 def request_id(offered: str | None) -> str:
     """The client's `X-Request-Id` where it is well formed, else a fresh one."""
     return offered if offered and _REQUEST_ID.fullmatch(offered) else f"req_{uuid.uuid4().hex}"

@@ -25,4 +25,6 @@ async def messages(request: Request) -> Response:
 async def count_tokens(request: Request) -> dict[str, Any]:
     """How many prompt tokens this conversation has; nothing is generated."""
     body = await small_body(request)
-    return {"input_tokens": services_of(request).codec.count_tokens("messages", body)}
+    services = services_of(request)
+    count = services.codec.count_tokens
+    return {"input_tokens": await services.off_loop(count, "messages", body, size=len(body))}

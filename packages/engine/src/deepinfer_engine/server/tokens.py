@@ -22,7 +22,10 @@ async def tokenize(request: Request) -> dict[str, Any]:
     limit = (await services.model_info()).max_model_len
     if "messages" in body:
         body = {"model": services.codec.model_names[0], **body}
-        tokens = list(services.codec.prepare("chat", json.dumps(body).encode(), limit).token_ids)
+        data = json.dumps(body).encode()
+        prepare = services.codec.prepare
+        prepared = await services.off_loop(prepare, "chat", data, limit, size=len(data))
+        tokens = list(prepared.token_ids)
     elif isinstance(prompt := body.get("prompt"), str):
         tokens = services.codec.tokenize(prompt)
     else:
