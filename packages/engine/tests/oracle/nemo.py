@@ -5,6 +5,7 @@ Importing this module skips the importing test module, aloud, where NeMo is not 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
@@ -45,9 +46,9 @@ def _backend(attention: str) -> BackendConfig:
 
 
 def _config(model_dir: Path, dtype: str, text: dict[str, Any]) -> DeepseekV41Config:
-    config = DeepseekV41Config.from_pretrained(
-        model_dir, vision_config={"num_hidden_layers": 0}, dtype=dtype
-    )
+    written = json.loads((model_dir / "config.json").read_text())
+    vision = written.get("vision_config") or {"num_hidden_layers": 0}  # its default has a tower
+    config = DeepseekV41Config.from_pretrained(model_dir, vision_config=vision, dtype=dtype)
     config.text_config.dtype = dtype
     for key, value in text.items():
         assert hasattr(config.text_config, key), key
@@ -94,9 +95,9 @@ def drafter(model_dir: Path) -> Any:
 
 
 @torch.no_grad()
-def logits(model: Any, ids: np.ndarray) -> Tensor:
+def logits(model: Any, ids: np.ndarray, **pictures: Tensor) -> Tensor:
     """[n, vocab] of one sequence in one pass."""
-    return model(torch.from_numpy(ids)[None]).logits[0]
+    return model(torch.from_numpy(ids)[None], **pictures).logits[0]
 
 
 @contextmanager

@@ -8,13 +8,13 @@ compressed entry: so does ours while the selection takes all.
 from __future__ import annotations
 
 import itertools
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from conftest import Record
+from tiny_checkpoint import write_tiny
 from torch import Tensor
 
 from deepinfer_engine import Model, load_model
@@ -37,10 +37,10 @@ CLOSE = 1e-5
 
 
 @pytest.fixture(scope="module")
-def model(tiny: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Model:
+def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
     """Nothing selects here: more top-k and candidates than there are entries."""
     home = tmp_path_factory.mktemp("v4")
-    path = tiny.write_tiny(home / "m", seed=5, index_topk=256, candidate_topk_blocks=64)
+    path = write_tiny(home, seed=5, index_topk=256, candidate_topk_blocks=64)
     return load_model(path, dtype="float32", cache_quant="none")
 
 
