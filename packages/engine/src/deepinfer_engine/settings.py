@@ -19,8 +19,16 @@ from deepinfer_engine.errors import ConfigError
 
 ENV_PREFIX = "DEEPINFER_"
 # Read by other parts of the process, never a setting, and never shown.
+# Keys that seal the reasoning of Responses: `id:base64`, several with commas between them.
+REASONING_KEYS_ENV = "DEEPINFER_REASONING_KEYS"
 _RESERVED_ENV = frozenset(
-    {"DEEPINFER_CLUSTER_KEY", "DEEPINFER_SUPERVISED", "DEEPINFER_DEBUG", "DEEPINFER_API_KEY"}
+    {
+        "DEEPINFER_CLUSTER_KEY",
+        "DEEPINFER_SUPERVISED",
+        "DEEPINFER_DEBUG",
+        "DEEPINFER_API_KEY",
+        REASONING_KEYS_ENV,
+    }
 )
 
 Dtype = Literal["bfloat16", "float32", "float64"]
@@ -74,6 +82,9 @@ class Settings(BaseModel):
         None, description="one `key` or `id:key` a line; unset = open"
     )
     admin_key_file: Path | None = Field(None, description="first line: key of the admin routes")
+    responses_store: str | None = Field(
+        None, description="where Responses answers are kept: memory or sqlite:PATH; unset = nowhere"
+    )
     max_body_bytes: int = Field(32 * 1024 * 1024, ge=1024, description="request body limit")
     max_concurrent_requests: int = Field(256, ge=1, description="requests in flight, all keys")
     max_concurrent_per_key: int = Field(64, ge=1, description="requests in flight of one key")
@@ -109,6 +120,14 @@ class Settings(BaseModel):
             if isinstance(value, str)
             else value
         )
+
+    @field_validator("responses_store")
+    @classmethod
+    def _check_store(cls, value: str | None) -> str | None:
+        kind, colon, path = (value or "memory").partition(":")
+        if value != "memory" and value is not None and not (kind == "sqlite" and colon and path):
+            raise ValueError("wanted memory or sqlite:PATH")
+        return value
 
     @field_validator("prefill", "decode")
     @classmethod

@@ -11,11 +11,22 @@ from pathlib import Path
 from typing import Any
 
 from deepinfer_engine.adapters.recipe_pictures import PictureIntake, PicturePolicy, param_of
+from deepinfer_engine.adapters.recipe_responses import RecipeResponses
 from deepinfer_engine.core.pictures import Picture, place
 from deepinfer_engine.core.types import FinishReason, SamplingParams, TokensEvent, TrafficClass
-from deepinfer_engine.errors import CheckpointError, EngineLost, EngineUnavailable, UnknownModel
+from deepinfer_engine.errors import (
+    CheckpointError,
+    EngineLost,
+    EngineUnavailable,
+    UnknownModel,
+)
 from deepinfer_engine.server.codec import WireEvent
-from deepinfer_engine.server.errors import ContextLengthExceeded, InvalidRequest, Protocol
+from deepinfer_engine.server.errors import (
+    ContextLengthExceeded,
+    InvalidRequest,
+    PreviousResponseNotFound,
+    Protocol,
+)
 from deepinfer_engine.server.extras import apply_extras
 from deepinfer_recipe import (
     ChatCompletionRequest,
@@ -30,10 +41,14 @@ from deepinfer_recipe import (
     MessagesResponse,
     ModelVersion,
     PromptUsage,
+    ReasoningSealer,
     RequestParseError,
     ResponsesRequest,
     ResponsesResponse,
+    ResponseStore,
+    ResponseTurn,
     SpecialToken,
+    StoreError,
     StreamProcessor,
     Tokenizer,
 )
@@ -70,11 +85,16 @@ class RecipeCodec:
         pictures: PictureIntake | None = None,
         wall: Callable[[], float] = time.time,
         new_seed: Callable[[], int] = lambda: secrets.randbits(63),
+        responses: ResponseStore | None = None,
+        sealer: ReasoningSealer | None = None,
     ) -> None:
         """`new_seed` seeds requests that bring no seed; `wall` is the time stamp of answers.
 
+        responses: keeps Responses answers; sealer: seals their reasoning, for each owner apart.
         pictures: None where the model takes none.
         """
+        self._responses = responses
+        self._sealer = sealer
         self._tokenizer = tokenizer
         self._encoding = DeepseekV41Encoding().with_tokenizer(tokenizer)
         self._pictures = pictures
@@ -103,6 +123,8 @@ class RecipeCodec:
         *,
         default_thinking: bool = True,
         pictures: PicturePolicy | None = None,
+        responses: ResponseStore | None = None,
+        sealer: ReasoningSealer | None = None,
     ) -> RecipeCodec:
         """With the `tokenizer.json` of a checkpoint directory, and what its `config.json` says of
         pictures, unless `pictures` is None. Raises CheckpointError.
@@ -111,7 +133,14 @@ class RecipeCodec:
         intake = None if pictures is None else PictureIntake.of_directory(model_dir, pictures)
         try:
             tokenizer = Tokenizer.from_file(str(path))
-            return cls(tokenizer, model_names, default_thinking=default_thinking, pictures=intake)
+            return cls(
+                tokenizer,
+                model_names,
+                default_thinking=default_thinking,
+                pictures=intake,
+                responses=responses,
+                sealer=sealer,
+            )
         except OSError as exc:
             raise CheckpointError(f"cannot read the tokenizer {path}: {exc.strerror}") from exc
         except (ValueError, RuntimeError) as exc:
@@ -125,8 +154,14 @@ class RecipeCodec:
     def model_names(self) -> tuple[str, ...]:
         return self._names
 
-    def prepare(self, protocol: Protocol, body: bytes, max_model_len: int) -> RecipeRequest:
-        model, request = self._convert(protocol, body)
+    @property
+    def kept_responses(self) -> RecipeResponses | None:
+        return None if self._responses is None else RecipeResponses(self._responses)
+
+    def prepare(
+        self, protocol: Protocol, body: bytes, max_model_len: int, *, owner: str = ""
+    ) -> RecipeRequest:
+        model, request, turn = self._convert(protocol, body, owner)
         options = request.inference_options
         if options.n != 1:
             raise InvalidRequest("n must be 1: this server gives one answer a request", param="n")
@@ -166,10 +201,11 @@ class RecipeCodec:
             ends=frozenset((self._eos, *sampling.stop_token_ids)),
             created=int(self._wall()),
             user_id=_checked_user(request.user),
+            turn=turn,
         )
 
     def count_tokens(self, protocol: Protocol, body: bytes) -> int:
-        _, request = self._convert(protocol, body)
+        _, request, _ = self._convert(protocol, body, "")
         return len(self._encode(request)[0])
 
     def tokenize(self, text: str) -> list[int]:
@@ -188,20 +224,45 @@ class RecipeCodec:
         """What answers are decoded with."""
         return self._tokenizer
 
-    def _convert(self, protocol: Protocol, body: bytes) -> tuple[str, ConversationRequest]:
+    def _convert(
+        self, protocol: Protocol, body: bytes, owner: str
+    ) -> tuple[str, ConversationRequest, ResponseTurn | None]:
+        """Model name, converted request, and what keeps the answer (Responses with a store)."""
+        turn: ResponseTurn | None = None
+        options = self._options
         try:
-            parsed = _REQUESTS[protocol](body, profile="extended")
             if protocol == "responses":
-                _refuse_stored(body)
+                parsed, turn = self._parse_responses(body, owner)
+                if self._sealer is not None:
+                    options = options.with_reasoning_sealer(self._sealer.for_audience(owner))
+            else:
+                parsed = _REQUESTS[protocol](body, profile="extended")
             model: str = parsed.model
             if model not in self._names:
                 raise UnknownModel(model, self._names)
-            request: ConversationRequest = parsed.convert(self._options)
+            request: ConversationRequest = parsed.convert(options)
         except RequestParseError as exc:
             raise InvalidRequest(str(exc), param=exc.param) from exc
         except ConversionError as exc:
-            raise InvalidRequest(exc.message, param=exc.param) from exc
-        return model, request
+            kind = PreviousResponseNotFound if exc.status_code == 404 else InvalidRequest
+            raise kind(exc.message, param=exc.param) from exc
+        except StoreError as exc:
+            raise EngineUnavailable(f"kept responses cannot be read: {exc}") from exc
+        return model, request, turn
+
+    def _parse_responses(
+        self, body: bytes, owner: str
+    ) -> tuple[ResponsesRequest, ResponseTurn | None]:
+        parsed = ResponsesRequest(body, profile="extended")
+        value: dict[str, Any] = json.loads(body)
+        for name in ("conversation", "background"):
+            if value.get(name):
+                raise InvalidRequest(f"{name} is not supported by this server", param=name)
+        if self._responses is None:
+            return parsed, None
+        turn = ResponseTurn(value, self._responses, owner)
+        again = ResponsesRequest(body, profile="extended", history=turn.history, stores=turn.stores)
+        return again, turn
 
     def _encode(self, request: ConversationRequest) -> tuple[tuple[int, ...], tuple[Picture, ...]]:
         """Tokens of the prompt, and its pictures, each in place of its placeholder."""
@@ -233,6 +294,7 @@ class RecipeRequest:
     ends: frozenset[int]
     created: int
     user_id: str | None
+    turn: ResponseTurn | None = None
 
     @property
     def stream(self) -> bool:
@@ -270,7 +332,7 @@ class RecipeEncoder:
 
     def start(self, prompt_tokens: int, cached_tokens: int) -> list[WireEvent]:
         prepared = self._prepared
-        if not prepared.stream:
+        if not prepared.stream or self.keeps:
             self._response = self._response_type(
                 self._id, prepared.model, prepared.created, prompt_tokens, cached_tokens
             )
@@ -322,6 +384,22 @@ class RecipeEncoder:
             out.append(WireEvent(None, done))
         return out
 
+    @property
+    def keeps(self) -> bool:
+        turn = self._prepared.turn
+        return turn is not None and turn.stores
+
+    def keep(self) -> None:
+        turn = self._prepared.turn
+        if turn is None:
+            return
+        try:
+            is_kept = turn.keep(self._response.to_dict())
+        except StoreError as exc:
+            raise EngineUnavailable(str(exc)) from exc
+        if not is_kept:
+            raise EngineUnavailable("the answer is larger than one that is kept may be")
+
     def body(self) -> str:
         text: str = self._response.to_json()
         return _renamed(text) if self._out_of_memory else text
@@ -330,24 +408,13 @@ class RecipeEncoder:
         return self._wire(self._processor.push(chunk))
 
     def _wire(self, chunks: Sequence[Any]) -> list[WireEvent]:
-        if self._prepared.stream:
-            name = self._response_type.sse_event_name
-            return [WireEvent(name(chunk), chunk.to_json()) for chunk in chunks]
-        for chunk in chunks:
-            self._response.accumulate(chunk)
-        return []
-
-
-def _refuse_stored(body: bytes) -> None:
-    """Without a store, going on from an earlier response would silently forget the history."""
-    value = json.loads(body)
-    for name in ("previous_response_id", "conversation", "background"):
-        if value.get(name):
-            raise InvalidRequest(
-                f"{name} is not supported: this server keeps no responses; send the whole "
-                "history in input",
-                param=name,
-            )
+        if self._response is not None:
+            for chunk in chunks:
+                self._response.accumulate(chunk)
+        if not self._prepared.stream:
+            return []
+        name = self._response_type.sse_event_name
+        return [WireEvent(name(chunk), chunk.to_json()) for chunk in chunks]
 
 
 def _pairs(event: TokensEvent) -> list[tuple[float, tuple[tuple[int, float], ...]]] | None:

@@ -51,10 +51,14 @@ def model_dir(settings: Settings) -> Path:
     return settings.model
 
 
-def build_codec(settings: Settings) -> RecipeCodec:
-    """The prompt codec with the checkpoint's tokenizer. No torch."""
+def build_codec(settings: Settings, *, serves: bool = False) -> RecipeCodec:
+    """The prompt codec with the checkpoint's tokenizer. No torch.
+
+    One that `serves` also opens the store of responses and takes the keys of sealed reasoning.
+    """
     directory = model_dir(settings)
     from deepinfer_engine.adapters.recipe import PicturePolicy, RecipeCodec
+    from deepinfer_engine.adapters.recipe_responses import open_responses, read_sealer
 
     policy = None
     if settings.vision:
@@ -64,6 +68,8 @@ def build_codec(settings: Settings) -> RecipeCodec:
         settings.model_names,
         default_thinking=settings.default_thinking,
         pictures=policy,
+        responses=open_responses(settings.responses_store) if serves else None,
+        sealer=read_sealer(os.environ) if serves else None,
     )
 
 

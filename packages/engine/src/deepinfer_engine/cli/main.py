@@ -81,6 +81,10 @@ Port = Annotated[int | None, typer.Option(help="Port to listen on; 0 = any free 
 KeyFile = Annotated[
     Path | None, typer.Option("--api-key-file", help="Accepted API keys, `key` or `id:key` a line.")
 ]
+ResponsesStore = Annotated[
+    str | None,
+    typer.Option(help="Keep Responses answers: memory or sqlite:PATH; default: nowhere."),
+]
 Prefill = Annotated[
     list[str] | None, typer.Option(help="host:port of a running prefill worker; repeatable.")
 ]
@@ -185,12 +189,13 @@ def serve(
     max_num_batched_tokens: MaxBatched = None,
     num_blocks: NumBlocks = None,
     threads: Threads = None,
+    responses_store: ResponsesStore = None,
     api_key_file: KeyFile = None,
     drain_timeout_s: Drain = None,
     log_level: LogLevel = None,
     config: Config = None,
 ) -> int:
-    """Serve Chat Completions and Messages over HTTP: a router, a prefill and a decode process."""
+    """Serve Chat Completions, Responses and Messages over HTTP: a router, a prefill and a decode process."""
     flags = {name: value for name, value in locals().items() if name != "config"}
     settings = _settings(config, **flags)
     from deepinfer_engine.cli.serve import run_serve
@@ -208,6 +213,7 @@ def router(
     served_model_name: Names = None,
     no_vision: NoVision = False,
     fetch_images: FetchImages = None,
+    responses_store: ResponsesStore = None,
     api_key_file: KeyFile = None,
     drain_timeout_s: Drain = None,
     log_level: LogLevel = None,

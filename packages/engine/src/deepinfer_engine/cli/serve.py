@@ -64,7 +64,7 @@ async def served(
     """The whole server while the body runs: engine, then HTTP on `sock`; taken down in reverse."""
     from deepinfer_engine.server.app import create_app
 
-    codec = build_codec(settings)
+    codec = build_codec(settings, serves=True)
     async with AsyncExitStack() as stack:
         with console.status("starting") as status:
             loading: dict[str, str] = {}

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import aclosing
+from functools import partial
 
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
@@ -50,7 +51,7 @@ class AnswerResponse(Response):
             check_declared_length(headers.get("content-length"), limit)
             caller = services.keys.identify(headers)
             with services.gate.enter(caller.key_id), metrics.in_flight.track_inprogress():
-                prepared = await self._prepare(await read_body(receive, limit))
+                prepared = await self._prepare(await read_body(receive, limit), caller.owner)
                 writer.stream = prepared.stream
                 generation = Generation(
                     engine=services.engine,
@@ -73,11 +74,15 @@ class AnswerResponse(Response):
                 metrics.aborts.labels(self.protocol, "deadline").inc()
             await self._fail(exc, writer)
 
-    async def _prepare(self, body: bytes) -> PreparedRequest:
+    async def _prepare(self, body: bytes, owner: str) -> PreparedRequest:
         services = self.services
         info = await services.model_info()
-        args = (self.protocol, body, info.max_model_len)
-        return await services.off_loop(services.codec.prepare, *args, size=len(body))
+        prepare = partial(
+            services.codec.prepare, self.protocol, body, info.max_model_len, owner=owner
+        )
+        if self.protocol == "responses" and services.codec.kept_responses is not None:
+            return await asyncio.to_thread(prepare)  # it reads the store
+        return await services.off_loop(prepare, size=len(body))
 
     async def _answer(self, generation: Generation, writer: AnswerWriter, receive: Receive) -> None:
         settings = self.services.settings

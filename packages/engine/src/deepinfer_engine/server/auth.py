@@ -18,6 +18,11 @@ class Caller:
 
     key_id: str | None = None
 
+    @property
+    def owner(self) -> str:
+        """Under which name what the caller leaves on the server is kept."""
+        return self.key_id or "anonymous"
+
     def salt(self, user_id: str | None) -> str:
         """Name of the cache partition: the end user, else the key, else `anonymous`.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from deepinfer_engine.core.pictures import Picture
 from deepinfer_engine.core.types import FinishReason, SamplingParams, TokensEvent, TrafficClass
@@ -40,6 +40,15 @@ class AnswerEncoder(Protocol):
         """
         ...
 
+    @property
+    def keeps(self) -> bool:
+        """Whether the client wants the finished answer kept."""
+        ...
+
+    def keep(self) -> None:
+        """Put the finished answer into the store; blocks. Raises EngineUnavailable."""
+        ...
+
     def body(self) -> str:
         """The complete response as JSON."""
         ...
@@ -72,6 +81,24 @@ class PreparedRequest(Protocol):
     def encoder(self, response_id: str) -> AnswerEncoder: ...
 
 
+class KeptResponses(Protocol):
+    """Responses answers that are kept for their owners. Methods block; they raise
+    EngineUnavailable when the store cannot be used.
+    """
+
+    def get(self, owner: str, response_id: str) -> dict[str, Any] | None:
+        """The response object."""
+        ...
+
+    def input_items(
+        self, owner: str, response_id: str, *, limit: int, after: str | None, order: str
+    ) -> dict[str, Any] | None:
+        """A page of what its request brought. Raises InvalidRequest naming the parameter."""
+        ...
+
+    def delete(self, owner: str, response_id: str) -> bool: ...
+
+
 class Codec(Protocol):
     """Protocol bodies to prompts, tokens to protocol bodies. Thread-safe."""
 
@@ -86,8 +113,18 @@ class Codec(Protocol):
         """Names requests may use; the first one is canonical."""
         ...
 
-    def prepare(self, protocol: WireProtocol, body: bytes, max_model_len: int) -> PreparedRequest:
-        """Parse, validate, render, tokenise. Raises InvalidRequest, UnknownModel, PromptTooLong."""
+    @property
+    def kept_responses(self) -> KeptResponses | None:
+        """The store of Responses answers, None where nothing is kept."""
+        ...
+
+    def prepare(
+        self, protocol: WireProtocol, body: bytes, max_model_len: int, *, owner: str = ""
+    ) -> PreparedRequest:
+        """Parse, validate, render, tokenise. Raises InvalidRequest, UnknownModel, PromptTooLong.
+
+        owner: whose kept answers the request may go on from. With a store this may block.
+        """
         ...
 
     def count_tokens(self, protocol: WireProtocol, body: bytes) -> int:

@@ -8,6 +8,7 @@ EngineError
 │       ├── AuthenticationFailed                                                          401
 │       ├── PermissionDenied                                                              403
 │       ├── NotFound         no such route or object                                      404
+│       │   └── PreviousResponseNotFound                                                  404
 │       ├── MethodNotAllowed                                                              405
 │       ├── BodyTooLarge                                                                  413
 │       └── LimitExceeded    too many requests of this key in flight                      429
@@ -91,6 +92,12 @@ class NotFound(HttpError):  # noqa: N818
     """There is nothing at this path."""
 
     row = Row(404, "invalid_request_error", "not_found", 404, "not_found_error")
+
+
+class PreviousResponseNotFound(NotFound):
+    """The answer that a request wants to go on from is not kept here."""
+
+    row = Row(404, "invalid_request_error", "previous_response_not_found", 404, "not_found_error")
 
 
 class MethodNotAllowed(HttpError):  # noqa: N818

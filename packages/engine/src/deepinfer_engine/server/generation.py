@@ -3,6 +3,7 @@ and the in-process chat use it as it is."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -10,7 +11,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from deepinfer_engine.core.types import FinishEvent, GenerateRequest, TokensEvent, Usage
-from deepinfer_engine.errors import EngineLost
+from deepinfer_engine.errors import EngineLost, EngineUnavailable
 from deepinfer_engine.router.client import EngineClient
 from deepinfer_engine.server.clock import Clock
 from deepinfer_engine.server.codec import AnswerEncoder, PreparedRequest, WireEvent
@@ -92,6 +93,7 @@ class Generation:
                 last = now
             if isinstance(event, FinishEvent):
                 out += self.encoder.finish(event.reason)
+                await self._keep()
                 self._finished(event.reason, event.usage)
                 yield out
                 return
@@ -99,12 +101,23 @@ class Generation:
             out += self.encoder.tokens(event)
             if self.encoder.finished:
                 out += self.encoder.finish("stop")
+                await self._keep()
                 self._finished("stop", Usage(len(self.prepared.token_ids), generated, cached))
                 yield out
                 return
             yield out
         # A stream that ends without FinishEvent must never look like a complete answer.
         raise EngineLost("the engine's stream ended before the answer did")
+
+    async def _keep(self) -> None:
+        """Store the answer before its last event goes out: the client may go on from it at once."""
+        if not self.encoder.keeps:
+            return
+        try:
+            await asyncio.to_thread(self.encoder.keep)
+        except EngineUnavailable as exc:
+            # The answer is whole all the same; who continues it is told that it is not there.
+            log.warning("%s is not kept: %s", self.response_id, exc)
 
     @staticmethod
     def _cached_tokens(event: TokensEvent | FinishEvent) -> int:

@@ -1,10 +1,17 @@
-"""OpenAI Responses, without a store: the whole history comes with every request."""
+"""OpenAI Responses. With a store, answers are kept for their owner and can be continued; without
+one, the whole history comes with every request."""
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request, Response
+import asyncio
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request, Response
 
 from deepinfer_engine.server.answer import AnswerResponse
+from deepinfer_engine.server.codec import KeptResponses
+from deepinfer_engine.server.errors import NotFound
+from deepinfer_engine.server.intake import identified
 from deepinfer_engine.server.services import services_of
 
 router = APIRouter(tags=["responses"])
@@ -15,3 +22,53 @@ router = APIRouter(tags=["responses"])
 async def responses(request: Request) -> Response:
     """Answer a conversation, streaming or in one piece."""
     return AnswerResponse(services_of(request), "responses", request.state.request_id)
+
+
+@router.get("/v1/responses/{response_id}")
+async def get_response(request: Request, response_id: str) -> dict[str, Any]:
+    """A kept answer of this caller."""
+    owner, kept = identified(request).owner, _kept(request)
+    return _found(response_id, await asyncio.to_thread(kept.get, owner, response_id))
+
+
+@router.delete("/v1/responses/{response_id}")
+async def delete_response(request: Request, response_id: str) -> dict[str, Any]:
+    """Delete a kept answer of this caller; what builds on it can no longer be continued."""
+    owner, kept = identified(request).owner, _kept(request)
+    if not await asyncio.to_thread(kept.delete, owner, response_id):
+        raise _missing(response_id)
+    return {"id": response_id, "object": "response", "deleted": True}
+
+
+@router.get("/v1/responses/{response_id}/input_items")
+async def list_input_items(
+    request: Request,
+    response_id: str,
+    after: str | None = None,
+    limit: Annotated[str, Query()] = "20",
+    order: str = "desc",
+) -> dict[str, Any]:
+    """What the request of a kept answer brought, page by page."""
+    owner, kept = identified(request).owner, _kept(request)
+    number = int(limit) if limit.isascii() and limit.isdigit() and len(limit) < 9 else 0
+    page = await asyncio.to_thread(
+        kept.input_items, owner, response_id, limit=number, after=after, order=order
+    )
+    return _found(response_id, page)
+
+
+def _kept(request: Request) -> KeptResponses:
+    kept = services_of(request).codec.kept_responses
+    if kept is None:
+        raise NotFound("this server keeps no responses; --responses-store switches that on")
+    return kept
+
+
+def _found(response_id: str, value: dict[str, Any] | None) -> dict[str, Any]:
+    if value is None:
+        raise _missing(response_id)
+    return value
+
+
+def _missing(response_id: str) -> NotFound:
+    return NotFound(f"Response with id '{response_id[:100]}' not found.", param="response_id")

@@ -87,7 +87,9 @@ class TurnGenerator(ChunkGenerator[Any]):
         super().__init__(None)
 
     @property
-    def out(self) -> list[Any]:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def out(  # pyright: ignore[reportIncompatibleVariableOverride]
+        self,
+    ) -> list[Any]:
         """Where events go."""
         return self._inner.out
 
