@@ -195,7 +195,7 @@ def serve(
     log_level: LogLevel = None,
     config: Config = None,
 ) -> int:
-    """Serve Chat Completions, Responses and Messages over HTTP: a router, a prefill and a decode process."""
+    """Serve the three chat protocols over HTTP: a router, a prefill and a decode process."""
     flags = {name: value for name, value in locals().items() if name != "config"}
     settings = _settings(config, **flags)
     from deepinfer_engine.cli.serve import run_serve

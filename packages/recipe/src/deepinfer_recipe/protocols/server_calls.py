@@ -86,16 +86,11 @@ class TurnGenerator(ChunkGenerator[Any]):
         """How the turn ended, while the answer waits for the server's calls."""
         super().__init__(None)
 
-    @property
-    def out(  # pyright: ignore[reportIncompatibleVariableOverride]
-        self,
-    ) -> list[Any]:
-        """Where events go."""
-        return self._inner.out
-
-    @out.setter
-    def out(self, value: list[Any]) -> None:
-        self._inner.out = value
+    def _answer(self) -> ChunkGenerator[Any]:
+        """The answer's generator, its events going where those of this turn go."""
+        inner = self._inner
+        inner.out = self.out
+        return inner
 
     @property
     def calls_client(self) -> bool:
@@ -109,7 +104,7 @@ class TurnGenerator(ChunkGenerator[Any]):
 
     def start(self, usage: PromptUsage, fingerprint: str | None) -> None:
         if self._spent is None:
-            self._inner.start(usage, fingerprint)
+            self._answer().start(usage, fingerprint)
             return
         before = self._spent.prompt
         self._inner.prompt_usage = PromptUsage(
@@ -119,19 +114,19 @@ class TurnGenerator(ChunkGenerator[Any]):
 
     def reasoning(self, text: str) -> None:
         self._reasoning.append(text)
-        self._inner.reasoning(text)
+        self._answer().reasoning(text)
 
     def content(self, text: str) -> None:
         self._content.append(text)
-        self._inner.content(text)
+        self._answer().content(text)
 
     def reasoning_with_logprobs(self, text: str, entries: list[dict[str, Any]]) -> None:
         self._reasoning.append(text)
-        self._inner.reasoning_with_logprobs(text, entries)
+        self._answer().reasoning_with_logprobs(text, entries)
 
     def content_with_logprobs(self, text: str, entries: list[dict[str, Any]]) -> None:
         self._content.append(text)
-        self._inner.content_with_logprobs(text, entries)
+        self._answer().content_with_logprobs(text, entries)
 
     def call_started(self, name: str) -> None:
         if name in self._tools:
@@ -139,15 +134,15 @@ class TurnGenerator(ChunkGenerator[Any]):
             self._arguments = []
         else:
             self._client_calls += 1
-            self._inner.call_started(name)
+            self._answer().call_started(name)
 
     def call_parameter(self, key: str) -> None:
         if self._current is None:
-            self._inner.call_parameter(key)
+            self._answer().call_parameter(key)
 
     def call_arguments(self, piece: str, raw: str | None = None) -> None:
         if self._current is None:
-            self._inner.call_arguments(piece, raw)
+            self._answer().call_arguments(piece, raw)
         else:
             self._arguments.append(piece)
 
@@ -155,14 +150,14 @@ class TurnGenerator(ChunkGenerator[Any]):
         self, piece: str, raw: str | None, entries: list[dict[str, Any]]
     ) -> None:
         if self._current is None:
-            self._inner.call_arguments_with_logprobs(piece, raw, entries)
+            self._answer().call_arguments_with_logprobs(piece, raw, entries)
         else:
             self._arguments.append(piece)
 
     def call_ended(self) -> None:
         name, self._current = self._current, None
         if name is None:
-            self._inner.call_ended()
+            self._answer().call_ended()
         else:
             self.calls.append(ServerCall(self._new_id(), name, "".join(self._arguments)))
 
@@ -172,7 +167,7 @@ class TurnGenerator(ChunkGenerator[Any]):
             self.ending = total
         else:
             # Cut short: a call that was begun is not made.
-            self._inner.end(total)
+            self._answer().end(total)
 
     def _total(self, ending: Ending) -> Ending:
         spent = self._spent
