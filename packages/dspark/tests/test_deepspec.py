@@ -12,12 +12,8 @@ from deepinfer_dspark import CheckpointError, CounterRng, DraftBatch, SamplingBa
 torch = pytest.importorskip("torch")
 safetensors = pytest.importorskip("safetensors.torch")
 
-from deepinfer_dspark.deepspec import (  # noqa: E402
-    DeepSpecConfig,
-    DFlashDrafter,
-    DraftModule,
-    DSparkDrafter,
-)
+from deepinfer_dspark.block import DFlashDrafter, DSparkDrafter  # noqa: E402
+from deepinfer_dspark.deepspec import DeepSpecConfig, DraftModule  # noqa: E402
 
 CONFIG = {
     "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -104,13 +100,15 @@ def test_a_request_without_features_gets_no_drafts() -> None:
 
 def test_dflash_has_no_markov_head() -> None:
     plain = module(markov_rank=0, enable_confidence_head=False)
-    drafter = DFlashDrafter(plain)
-    out = drafter.propose(batch([4], [4]), CounterRng())
+    out = DFlashDrafter(plain).propose(batch([4], [4]), CounterRng())
     assert out.conf is not None
     # the proxy is the top probability of each row's own law at temperature 1
-    index = np.array([0])
-    hidden = drafter._hidden(batch([4], [4]), index)
-    expected = torch.softmax(plain.lm_head(hidden)[0].double(), dim=-1).amax(dim=-1)
+    given = batch([4], [4])
+    context = [
+        tuple(t[None] for t in layer) for layer in plain.context(given.features, torch.arange(4))
+    ]
+    states = plain.block(torch.tensor([3]), torch.tensor([4]), context, torch.ones(1, 4).bool())
+    expected = torch.softmax(states.logits[0].double(), dim=-1).amax(dim=-1)
     assert np.allclose(out.conf[0], expected.detach().numpy(), atol=1e-6)
     assert out.lengths.tolist() == [3]
     with pytest.raises(CheckpointError, match="DSparkDrafter"):
@@ -119,6 +117,15 @@ def test_dflash_has_no_markov_head() -> None:
 
 def test_checkpoint_failures_are_named(tmp_path) -> None:
     with pytest.raises(CheckpointError, match=r"no readable config\.json"):
+        DSparkDrafter.load(tmp_path)
+    (tmp_path / "config.json").write_text("[1]")
+    with pytest.raises(CheckpointError, match="JSON object"):
+        DSparkDrafter.load(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    with pytest.raises(CheckpointError, match=r"holds no \*\.safetensors"):
+        DSparkDrafter.load(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0nonsense")
+    with pytest.raises(CheckpointError, match="not a safetensors file"):
         DSparkDrafter.load(tmp_path)
     save(tmp_path, module(), {k: v for k, v in CONFIG.items() if k != "block_size"})
     with pytest.raises(CheckpointError, match="block_size"):

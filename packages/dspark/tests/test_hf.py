@@ -13,7 +13,8 @@ from deepinfer_dspark.ngram import NGramDrafter
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from deepinfer_dspark.deepspec import DeepSpecConfig, DraftModule, DSparkDrafter  # noqa: E402
+from deepinfer_dspark.block import DSparkDrafter  # noqa: E402
+from deepinfer_dspark.deepspec import DeepSpecConfig, DraftModule  # noqa: E402
 from deepinfer_dspark.eagle import EagleConfig, EagleDrafter, EagleModule  # noqa: E402
 from deepinfer_dspark.hf import SHORT_PASS, HFCausal, HFTarget  # noqa: E402
 

@@ -17,12 +17,8 @@ from deepinfer_dspark.ngram import NGramDrafter
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from deepinfer_dspark.deepspec import (  # noqa: E402
-    DeepSpecConfig,
-    DFlashDrafter,
-    DraftModule,
-    DSparkDrafter,
-)
+from deepinfer_dspark.block import DFlashDrafter, DSparkDrafter  # noqa: E402
+from deepinfer_dspark.deepspec import DeepSpecConfig, DraftModule  # noqa: E402
 from deepinfer_dspark.eagle import EagleConfig, EagleDrafter, EagleModule  # noqa: E402
 from deepinfer_dspark.hf import HFCausal, HFTarget  # noqa: E402
 
@@ -77,16 +73,18 @@ def scheduler(mode):
 
 @pytest.fixture(scope="module")
 def plain():
-    """Target and its text without drafts, by dtype, one request at a time through `generate`."""
+    """Target and its text without drafts, by dtype, from `generate`."""
     found = {}
+    given = prompts()
     for name, dtype in DTYPES.items():
-        model = llama(2, 2, dtype)
-        texts = []
-        for prompt in prompts():
-            ids = torch.tensor([prompt])
+        model, texts = llama(2, 2, dtype), [[] for _ in given]
+        for length in {len(p) for p in given}:  # without padding
+            at = [i for i, p in enumerate(given) if len(p) == length]
+            ids = torch.tensor([given[i] for i in at])
             out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW,
                                  do_sample=False, eos_token_id=None, pad_token_id=0)  # fmt: skip
-            texts.append(out[0, len(prompt) :].tolist())
+            for i, text in zip(at, out[:, length:].tolist(), strict=True):
+                texts[i] = text
         found[name] = model, texts
     return found
 

@@ -28,11 +28,11 @@ def read_config(directory: Path) -> dict[str, Any]:
 
 
 def read_tensors(
-    directory: Path, *, strip: Collection[str] = (), only: str | None = None
+    directory: Path, *, strip: Collection[str] = (), only: tuple[str, ...] = ("",)
 ) -> dict[str, Tensor]:
     """All tensors of the directory's safetensors files by name, without the given prefixes.
 
-    only: read just the names that start with this once the prefixes are gone.
+    only: read just the names that start with one of these once the prefixes are gone.
     Raises CheckpointError for damaged files and where there are none.
     """
     from safetensors import SafetensorError, safe_open
@@ -48,19 +48,15 @@ def read_tensors(
                     name = full
                     for prefix in strip:
                         name = name.removeprefix(prefix)
-                    if only is None or name.startswith(only):
+                    if name.startswith(only):
                         found[name] = opened.get_tensor(full)
         except SafetensorError as e:
             raise CheckpointError(f"{file} is not a safetensors file: {e}") from e
     return found
 
 
-def load_into(module: nn.Module, weights: Mapping[str, Tensor], directory: Path) -> None:
-    """Give a module exactly its tensors, in the dtype of the checkpoint's matrices.
-
-    Raises CheckpointError naming what is missing, unknown or of another shape.
-    """
-    own = module.state_dict()
+def check_names(own: Mapping[str, Tensor], weights: Mapping[str, Tensor], directory: Path) -> None:
+    """Raises CheckpointError unless `weights` has exactly the names and shapes of `own`."""
     missing, unknown = sorted(own.keys() - weights.keys()), sorted(weights.keys() - own.keys())
     if missing or unknown:
         raise CheckpointError(
@@ -71,6 +67,14 @@ def load_into(module: nn.Module, weights: Mapping[str, Tensor], directory: Path)
             raise CheckpointError(
                 f"{name} has shape {tuple(tensor.shape)}, the config says {tuple(own[name].shape)}"
             )
+
+
+def load_into(module: nn.Module, weights: Mapping[str, Tensor], directory: Path) -> None:
+    """Give a module exactly its tensors, in the dtype of the checkpoint's matrices.
+
+    Raises CheckpointError naming what is missing, unknown or of another shape.
+    """
+    check_names(module.state_dict(), weights, directory)
     matrix = next(t for t in weights.values() if t.is_floating_point() and t.dim() == 2)
     module.to(matrix.dtype)
     module.load_state_dict(dict(weights))

@@ -1,29 +1,23 @@
-"""`DSparkDrafter`: block drafts from target features, in the DeepSpec checkpoint form (torch).
+"""Draft modules in the DeepSpec checkpoint form (torch); `DSparkDrafter` drafts with them.
 
 The backbone reads gamma rows, the anchor's embedding and gamma - 1 mask embeddings, attends
 without causal mask inside the block and to context entries made from the target's hidden states at
-positions strictly below the anchor's. Rank 0 (no Markov head) is plain DFlash: `DFlashDrafter`.
+positions strictly below the anchor's. Rank 0 (no Markov head) is plain DFlash.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
-
-from deepinfer_dspark.calibration import ProxyConfidence
+from deepinfer_dspark.block import BlockStates
 from deepinfer_dspark.checkpoint import load_into, read_config, read_tensors
-from deepinfer_dspark.contexts import Contexts, Entries, new_features
-from deepinfer_dspark.drafting import DraftBatch
+from deepinfer_dspark.contexts import Entries
 from deepinfer_dspark.errors import CheckpointError
-from deepinfer_dspark.heads import ConfidenceHead, MarkovHead, MarkovType, draft_block
-from deepinfer_dspark.proposal import Proposal
+from deepinfer_dspark.heads import ConfidenceHead, MarkovHead, MarkovType
 from deepinfer_dspark.torch_extra import Tensor, functional, nn, torch
-from deepinfer_dspark.uniforms import Uniforms
-from deepinfer_dspark.verification import VerifyResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +157,8 @@ class DraftModule(nn.Module):
 
     def __init__(self, c: DeepSpecConfig) -> None:
         super().__init__()
-        self.c = c
+        self.c, self.block_size = c, c.block_size
+        self.window: int | None = None
         self.embed_tokens = nn.Embedding(c.vocab_size, c.hidden_size)
         self.layers = nn.ModuleList(Layer(c) for _ in range(c.num_hidden_layers))
         self.norm = RMSNorm(c.hidden_size, c.rms_norm_eps)
@@ -180,20 +175,20 @@ class DraftModule(nn.Module):
             ConfidenceHead(c.hidden_size, rank, bias=True) if c.enable_confidence_head else None
         )
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the features it wants."""
+        return self.fc.weight.dtype
+
     def context(self, features: Tensor, positions: Tensor) -> Entries:
         """Keys and values of every layer for target features [n, m*d] at positions [n]."""
         x = self.hidden_norm(self.fc(features))
         return [cast(Layer, layer).self_attn.entries(x, positions) for layer in self.layers]
 
     def block(
-        self,
-        anchors: Tensor,
-        positions: Tensor,
-        context: Entries,
-        visible: Tensor,
-    ) -> Tensor:
-        """Normed hidden states [R, gamma, d]. anchors, positions: [R]; context: per layer padded
-        [R, n, kv heads, d]; visible: bool [R, n]."""
+        self, anchors: Tensor, positions: Tensor, context: Entries, visible: Tensor
+    ) -> BlockStates:
+        """See `BlockModule.block`; both heads read the normed states."""
         gamma = self.c.block_size
         ids = torch.full((anchors.shape[0], gamma), self.c.mask_token_id, device=anchors.device)
         ids[:, 0] = anchors
@@ -201,107 +196,28 @@ class DraftModule(nn.Module):
         x = self.embed_tokens(ids)
         for layer, (keys, values) in zip(self.layers, context, strict=True):
             x = layer(x, at, keys, values, visible)
-        return self.norm(x)
+        hidden = self.norm(x)
+        return BlockStates(self.lm_head(hidden), hidden, hidden)
 
 
-class DSparkDrafter:
-    """Drafts of a `DraftModule`; keeps the context entries of every request.
+def load_deepspec(
+    directory: Path,
+    *,
+    embed: Tensor | None = None,
+    lm_head: Tensor | None = None,
+    dtype: torch.dtype | None = None,
+) -> DraftModule:
+    """Read config.json and *.safetensors of a DeepSpec checkpoint.
 
-    The batch must carry `features` of all rows committed since the last round: the first round of
-    a request brings the whole prompt but the anchor, or nothing (then no draft is made).
-    temperatures: calibration, [gamma].
+    embed, lm_head: the target's [V, d] weights where the checkpoint does not carry them; dtype:
+    what to compute in, default that of the checkpoint.
+    Raises CheckpointError naming what is missing, unknown or of another shape.
     """
-
-    def __init__(self, module: DraftModule, temperatures: Any | None = None) -> None:
-        self._module = module.eval()
-        self._temperatures = temperatures
-        self._contexts = Contexts()
-        self._proxy = ProxyConfidence(module.c.block_size)
-        self.max_tokens = module.c.block_size
-
-    @classmethod
-    def load(
-        cls,
-        directory: Path,
-        *,
-        embed: Tensor | None = None,
-        lm_head: Tensor | None = None,
-        temperatures: Any | None = None,
-    ) -> DSparkDrafter:
-        """Read config.json and *.safetensors of a DeepSpec checkpoint.
-
-        embed, lm_head: the target's [V, d] weights where the checkpoint does not carry them.
-        Raises CheckpointError naming what is missing, unknown or of another shape.
-        """
-        module = DraftModule(DeepSpecConfig.from_dict(read_config(directory)))
-        weights = read_tensors(directory, strip=("model.", "draft."))
-        if embed is not None:
-            weights.setdefault("embed_tokens.weight", embed)
-        if lm_head is not None:
-            weights.setdefault("lm_head.weight", lm_head)
-        load_into(module, weights, directory)
-        return cls(module, temperatures)
-
-    @torch.no_grad()
-    def propose(self, batch: DraftBatch, rng: Uniforms) -> Proposal:
-        """See `Drafter.propose`."""
-        self._extend(batch)
-        R, gamma = batch.requests, self.max_tokens
-        ready = [i for i, r in enumerate(batch.request_ids) if r in self._contexts]
-        tokens, lengths = np.zeros((R, gamma), dtype=np.int64), np.zeros(R, dtype=np.int64)
-        conf = np.zeros((R, gamma))
-        if not ready:
-            return Proposal(tokens, lengths, conf=conf)
-        index = np.array(ready)
-        hidden = self._hidden(batch, index)
-        m = self._module
-        anchors = torch.from_numpy(batch.anchors[index])
-        drafted = draft_block(
-            m.lm_head(hidden), hidden, hidden, anchors, m.markov_head, m.confidence_head,
-            batch.sampling.select(index), batch.rounds[index], rng, self._temperatures,
-        )  # fmt: skip
-        tokens[index], lengths[index] = drafted.tokens, gamma
-        if self._module.confidence_head is None:
-            ids = [batch.request_ids[i] for i in ready]
-            conf[index] = self._proxy.of(ids, drafted.peak)
-        else:
-            conf[index] = drafted.conf
-        q = drafted.q
-        if q is not None and len(ready) < R:
-            dense = q.new_zeros((R, gamma, q.shape[2]))
-            dense[index] = q
-            q = dense
-        return Proposal(tokens, lengths, q=q, conf=conf)
-
-    def _hidden(self, batch: DraftBatch, index: Any) -> Tensor:
-        """Block hidden states of the given requests, their contexts padded to one length."""
-        entries, visible = self._contexts.padded([batch.request_ids[i] for i in index.tolist()])
-        anchors, positions = (torch.from_numpy(x[index]) for x in (batch.anchors, batch.positions))
-        return self._module.block(anchors, positions, entries, visible)
-
-    def _extend(self, batch: DraftBatch) -> None:
-        for i, features, at in new_features(batch, self._contexts):
-            new = self._module.context(features.to(self._module.fc.weight.dtype), at)
-            self._contexts.append(batch.request_ids[i], new)
-
-    def observe(self, request_ids: Sequence[Hashable], result: VerifyResult) -> None:
-        """Without a confidence head the proxy follows what was accepted; a head needs nothing."""
-        self._proxy.observe(request_ids, result)
-
-    def reset(self, request_id: Hashable) -> None:
-        """Drop the context of a request."""
-        self._contexts.drop(request_id)
-        self._proxy.reset(request_id)
-
-    def fork(self, request_id: Hashable, new_id: Hashable) -> None:
-        """Share the context: entries are never written in place."""
-        self._contexts.fork(request_id, new_id)
-
-
-class DFlashDrafter(DSparkDrafter):
-    """The same backbone without a Markov head (rank 0); its drafts ignore each other."""
-
-    def __init__(self, module: DraftModule, temperatures: Any | None = None) -> None:
-        if module.markov_head is not None:
-            raise CheckpointError("a DFlash checkpoint has markov_rank 0: use DSparkDrafter")
-        super().__init__(module, temperatures)
+    module = DraftModule(DeepSpecConfig.from_dict(read_config(directory)))
+    weights = read_tensors(directory, strip=("model.", "draft."))
+    if embed is not None:
+        weights.setdefault("embed_tokens.weight", embed)
+    if lm_head is not None:
+        weights.setdefault("lm_head.weight", lm_head)
+    load_into(module, weights, directory)
+    return (module if dtype is None else module.to(dtype)).eval()

@@ -22,7 +22,7 @@ from deepinfer_dspark.deepspec import MLP, RMSNorm, rotate
 from deepinfer_dspark.drafting import DraftBatch, peak_probability, sample_drafts
 from deepinfer_dspark.errors import CheckpointError, ShapeError
 from deepinfer_dspark.proposal import Proposal
-from deepinfer_dspark.torch_extra import Tensor, functional, nn, torch
+from deepinfer_dspark.torch_extra import Tensor, functional, nn, torch, wide
 from deepinfer_dspark.uniforms import Uniforms
 from deepinfer_dspark.verification import VerifyResult
 
@@ -152,12 +152,12 @@ class EagleModule(nn.Module):
 
     def logits(self, feature: Tensor) -> Tensor:
         """Over the target's vocabulary, -inf where the head has no token. feature: [R, hidden]."""
-        own = self.lm_head(self.norm(feature)).float()
+        own = wide(self.lm_head(self.norm(feature)))
         if own.shape[1] == self.c.vocab_size:
             return own
         d2t = self.get_buffer("d2t")
-        wide = own.new_full((own.shape[0], self.c.vocab_size), -torch.inf)
-        return wide.index_copy(1, torch.arange(d2t.numel()) + d2t, own)
+        every = own.new_full((own.shape[0], self.c.vocab_size), -torch.inf)
+        return every.index_copy(1, torch.arange(d2t.numel()) + d2t, own)
 
 
 class EagleDrafter:

@@ -17,7 +17,7 @@ import numpy as np
 from deepinfer_dspark.drafting import peak_probability, sample_drafts
 from deepinfer_dspark.errors import CheckpointError
 from deepinfer_dspark.sampling import SamplingBatch
-from deepinfer_dspark.torch_extra import Tensor, nn, torch
+from deepinfer_dspark.torch_extra import Tensor, nn, torch, wide
 from deepinfer_dspark.uniforms import Uniforms
 
 MarkovType = Literal["vanilla", "gated", "rnn"]
@@ -183,7 +183,7 @@ def draft_block(
             scale = 1.0 if temperatures is None else float(temperatures[k])
             conf[:, k] = torch.sigmoid(z / scale).cpu().numpy()
         peak[:, k] = peak_probability(logits)
-        tokens[:, k], law = sample_drafts(logits.float(), sampling, rounds, k, rng)
+        tokens[:, k], law = sample_drafts(wide(logits), sampling, rounds, k, rng)
         if random:
             laws.append(law)
         previous = torch.from_numpy(tokens[:, k]).to(anchors.device)

@@ -14,4 +14,9 @@ except ModuleNotFoundError as e:
         name="torch",
     ) from None
 
-__all__ = ["Tensor", "functional", "nn", "torch"]
+__all__ = ["Tensor", "functional", "nn", "torch", "wide"]
+
+
+def wide(x: Tensor) -> Tensor:
+    """x in the dtype of sums and logits: float64 for float64, else float32."""
+    return x if x.dtype == torch.float64 else x.float()
