@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from deepinfer_engine.core.config import EngineConfig
+from deepinfer_engine.core.pictures import Picture, place
 from deepinfer_engine.core.types import (
     FinishEvent,
     FinishReason,
@@ -63,6 +64,7 @@ class LLM:
         num_blocks: int = 1024,
     ) -> None:
         # Here and not above: importing the package must not import torch.
+        from deepinfer_engine.adapters.recipe_pictures import PictureIntake, PicturePolicy
         from deepinfer_engine.backend.torch import build_runner
         from deepinfer_engine.model.assembly import load_tokenizer
         from deepinfer_engine.model.config import BLOCK_TOKENS
@@ -89,6 +91,7 @@ class LLM:
 
             store = open_store(Path(cache_dir), runner.layout)
         self._caps = runner.caps
+        self._intake = PictureIntake.of_directory(Path(model), PicturePolicy())
         self._engine = LocalEngine(runner, store=store, config=config)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(
@@ -100,11 +103,15 @@ class LLM:
         self,
         prompts: str | Sequence[int] | Sequence[str | Sequence[int]],
         params: SamplingParams | None = None,
+        *,
+        images: Sequence[Sequence[bytes | str | Path]] | None = None,
     ) -> list[Completion]:
         """Continue every prompt; results in the order of the prompts.
 
         prompts: texts (encoded as they are, special tokens recognised) or lists of token ids; one
             prompt alone is allowed. params: one set for all; an unset seed is drawn for each.
+        images: the pictures of each prompt, for a model with a vision tower: encoded bytes or the
+            path of a file (WebP, PNG, JPEG, GIF). The prompt holds one image token for each.
 
         Raises RequestError before anything runs when a prompt cannot be served.
         """
@@ -112,8 +119,15 @@ class LLM:
 
         params = params or SamplingParams()
         validate(params, self._caps.vocab_size)
-        encoded = [self._encode(prompt, params) for prompt in _as_list(prompts)]
-        requests = [self._request(ids, params) for ids in encoded]
+        encoded = [self._encode(prompt) for prompt in _as_list(prompts)]
+        if images is not None and len(images) != len(encoded):
+            raise RequestError(
+                f"images: wanted one list of pictures for each of {len(encoded)} prompts, got "
+                f"{len(images)}"
+            )
+        requests = [
+            self._request(ids, params, images[i] if images else ()) for i, ids in enumerate(encoded)
+        ]
         return asyncio.run_coroutine_threadsafe(self._run(requests), self._loop).result()
 
     def close(self) -> None:
@@ -136,7 +150,7 @@ class LLM:
     ) -> None:
         self.close()
 
-    def _encode(self, prompt: str | Sequence[int], params: SamplingParams) -> tuple[int, ...]:
+    def _encode(self, prompt: str | Sequence[int]) -> tuple[int, ...]:
         ids = (
             tuple(self._tokenizer.encode(prompt, add_special_tokens=False).ids)
             if isinstance(prompt, str)
@@ -149,17 +163,34 @@ class LLM:
             raise RequestError(
                 f"a prompt holds token {wrong}; this model's ids are 0..{self._caps.vocab_size - 1}"
             )
-        if len(ids) >= self._caps.max_model_len:
-            raise PromptTooLong(len(ids), self._caps.max_model_len - 1)
         return ids
 
-    def _request(self, ids: tuple[int, ...], params: SamplingParams) -> GenerateRequest:
+    def _request(
+        self, ids: tuple[int, ...], params: SamplingParams, images: Sequence[bytes | str | Path]
+    ) -> GenerateRequest:
+        pictures: tuple[Picture, ...] = ()
+        if images:
+            ids, pictures = self._with_pictures(ids, images)
+        if len(ids) >= self._caps.max_model_len:
+            raise PromptTooLong(len(ids), self._caps.max_model_len - 1)
         seed = secrets.randbits(63) if params.seed is None else params.seed
         return GenerateRequest(
             request_id=f"llm-{secrets.token_hex(8)}",
             token_ids=ids,
             sampling=replace(params, seed=seed),
+            pictures=pictures,
         )
+
+    def _with_pictures(
+        self, ids: tuple[int, ...], images: Sequence[bytes | str | Path]
+    ) -> tuple[tuple[int, ...], tuple[Picture, ...]]:
+        if self._intake is None:
+            raise RequestError("this model takes no pictures; send text alone")
+        try:
+            encoded = [i if isinstance(i, bytes) else Path(i).read_bytes() for i in images]
+        except OSError as error:
+            raise RequestError(f"cannot read a picture: {error}") from error
+        return place(ids, self._intake.of_bytes(encoded), self._intake.rules)
 
     async def _run(self, requests: list[GenerateRequest]) -> list[Completion]:
         async with asyncio.TaskGroup() as group:

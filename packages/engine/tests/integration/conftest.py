@@ -16,6 +16,11 @@ from typing import Any
 import httpx
 import pytest
 
+# Under importlib mode a test folder is no package: what the tests share is found by path.
+SUPPORT = str(Path(__file__).parents[1] / "support")
+if SUPPORT not in sys.path:
+    sys.path.insert(0, SUPPORT)
+
 SYSTEM = "\n".join(
     f"The {thing} is kept in the {place} and costs {price} coins."
     for price, (thing, place) in enumerate(
@@ -186,6 +191,12 @@ def start():
     yield launch
     for server in started:
         server.terminate()
+
+
+@pytest.fixture(scope="session")
+def running_server():
+    """`with running_server(*argv, cache_dir=None) as server:`"""
+    return running
 
 
 @pytest.fixture

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import io
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from tiny_checkpoint import write_tiny
 from toy_engine import ask, cluster, run, toy, until
 
+from deepinfer_engine import LLM
 from deepinfer_engine.adapters.kvtier import open_store
 from deepinfer_engine.backend.torch import TorchRunner, build_runner
 from deepinfer_engine.core.config import EngineConfig
@@ -118,7 +121,7 @@ def test_workers_get_pixels_and_caches_from_each_other(folder: Path) -> None:
         async with cluster(
             store=lambda _: shared,
             prefill_runner=lambda: runner(folder),
-            decode_runner=lambda: runner(folder),
+            decode_runner=lambda: runner(folder, vision=False),
         ) as it:
             first = await asyncio.gather(ask(it.engine, cat), ask(it.engine, dog))
             assert [a.tokens for a in first] == expected
@@ -134,6 +137,35 @@ def test_workers_get_pixels_and_caches_from_each_other(folder: Path) -> None:
             assert not it.prefills[0].service._pixels
 
     run(body())
+
+
+def encoded(seed: int) -> bytes:
+    out = io.BytesIO()
+    Image.frombytes("RGB", SIZE, pixels(seed)).save(out, "PNG")
+    return out.getvalue()
+
+
+def test_the_offline_engine_takes_pictures_as_bytes_and_files(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "cat.png").write_bytes(encoded(1))
+    params = replace(GREEDY, max_tokens=6)
+    with LLM(folder, dtype="float64", num_blocks=24) as llm:
+        same = llm.generate(
+            ["see w0 here"] * 2, params, images=[[encoded(1)], [tmp_path / "cat.png"]]
+        )
+        (other,) = llm.generate("see w0 here", params, images=[[encoded(2)]])
+        (bare,) = llm.generate("see w0 here", params)
+        for prompts, images, words in [
+            ("see w0", [[]] * 2, "one list of pictures for each of 1"),
+            ("see w0 w0", [[encoded(1)]], "2 image placeholders"),
+            ("see w0", [[b"GIF8"]], "picture 0: "),
+            ("see w0", [[tmp_path / "dog.png"]], "cannot read a picture"),
+            ("w0" * 40, [[encoded(1)] * 40], "1760 tokens"),
+        ]:
+            with pytest.raises(RequestError, match=words):
+                llm.generate(prompts, params, images=images)
+    assert same[0].token_ids == same[1].token_ids
+    assert same[0].usage.prompt_tokens == bare.usage.prompt_tokens + 43
+    assert len({same[0].token_ids, other.token_ids, bare.token_ids}) == 3
 
 
 def test_text_alone_and_toys_refuse_pictures(folder: Path) -> None:
