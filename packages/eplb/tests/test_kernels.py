@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from deepinfer_eplb import kernels_numpy, plan, planner
+from deepinfer_eplb import kernels_numpy, plan, solver
 from deepinfer_eplb.loads import generate
 
 pytest.importorskip("numba")
@@ -21,8 +21,8 @@ def test_compiled_plans_equal_numpy_plans(monkeypatch, kind, experts, gpus, slot
     trace = generate(kind, 2, steps=120, layers=3, experts=experts, tokens=3000)
     fast = plan(trace.counts[:60], gpus, slots)
     fast_next = plan(trace.counts[60:], gpus, slots, fast.phy2log)
-    monkeypatch.setattr(planner, "_kernels", lambda: kernels_numpy)
-    assert not planner.compiled()
+    monkeypatch.setattr(solver, "kernels", lambda: kernels_numpy)
+    assert not solver.compiled()
     slow = plan(trace.counts[:60], gpus, slots)
     slow_next = plan(trace.counts[60:], gpus, slots, slow.phy2log)
     assert fast.phy2log.tobytes() == slow.phy2log.tobytes()

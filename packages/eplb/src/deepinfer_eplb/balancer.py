@@ -18,7 +18,8 @@ from deepinfer_eplb.checks import as_placement, check_topology
 from deepinfer_eplb.errors import ShapeError
 from deepinfer_eplb.evaluation import Evaluation, evaluate
 from deepinfer_eplb.migration import movement
-from deepinfer_eplb.planner import Plan, initial_placement, maps_of, plan
+from deepinfer_eplb.placement import initial_placement, maps_of
+from deepinfer_eplb.planner import Plan, plan
 from deepinfer_eplb.rearrange import Array, allocate_staging, rearrange_layer
 from deepinfer_eplb.transport import Alone, Transport
 from deepinfer_eplb.window import LoadWindow

@@ -19,7 +19,9 @@ from deepinfer_eplb.errors import EplbError, LoadError
 from deepinfer_eplb.evaluation import evaluate, rank_loads, rank_shares
 from deepinfer_eplb.loads import KINDS, generate
 from deepinfer_eplb.migration import moved_share
-from deepinfer_eplb.planner import compiled, initial_placement, plan
+from deepinfer_eplb.placement import initial_placement
+from deepinfer_eplb.planner import plan
+from deepinfer_eplb.solver import compiled
 from deepinfer_eplb.svg import load_svg
 
 MAX_LOAD_FILE = 4 << 30

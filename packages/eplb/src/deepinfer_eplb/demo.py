@@ -18,7 +18,7 @@ import numpy.typing as npt
 from deepinfer_eplb.balancer import Balancer, Gate
 from deepinfer_eplb.dispatch import dispatch
 from deepinfer_eplb.evaluation import evaluate
-from deepinfer_eplb.planner import initial_placement
+from deepinfer_eplb.placement import initial_placement
 from deepinfer_eplb.window import LoadWindow
 
 RANKS: Final = 4

@@ -1,7 +1,7 @@
 """Compiled twins of `kernels_numpy`: same signatures, same plans to the byte.
 
-Inner loops run over ranks or slots, never over scenarios, so that each lane of a vector register
-adds its scenarios in order, as numpy does. No fastmath: reassociation would change plans.
+Inner loops run over ranks or slots, never over components, so that each lane of a vector register
+adds its components in order, as numpy does. No fastmath: reassociation would change plans.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from numba import njit  # pyright: ignore[reportMissingTypeStubs]
 
 Float = npt.NDArray[np.float64]
 Int = npt.NDArray[np.int64]
-REFRESH = 8
+Bool = npt.NDArray[np.bool_]
+MISSES = 2
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -35,262 +36,307 @@ def _power(x: float, q: int) -> float:
 
 
 @_compiled
-def _square(x: Float, q: int) -> None:
+def _powers(x: Float, q: int) -> None:
     for _ in range(q):
         for i in range(x.size):
             x[i] = x[i] * x[i]
 
 
 @_compiled
-def _score(x: Float, w: Float, e: int, m: float, q: int) -> float:
-    total = w[0] * (m * _power(x[0, e] / m, q) - (m + 1.0) * _power(x[0, e] / (m + 1.0), q))
-    for k in range(1, w.size):
-        total += w[k] * (m * _power(x[k, e] / m, q) - (m + 1.0) * _power(x[k, e] / (m + 1.0), q))
-    return total
+def _holds(slots: Int, g: int, e: int) -> bool:
+    for held in slots[g]:
+        if held == e:
+            return True
+    return False
 
 
 @_compiled
-def replicate(x: Float, w: Float, n: Int, extra: int, q: int) -> None:
-    """See `kernels_numpy.replicate`."""
-    E = n.size
-    score = np.empty(E)
-    for e in range(E):
-        score[e] = _score(x, w, e, float(n[e]), q)
-    for _ in range(extra):
-        e = 0
-        for i in range(1, E):
-            if score[i] > score[e]:
-                e = i
-        n[e] += 1
-        score[e] = _score(x, w, e, float(n[e]), q)
+def _rank_state(slots: Int, r: Float, rn: Float, load: Float, noise: Float, g: int) -> None:
+    """Load [J, G] and noise [G] of rank g anew, slot by slot in order."""
+    J = load.shape[0]
+    noise[g] = 0.0
+    for j in range(J):
+        load[j, g] = 0.0
+    for e in slots[g]:
+        if e >= 0:
+            noise[g] += rn[e]
+            for j in range(J):
+                load[j, g] += r[j, e]
 
 
 @_compiled
-def rank_loads(slots: Int, r: Float) -> Float:
-    """See `kernels_numpy.rank_loads`."""
-    G, C = slots.shape
-    load = np.zeros((r.shape[0], G))
-    for c in range(C):
-        for k in range(r.shape[0]):
-            for g in range(G):
-                if slots[g, c] >= 0:
-                    load[k, g] += r[k, slots[g, c]]
-    return load
+def _base(load: Float, noise: Float, kappa: float, g: int) -> float:
+    v = noise[g]
+    for j in range(1, load.shape[0]):
+        v += load[j, g] * load[j, g]
+    return load[0, g] + kappa * v
 
 
 @_compiled
-def _rank_cost(load: Float, w: Float, g: int, q: int) -> float:
-    total = w[0] * _power(load[0, g], q)
-    for k in range(1, w.size):
-        total += w[k] * _power(load[k, g], q)
-    return total
-
-
-@_compiled
-def drop_surplus(slots: Int, n: Int, r: Float, w: Float, q: int) -> None:
-    """See `kernels_numpy.drop_surplus`."""
-    G, C = slots.shape
-    load = rank_loads(slots, r)
-    held = np.zeros(n.size, dtype=np.int64)
-    for g in range(G):
-        for c in range(C):
-            held[slots[g, c]] += 1
-    for e in range(n.size):
-        for _ in range(max(held[e] - n[e], 0)):
-            most = 0
-            for g in range(G):
-                most = max(most, _count(slots, g, e))
-            best_g, best_cost = -1, -2.0
-            for g in range(G):
-                have = _count(slots, g, e)
-                if have == 0:
-                    continue
-                cost = -1.0
-                if have > 1 or most == 1:
-                    cost = _rank_cost(load, w, g, q)
-                if cost > best_cost:
-                    best_g, best_cost = g, cost
-            for c in range(C):
-                if slots[best_g, c] == e:
-                    slots[best_g, c] = -1
-                    break
-            for k in range(w.size):
-                load[k, best_g] -= r[k, e]
-
-
-@_compiled
-def _count(slots: Int, g: int, e: int) -> int:
-    found = 0
-    for c in range(slots.shape[1]):
-        if slots[g, c] == e:
-            found += 1
-    return found
-
-
-@_compiled
-def place(slots: Int, todo: Int, r: Float, w: Float, q: int) -> None:
+def place(slots: Int, todo: Int, r: Float, rn: Float, kappa: float, q: int) -> None:
     """See `kernels_numpy.place`."""
     G, C = slots.shape
-    load = rank_loads(slots, r)
-    rise, full, bare = np.empty(G), np.empty(G), np.empty(G)
-    for t in range(todo.size):
-        e = todo[t]
-        rise[:] = 0.0
-        for k in range(w.size):
+    J = r.shape[0]
+    load, noise = np.empty((J, G)), np.empty(G)
+    for g in range(G):
+        _rank_state(slots, r, rn, load, noise, g)
+    after, now = np.empty(G), np.empty(G)
+    for e in todo:
+        for g in range(G):
+            after[g] = noise[g] + rn[e]
+            now[g] = _base(load, noise, kappa, g)
+        for j in range(1, J):
             for g in range(G):
-                full[g] = load[k, g] + r[k, e]
-                bare[g] = load[k, g]
-            _square(full, q)
-            _square(bare, q)
-            if k == 0:
-                for g in range(G):
-                    rise[g] = w[k] * (full[g] - bare[g])
-            else:
-                for g in range(G):
-                    rise[g] += w[k] * (full[g] - bare[g])
+                x = load[j, g] + r[j, e]
+                after[g] += x * x
+        for g in range(G):
+            after[g] = (load[0, g] + r[0, e]) + kappa * after[g]
+        _powers(after, q)
+        _powers(now, q)
         best_g, best_apart = -1, False
         for g in range(G):
-            if _count(slots, g, -1) == 0:
+            if not _holds(slots, g, -1):
                 continue
-            apart = _count(slots, g, e) == 0
+            apart = not _holds(slots, g, e)
             if best_g < 0 or (apart and not best_apart):
                 best_g, best_apart = g, apart
-            elif apart == best_apart and rise[g] < rise[best_g]:
+            elif apart == best_apart and after[g] - now[g] < after[best_g] - now[best_g]:
                 best_g = g
-        for c in range(C):
-            if slots[best_g, c] < 0:
-                slots[best_g, c] = e
+        for column in range(C):
+            if slots[best_g, column] < 0:
+                slots[best_g, column] = e
                 break
-        for k in range(w.size):
-            load[k, best_g] += r[k, e]
+        for j in range(J):
+            load[j, best_g] += r[j, e]
+        noise[best_g] += rn[e]
 
 
 @_compiled
-def _busiest(load: Float) -> float:
-    total = 0.0
-    for k in range(load.shape[0]):
-        peak = load[k, 0]
-        for g in range(1, load.shape[1]):
-            peak = max(peak, load[k, g])
-        total += peak
-    return total
+def _one_replica(c: Float, noise: Float, n: Int, r: Float, rn: Float, e: int) -> None:
+    m = float(n[e])
+    for j in range(c.shape[0]):
+        r[j, e] = c[j, e] / m
+    rn[e] = noise[e] / (m * m)
 
 
 @_compiled
-def _linearise(weights: Float, w: Float, load: Float, q: int) -> None:
-    """See `kernels_numpy._linearised`; the result goes to `weights`."""
-    for k in range(w.size):
-        total = _power(load[k, 0], q)
-        for g in range(1, load.shape[1]):
-            total += _power(load[k, g], q)
-        root = total
-        for _ in range(q):
-            root = np.sqrt(root)
-        weights[k] = w[k] * root / total
+def _swap_costs(
+    ours: Float, theirs: Float, load: Float, noise: Float, r_s: Float, rn_s: Float, rest: Float,
+    rest_noise: Float, r: Float, rn: Float, kappa: float, q: int, scale: float, a: int, o: int,
+) -> None:  # fmt: skip
+    """Costs of rank a and of the owner of slot s if they swapped expert o for the one in s.
 
-
-@_compiled
-def _exchange_costs(
-    total: Float,
-    load: Float,
-    slot_load: Float,
-    slot_r: Float,
-    w: Float,
-    r_out: Float,
-    a: int,
-    q: int,
-) -> None:
-    """total[s] = cost of rank a and of the owner of slot s if they swapped."""
-    S = total.size
-    x, y = np.empty(S), np.empty(S)
-    total[:] = 0.0
-    for k in range(w.size):
+    r_s [J, S], rn_s [S]: expert in each slot; rest, rest_noise: its rank's load without it.
+    """
+    S = ours.size
+    kept = noise[a] - rn[o]
+    for s in range(S):
+        ours[s] = kept + rn_s[s]
+        theirs[s] = rest_noise[s] + rn[o]
+    for j in range(1, r.shape[0]):
+        without, out = load[j, a] - r[j, o], r[j, o]
         for s in range(S):
-            d = r_out[k] - slot_r[k, s]
-            x[s] = load[k, a] - d
-            y[s] = slot_load[k, s] + d
-        _square(x, q)
-        _square(y, q)
-        for s in range(S):
-            total[s] += w[k] * (x[s] + y[s])
+            x = without + r_s[j, s]
+            y = rest[j, s] + out
+            ours[s] += x * x
+            theirs[s] += y * y
+    without, out = load[0, a] - r[0, o], r[0, o]
+    for s in range(S):
+        ours[s] = ((without + r_s[0, s]) + kappa * ours[s]) * scale
+        theirs[s] = ((rest[0, s] + out) + kappa * theirs[s]) * scale
+    _powers(ours, q)
+    _powers(theirs, q)
 
 
 @_compiled
-def improve(
-    slots: Int, r: Float, w: Float, q: int, max_swaps: int, judge_r: Float, history: Float
-) -> int:
-    """See `kernels_numpy.improve`."""
+def _fill_slots(
+    slots: Int, r: Float, rn: Float, load: Float, noise: Float, r_s: Float, rn_s: Float,
+    rest: Float, rest_noise: Float, g: int,
+) -> None:  # fmt: skip
+    C = slots.shape[1]
+    for column in range(C):
+        e, s = slots[g, column], g * C + column
+        rn_s[s] = rn[e]
+        rest_noise[s] = noise[g] - rn[e]
+        for j in range(r.shape[0]):
+            r_s[j, s] = r[j, e]
+            rest[j, s] = load[j, g] - r[j, e]
+
+
+@_compiled
+def search(
+    slots: Int, c: Float, noise: Float, n: Int, kappa: float, q: int, near: Bool, inter: float,
+    budget: int, price: float, replica_moves: bool,
+) -> tuple[int, int]:  # fmt: skip
+    """See `kernels_numpy.search`."""
     G, C = slots.shape
-    K, S = w.size, G * C
-    load, judge = rank_loads(slots, r), rank_loads(slots, judge_r)
-    history[0] = _busiest(judge)
-    cost, weights = np.empty(G), np.empty(K)
-    slot_load, slot_r = np.empty((K, S)), np.empty((K, S))
-    for k in range(K):
-        for s in range(S):
-            slot_load[k, s] = load[k, s // C]
-            slot_r[k, s] = r[k, slots[s // C, s % C]]
+    J, E = c.shape
+    S = G * C
+    r, rn = np.empty((J, E)), np.empty(E)
+    for e in range(E):
+        _one_replica(c, noise, n, r, rn, e)
+    load, own_noise, cost = np.empty((J, G)), np.empty(G), np.empty(G)
+    r_s, rn_s, rest, rest_noise = np.empty((J, S)), np.empty(S), np.empty((J, S)), np.empty(S)
+    ours, theirs = np.empty(S), np.empty(S)
+    touched = np.ones(G, dtype=np.bool_)
     stale = np.zeros(G, dtype=np.bool_)
-    total, r_out = np.empty(S), np.empty(K)
     blocked = np.empty(S, dtype=np.bool_)
-    done, misses = 0, 0
-    fresh = False
-    while done < max_swaps and misses < 2:
-        if not fresh and done % REFRESH == 0:
-            _linearise(weights, w, load, q)
-            for g in range(G):
-                cost[g] = _rank_cost(load, weights, g, q)
-        fresh = True
+    top = 0.0
+    for g in range(G):
+        _rank_state(slots, r, rn, load, own_noise, g)
+        top = max(top, _base(load, own_noise, kappa, g))
+    scale = 1.0 / top
+    used, swaps, moves, misses, total = 0, 0, 0, 0, 0.0
+    while used < budget and misses < MISSES:
+        total = 0.0
+        for g in range(G):
+            if touched[g]:
+                _rank_state(slots, r, rn, load, own_noise, g)
+                cost[g] = _power(_base(load, own_noise, kappa, g) * scale, q)
+                _fill_slots(slots, r, rn, load, own_noise, r_s, rn_s, rest, rest_noise, g)
+            total += cost[g]
+        touched[:] = False
         a = -1
         for g in range(G):
             if not stale[g] and (a < 0 or cost[g] > cost[a]):
                 a = g
         if a < 0:
             break
-        for g in range(G):
-            for c in range(C):
-                blocked[g * C + c] = not cost[g] < cost[a] or _count(slots, a, slots[g, c]) > 0
-        best, best_i, best_s = np.inf, -1, -1
-        for i in range(C):
-            out = slots[a, i]
-            for k in range(K):
-                r_out[k] = r[k, out]
-            _exchange_costs(total, load, slot_load, slot_r, weights, r_out, a, q)
+        limit = price * float(2**q) * total + 1e-12 * cost[a]
+        best, kind, best_x, best_y = 0.0, 0, 0, 0
+        if used + 2 <= budget:
             for g in range(G):
-                if not cost[g] < cost[a] or _count(slots, g, out) > 0:
-                    continue
-                for c in range(C):
-                    s = g * C + c
-                    if blocked[s]:
+                for column in range(C):
+                    blocked[g * C + column] = not cost[g] < cost[a] or _holds(
+                        slots, a, slots[g, column]
+                    )
+            for i in range(C):
+                o = slots[a, i]
+                _swap_costs(
+                    ours, theirs, load, own_noise, r_s, rn_s, rest, rest_noise, r, rn, kappa, q,
+                    scale, a, o,
+                )  # fmt: skip
+                for g in range(G):
+                    if not cost[g] < cost[a] or _holds(slots, g, o):
                         continue
-                    gain = total[s] - (cost[a] + cost[g])
-                    if gain < best:
-                        best, best_i, best_s = gain, i, s
-        if not best < -1e-12 * cost[a]:
+                    to_g = 1.0 if near[g, o] else inter
+                    for column in range(C):
+                        s = g * C + column
+                        if blocked[s]:
+                            continue
+                        gain = (ours[s] + theirs[s]) - (cost[a] + cost[g])
+                        if not gain < -2.0 * limit:
+                            continue
+                        score = gain / (to_g + (1.0 if near[a, slots[g, column]] else inter))
+                        if score < best:
+                            best, kind, best_x, best_y = score, 1, i, s
+        if replica_moves:
+            score, x, y = _replica_move(
+                slots, c, noise, n, r, rn, load, own_noise, cost, kappa, q, scale, a, limit, near,
+                inter,
+            )  # fmt: skip
+            if score < best:
+                best, kind, best_x, best_y = score, 2, x, y
+        if kind == 0:
             stale[a] = True
             misses += 1
             continue
-        g, c = best_s // C, best_s % C
-        out, into = slots[a, best_i], slots[g, c]
-        slots[a, best_i], slots[g, c] = into, out
-        for k in range(K):
-            d = r[k, out] - r[k, into]
-            load[k, a] -= d
-            load[k, g] += d
-            for c2 in range(C):
-                slot_load[k, a * C + c2] = load[k, a]
-                slot_load[k, g * C + c2] = load[k, g]
-                slot_r[k, a * C + c2] = r[k, slots[a, c2]]
-                slot_r[k, g * C + c2] = r[k, slots[g, c2]]
-        for k in range(judge.shape[0]):
-            d = judge_r[k, out] - judge_r[k, into]
-            judge[k, a] -= d
-            judge[k, g] += d
-        cost[a] = _rank_cost(load, weights, a, q)
-        cost[g] = _rank_cost(load, weights, g, q)
+        if kind == 1:
+            g, column = best_y // C, best_y % C
+            out = slots[a, best_x]
+            slots[a, best_x] = slots[g, column]
+            slots[g, column] = out
+            touched[a] = touched[g] = True
+        else:
+            g, column, e = best_x // C, best_x % C, best_y
+            f = slots[g, column]
+            slots[g, column] = e
+            n[f] -= 1
+            n[e] += 1
+            _one_replica(c, noise, n, r, rn, f)
+            _one_replica(c, noise, n, r, rn, e)
+            touched[:] = True
+            after = 0.0
+            for h in range(G):
+                _rank_state(slots, r, rn, load, own_noise, h)
+                after += _power(_base(load, own_noise, kappa, h) * scale, q)
+            if not after < total - limit:
+                slots[g, column] = f
+                n[f] += 1
+                n[e] -= 1
+                _one_replica(c, noise, n, r, rn, f)
+                _one_replica(c, noise, n, r, rn, e)
+                stale[a] = True
+                misses += 1
+                continue
+        used += 3 - kind
+        if kind == 1:
+            swaps += 1
+        else:
+            moves += 1
         stale[:] = False
         misses = 0
-        done += 1
-        fresh = False
-        history[done] = _busiest(judge)
-    return done
+    return swaps, moves
+
+
+@_compiled
+def _changed(
+    load: Float, rest_noise: float, c: Float, noise: Float, r: Float, f: int, sign: float,
+    share: float, kappa: float, q: int, scale: float, g: int,
+) -> float:  # fmt: skip
+    """Cost of rank g with its replica of f changed by sign * share of its load."""
+    v = rest_noise + noise[f] * (share * share)
+    for j in range(1, c.shape[0]):
+        x = load[j, g] + sign * (r[j, f] * share)
+        v += x * x
+    return _power(((load[0, g] + sign * (r[0, f] * share)) + kappa * v) * scale, q)
+
+
+@_compiled
+def _replica_move(
+    slots: Int, c: Float, noise: Float, n: Int, r: Float, rn: Float, load: Float,
+    own_noise: Float, cost: Float, kappa: float, q: int, scale: float, a: int, limit: float,
+    near: Bool, inter: float,
+) -> tuple[float, int, int]:  # fmt: skip
+    """See `kernels_numpy._replica_move`."""
+    G, C = slots.shape
+    J, E = c.shape
+    ease, press_all, press = np.zeros(E), np.zeros(E), np.empty(G * C)
+    for g in range(G):
+        for column in range(C):
+            e = slots[g, column]
+            rest = own_noise[g] - rn[e]
+            more, less = 1.0 / (n[e] + 1.0), 1.0 / max(n[e] - 1.0, 1.0)
+            eased = _changed(load, rest, c, noise, r, e, -1.0, more, kappa, q, scale, g)
+            ease[e] += eased - cost[g]
+            pressed = _changed(load, rest, c, noise, r, e, 1.0, less, kappa, q, scale, g)
+            press[g * C + column] = pressed - cost[g]
+            press_all[e] += press[g * C + column]
+    best, best_s, best_e = 0.0, 0, 0
+    for turn in range(2):
+        for g in range(G):
+            if (g == a) != (turn == 1):
+                continue
+            for column in range(C):
+                f, s = slots[g, column], g * C + column
+                if n[f] < 2:
+                    continue
+                for i in range(E if g == a else C):
+                    e = i if g == a else slots[a, i]
+                    if _holds(slots, g, e):
+                        continue
+                    more = 1.0 / (n[e] + 1.0)
+                    v = (own_noise[g] - rn[f]) + noise[e] * (more * more)
+                    for j in range(1, J):
+                        x = (load[j, g] - r[j, f]) + c[j, e] * more
+                        v += x * x
+                    now = ((load[0, g] - r[0, f]) + c[0, e] * more) + kappa * v
+                    gain = ((press_all[f] - press[s]) + ease[e]) + (
+                        _power(now * scale, q) - cost[g]
+                    )
+                    if not gain < -limit:
+                        continue
+                    score = gain / (1.0 if near[g, e] else inter)
+                    if score < best:
+                        best, best_s, best_e = score, s, e
+    return best, best_s, best_e

@@ -1,10 +1,17 @@
-"""The four steps of planning one layer, in numpy. `kernels_numba` holds their compiled twins.
+"""Placing and searching in one layer, in numpy. `kernels_numba` holds the compiled twins.
 
-Both give the same plan to the byte: sums over scenarios run in scenario order, powers are repeated
-squarings, ties go to the lowest index. Objective: F = sum_k w_k sum_g load[k, g] ** p, p = 2 ** q.
+Both give the same plan to the byte: sums run in one fixed order, powers are repeated squarings,
+ties go to the lowest index.
 
-Shapes: x, r float64 [K, E] load of an expert, and of one replica of it; w float64 [K];
-slots int64 [G, C] expert ids or -1; load float64 [K, G]; n int64 [E].
+Objective: F = sum_g ((m_g + kappa * v_g) / top) ** p, p = 2 ** q, with m_g the expected load of
+rank g and v_g the variance of its load. For loads that scatter normally, E[exp(lambda * load)] is
+exp(lambda * (m + lambda * v / 2)): F follows the expected maximum over ranks, with kappa = lambda
+/ 2, and needs no list of scenarios.
+
+Shapes: c float64 [J, E], row 0 the expected load of every expert, the others its load along
+uncorrelated directions of unit variance, so that v_g = sum_j c_g[j] ** 2 + sum of noise; noise
+float64 [E], variance of row 0; slots int64 [G, C] expert ids or -1; n int64 [E] replicas; near
+bool [G, E], whether the node of a rank held the expert before.
 """
 
 from __future__ import annotations
@@ -14,8 +21,10 @@ import numpy.typing as npt
 
 Float = npt.NDArray[np.float64]
 Int = npt.NDArray[np.int64]
-REFRESH = 8
-"""Swaps between two updates of the scenario weights."""
+Bool = npt.NDArray[np.bool_]
+
+MISSES = 2
+"""Ranks in a row without an improving move that end the search."""
 
 
 def power(x: Float, q: int) -> Float:
@@ -25,140 +34,179 @@ def power(x: Float, q: int) -> Float:
     return x
 
 
-def _weighted(w: Float, terms: Float) -> Float:
-    """sum_k w_k terms[k], strictly in the order of k (numpy's own sum may pair terms)."""
-    total = w[0] * terms[0]
-    for k in range(1, w.size):
-        total = total + w[k] * terms[k]
-    return total
-
-
-def replicate(x: Float, w: Float, n: Int, extra: int, q: int) -> None:
-    """Add `extra` replicas to n, each where it lowers sum_k w_k n (x/n)**p most."""
+def replica_loads(c: Float, noise: Float, n: Int) -> tuple[Float, Float]:
+    """([J, E] load, [E] noise variance) of one replica."""
     m = n.astype(np.float64)
-    score = _weighted(w, m * power(x / m, q) - (m + 1.0) * power(x / (m + 1.0), q))
-    for _ in range(extra):
-        e = int(score.argmax())
-        n[e] += 1
-        m_e = float(n[e])
-        terms = m_e * power(x[:, e] / m_e, q) - (m_e + 1.0) * power(x[:, e] / (m_e + 1.0), q)
-        score[e] = _weighted(w, terms[:, None])[0]
+    return c / m, noise / (m * m)
 
 
-def rank_loads(slots: Int, r: Float) -> Float:
-    """float64 [K, G]; loads of ranks, slot by slot in order."""
-    load = np.zeros((r.shape[0], slots.shape[0]))
-    for c in range(slots.shape[1]):
-        held = slots[:, c]
-        load += np.where(held >= 0, r[:, np.maximum(held, 0)], 0.0)
-    return load
+def rank_state(slots: Int, r: Float, rn: Float) -> tuple[Float, Float]:
+    """([J, G] load of ranks, [G] noise variance), slot by slot in order."""
+    load, noise = np.zeros((r.shape[0], slots.shape[0])), np.zeros(slots.shape[0])
+    for column in range(slots.shape[1]):
+        held = slots[:, column]
+        at = np.maximum(held, 0)
+        load += np.where(held >= 0, r[:, at], 0.0)
+        noise += np.where(held >= 0, rn[at], 0.0)
+    return load, noise
 
 
-def drop_surplus(slots: Int, n: Int, r: Float, w: Float, q: int) -> None:
-    """Empty slots of experts that have more replicas than n, costliest holder first."""
-    load = rank_loads(slots, r)
-    held = np.bincount(slots.ravel(), minlength=n.size)
-    for e in np.flatnonzero(held > n).tolist():
-        for _ in range(int(held[e] - n[e])):
-            cost = _weighted(w, power(load, q))
-            holders, columns = np.nonzero(slots == e)
-            # a rank that holds it twice gives one back first: the second copy relieves nobody
-            twice = np.bincount(holders, minlength=slots.shape[0])[holders] > 1
-            at = int(np.where(twice == twice.any(), cost[holders], -1.0).argmax())
-            slots[holders[at], columns[at]] = -1
-            load[:, holders[at]] -= r[:, e]
+def base(load: Float, noise: Float, kappa: float) -> Float:
+    """m + kappa * v; load [J, ...], noise [...]."""
+    v = noise
+    for j in range(1, load.shape[0]):
+        v = v + load[j] * load[j]
+    return load[0] + kappa * v
 
 
-def place(slots: Int, todo: Int, r: Float, w: Float, q: int) -> None:
+def place(slots: Int, todo: Int, r: Float, rn: Float, kappa: float, q: int) -> None:
     """Fill empty slots with `todo` in order, each where F rises least.
 
     A rank that already holds the expert is used only when no other has an empty slot.
     """
-    load = rank_loads(slots, r)
+    load, noise = rank_state(slots, r, rn)
     for e in todo.tolist():
         free = (slots < 0).any(axis=1)
         apart = free & ~(slots == e).any(axis=1)
-        rise = _weighted(w, power(load + r[:, e][:, None], q) - power(load, q))
+        after = base(load + r[:, e][:, None], noise + rn[e], kappa)
+        rise = power(after, q) - power(base(load, noise, kappa), q)
         g = int(np.where(apart if apart.any() else free, rise, np.inf).argmin())
-        c = int((slots[g] < 0).argmax())
-        slots[g, c] = e
+        slots[g, int((slots[g] < 0).argmax())] = e
         load[:, g] += r[:, e]
+        noise[g] += rn[e]
 
 
-def improve(
-    slots: Int, r: Float, w: Float, q: int, max_swaps: int, judge_r: Float, history: Float
-) -> int:
-    """Swap experts between the costliest rank and others, best exact improvement first.
+def search(
+    slots: Int,
+    c: Float,
+    noise: Float,
+    n: Int,
+    kappa: float,
+    q: int,
+    near: Bool,
+    inter: float,
+    budget: int,
+    price: float,
+    replica_moves: bool,
+) -> tuple[int, int]:
+    """Move experts of the costliest rank, most gain for the cost of moving first.
 
-    A rank without an improving partner is set aside; two such in a row end the search.
-    judge_r: float64 [J, E], replica loads of scenarios that are not optimised; history[i] becomes
-    sum_j max_g of them after i swaps. Returns the number of swaps made.
+    A swap exchanges two experts between two ranks; a replica move gives a slot of an expert with
+    spare replicas to one that needs it. An arrival costs 1 from the own node, `inter` from another.
+    budget: slots that may change; price: relative fall of F ** (1/p) a changed slot must bring.
+    Changes slots and n in place; returns (swaps, replica moves).
     """
     G, C = slots.shape
-    load, judge = rank_loads(slots, r), rank_loads(slots, judge_r)
-    history[0] = _busiest(judge)
+    owner = np.repeat(np.arange(G), C)
+    r, rn = replica_loads(c, noise, n)
+    load, own_noise = rank_state(slots, r, rn)
+    start = base(load, own_noise, kappa)
+    scale = 1.0 / float(start.max())
+    cost = power(start * scale, q)
     stale = np.zeros(G, dtype=np.bool_)
-    base, cost = w, np.empty(G)
-    done = misses = 0
-    fresh = False
-    while done < max_swaps and misses < 2:
-        if not fresh and done % REFRESH == 0:
-            w = _linearised(base, load, q)
-            cost = _weighted(w, power(load, q))
-        fresh = True
-        if stale.all():
-            break
+    arrival = np.where(near, 1.0, inter)
+    used = swaps = moves = misses = 0
+    while used < budget and misses < MISSES and not stale.all():
         a = int(np.where(stale, -1.0, cost).argmax())
-        flat = slots.ravel()
-        owner = np.repeat(np.arange(G), C)
-        mine = slots[a]
-        # valid[i, s]: slot s is on a cheaper rank, neither rank would hold an expert twice
-        holds = (slots[None, :, :] == mine[:, None, None]).any(axis=2)
-        valid = (cost < cost[a])[owner][None, :] & ~holds[:, owner]
-        valid &= ~(flat[:, None] == mine[None, :]).any(axis=1)[None, :]
-        total = np.zeros((C, G * C))
-        for k in range(w.size):
-            d = r[k, mine][:, None] - r[k, flat][None, :]
-            total += w[k] * (power(load[k, a] - d, q) + power(load[k, owner][None, :] + d, q))
-        gain = np.where(valid, total - (cost[a] + cost[owner])[None, :], np.inf)
-        best = int(gain.argmin())
-        i, s = divmod(best, G * C)
-        if not gain[i, s] < -1e-12 * cost[a]:
+        total = float(np.add.accumulate(cost)[-1])
+        limit = price * float(2**q) * total + 1e-12 * float(cost[a])
+        flat, mine = slots.ravel(), slots[a]
+        best, kind, x, y = 0.0, 0, 0, 0
+        if used + 2 <= budget:
+            # valid[i, s]: slot s is on a cheaper rank, neither rank would hold an expert twice
+            holds = (slots[None, :, :] == mine[:, None, None]).any(axis=2)
+            valid = (cost < cost[a])[owner][None, :] & ~holds[:, owner]
+            valid &= ~(flat[:, None] == mine[None, :]).any(axis=1)[None, :]
+            out, into = r[:, mine][:, :, None], r[:, flat][:, None, :]
+            ours = base((load[:, a][:, None, None] - out) + into,
+                        (own_noise[a] - rn[mine])[:, None] + rn[flat][None, :], kappa)  # fmt: skip
+            theirs = base((load[:, owner][:, None, :] - into) + out,
+                          (own_noise[owner] - rn[flat])[None, :] + rn[mine][:, None], kappa)  # fmt: skip
+            gain = (power(ours * scale, q) + power(theirs * scale, q)) - (cost[a] + cost[owner])
+            gain = np.where(valid & (gain < -2.0 * limit), gain, 0.0)
+            score = gain / (arrival[owner][:, mine].T + arrival[a, flat][None, :])
+            at = int(score.argmin())
+            if score.flat[at] < best:
+                best, kind = float(score.flat[at]), 1
+                x, y = divmod(at, G * C)
+        if replica_moves:
+            found = _replica_move(
+                slots, c, noise, n, r, rn, load, own_noise, cost, kappa, q, scale, a, limit, arrival
+            )
+            if found[0] < best:
+                best, kind, x, y = found[0], 2, found[1], found[2]
+        if kind == 0:
             stale[a] = True
             misses += 1
             continue
-        g, j = divmod(s, C)
-        out, into = int(slots[a, i]), int(slots[g, j])
-        slots[a, i], slots[g, j] = into, out
-        for loads, each in ((load, r), (judge, judge_r)):
-            d_k = each[:, out] - each[:, into]
-            loads[:, a] -= d_k
-            loads[:, g] += d_k
-        pair = [a, g]
-        cost[pair] = _weighted(w, power(load[:, pair], q))
+        if kind == 1:
+            g, j = divmod(y, C)
+            slots[a, x], slots[g, j] = slots[g, j], slots[a, x]
+        else:
+            before = int(slots.flat[x])
+            slots.flat[x] = y
+            n[before] -= 1
+            n[y] += 1
+            r, rn = replica_loads(c, noise, n)
+        load, own_noise = rank_state(slots, r, rn)
+        cost = power(base(load, own_noise, kappa) * scale, q)
+        if kind == 2 and not float(np.add.accumulate(cost)[-1]) < total - limit:
+            # the estimate takes ranks that hold both experts one by one: here it was wrong
+            slots.flat[x] = before
+            n[before] += 1
+            n[y] -= 1
+            r, rn = replica_loads(c, noise, n)
+            load, own_noise = rank_state(slots, r, rn)
+            cost = power(base(load, own_noise, kappa) * scale, q)
+            stale[a] = True
+            misses += 1
+            continue
+        used += 3 - kind
+        swaps += kind == 1
+        moves += kind == 2
         stale[:] = False
         misses = 0
-        done += 1
-        fresh = False
-        history[done] = _busiest(judge)
-    return done
+    return swaps, moves
 
 
-def _linearised(w: Float, load: Float, q: int) -> Float:
-    """Weights that make F follow sum_k w_k (sum_g load ** p) ** (1 / p) near the present loads.
-
-    Without them the scenario with the largest imbalance outweighs all others by its p-th power,
-    while every step costs time in proportion to its own busiest rank.
-    """
-    total = np.add.accumulate(power(load, q), axis=1)[:, -1]
-    root = total
-    for _ in range(q):
-        root = np.sqrt(root)
-    return w * root / total
-
-
-def _busiest(load: Float) -> float:
-    total = 0.0
-    for peak in load.max(axis=1).tolist() if load.size else []:
-        total += peak
-    return total
+def _replica_move(
+    slots: Int, c: Float, noise: Float, n: Int, r: Float, rn: Float, load: Float,
+    own_noise: Float, cost: Float, kappa: float, q: int, scale: float, a: int, limit: float,
+    arrival: Float,
+) -> tuple[float, int, int]:  # fmt: skip
+    """Best (score, flat slot, expert): relieve rank a of part of an expert, or of a whole slot."""
+    G, C = slots.shape
+    E = n.size
+    owner, flat = np.repeat(np.arange(G), C), slots.ravel()
+    more, less = 1.0 / (n + 1.0), 1.0 / np.maximum(n - 1.0, 1.0)
+    at_load, at_noise, at_cost = load[:, owner], own_noise[owner] - rn[flat], cost[owner]
+    eased = base(at_load - r[:, flat] * more[flat],
+                 at_noise + noise[flat] * (more[flat] * more[flat]), kappa)  # fmt: skip
+    ease = np.bincount(flat, weights=power(eased * scale, q) - at_cost, minlength=E)
+    pressed = base(at_load + r[:, flat] * less[flat],
+                   at_noise + noise[flat] * (less[flat] * less[flat]), kappa)  # fmt: skip
+    press = power(pressed * scale, q) - at_cost
+    # what the other holders of the expert in slot s pay if s is given up
+    others = np.bincount(flat, weights=press, minlength=E)[flat] - press
+    spare = n[flat] > 1
+    best = (0.0, 0, 0)
+    for rows, experts in (
+        (np.flatnonzero(spare & (owner != a)), slots[a]),
+        (np.flatnonzero(spare & (owner == a)), np.arange(E)),
+    ):
+        held = flat[rows]
+        now = base(
+            (at_load[:, rows] - r[:, held])[:, :, None] + (c[:, experts] * more[experts])[:, None],
+            at_noise[rows][:, None] + (noise[experts] * (more[experts] * more[experts]))[None, :],
+            kappa,
+        )
+        gain = (others[rows][:, None] + ease[experts][None, :]) + (
+            power(now * scale, q) - at_cost[rows][:, None]
+        )
+        twice = (slots[owner[rows]][:, None, :] == experts[None, :, None]).any(axis=2)
+        gain = np.where(twice | ~(gain < -limit), 0.0, gain)
+        score = gain / arrival[owner[rows]][:, experts]
+        if score.size and float(score.min()) < best[0]:
+            i, j = divmod(int(score.argmin()), experts.size)
+            best = (float(score[i, j]), int(rows[i]), int(experts[j]))
+    return best

@@ -1,0 +1,71 @@
+"""How many replicas each expert of a layer gets."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+Float = npt.NDArray[np.float64]
+Int = npt.NDArray[np.int64]
+
+POWER: Final = 8.0
+CHURN: Final = 16.0
+"""A replica changes owner only if that lowers the objective this many times more than taking it
+away raises it: with power 8, when per-replica loads differ by more than about 40%."""
+
+
+def by_power(x: Float, n: Int, extra: int) -> Int:
+    """Give `extra` replicas, each where it lowers sum_e n (x/n)**p most. x: [E] load of an expert.
+
+    Without load to tell them apart, experts with fewer replicas come first.
+    """
+    n = n.astype(np.float64)
+    score = _gain(x, n)
+    for _ in range(extra):
+        e = int(score.argmax())
+        n[e] += 1.0
+        score[e] = _gain(x[e], n[e])
+    return n.astype(np.int64)
+
+
+def by_peaks(steps: Float, n: Int, extra: int) -> Int:
+    """Give `extra` replicas, each where the sum over steps of the largest replica falls most.
+
+    steps: [K, E]. For ranks of so few slots that their heaviest replica decides.
+    """
+    n = n.copy()
+    rows = np.arange(steps.shape[0])
+    share = steps / n
+    for _ in range(extra):
+        first = share.argmax(axis=1)
+        top = share[rows, first]
+        share[rows, first] = -np.inf
+        second = share.max(axis=1)
+        share[rows, first] = top
+        relieved = np.maximum(second, steps[rows, first] / (n[first] + 1))
+        e = int(np.bincount(first, weights=top - relieved, minlength=n.size).argmax())
+        n[e] += 1
+        share[:, e] = steps[:, e] / n[e]
+    return n
+
+
+def exchange(x: Float, n: Int, most: int) -> Int:
+    """Replica counts that differ from n only where it pays for a move, in at most `most` moves."""
+    m = n.astype(np.float64)
+    for _ in range(most):
+        gain = _gain(x, m)
+        fewer = np.maximum(m - 1.0, 1.0)
+        loss = np.where(m > 1.0, _gain(x, fewer), np.inf)
+        e, f = int(gain.argmax()), int(loss.argmin())
+        if e == f or not gain[e] > CHURN * loss[f]:
+            break
+        m[e] += 1.0
+        m[f] -= 1.0
+    return m.astype(np.int64)
+
+
+def _gain(x: Float, n: Float) -> Float:
+    """How much one more replica lowers n (x/n)**p."""
+    return n * (x / n) ** POWER - (n + 1.0) * (x / (n + 1.0)) ** POWER

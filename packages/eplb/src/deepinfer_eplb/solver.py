@@ -1,0 +1,132 @@
+"""Plans one layer: replicas, then places for them, then a search; holds the topology."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from deepinfer_eplb import kernels_numpy
+from deepinfer_eplb.load_model import LoadModel, trust_old
+from deepinfer_eplb.replicas import by_peaks, by_power, exchange
+
+Float = npt.NDArray[np.float64]
+Int = npt.NDArray[np.int64]
+
+SEARCH_Q: Final = 6  # p = 64
+PLACE_Q: Final = 4
+REACH: Final = 2.0
+NARROW_REACH: Final = 0.5
+"""lambda of the objective in standard deviations of a rank's load: about where the maximum over
+ranks lies. With few slots a rank the mean loads differ too much to be traded for variance."""
+NARROW_SLOTS: Final = 3
+PEAK_SIGMAS: Final = 2.0
+INTER_COST: Final = 8.0
+"""Cost of an expert that arrives from another node, relative to one from the own node."""
+
+
+def compiled() -> bool:
+    """Whether numba is installed and planning uses the compiled kernels."""
+    return kernels() is not kernels_numpy
+
+
+def kernels() -> ModuleType:
+    """The compiled kernels if numba is there, else the numpy ones."""
+    try:
+        from deepinfer_eplb import kernels_numba
+    except ImportError:
+        return kernels_numpy
+    return kernels_numba
+
+
+@dataclass(slots=True)
+class Solver:
+    """nodes: number of nodes of num_gpus / nodes ranks each, for the cost of moving.
+
+    price: fall of the imbalance that a changed slot must bring. replica_moves: let the search
+    change replica counts too. swaps, moves: what the search did so far.
+    """
+
+    num_gpus: int
+    num_slots: int
+    nodes: int = 1
+    price: float = 0.0
+    replica_moves: bool = False
+    swaps: int = 0
+    moves: int = 0
+    _kernels: Any = field(default_factory=kernels)
+
+    def layer(self, model: LoadModel, layer: int, old: Int | None, budget: int) -> Int:
+        """Placement int64 [S] of one layer. old: [S] or None; budget: slots that may change."""
+        c, noise = model.components[layer], model.noise[layer]
+        G, S = self.num_gpus, self.num_slots
+        E = noise.size
+        narrow = S // G <= NARROW_SLOTS
+        if old is not None:
+            c = trust_old(c, noise, old, G)
+        peak = c[0] + PEAK_SIGMAS * np.sqrt((c[1:] ** 2).sum(axis=0))
+        slots = np.full((G, S // G), -1, dtype=np.int64)
+        if old is not None:
+            slots[:] = old.reshape(G, -1)
+            held = np.bincount(old, minlength=E)
+            n = exchange(peak, held, budget)
+        elif narrow and model.path.size:
+            steps = np.maximum(c[0] + model.path @ c[1:], 0.1 * c[0])
+            n = by_peaks(steps, np.ones(E, dtype=np.int64), S - E)
+        else:
+            n = by_power(peak, np.ones(E, dtype=np.int64), S - E)
+        r, rn = kernels_numpy.replica_loads(c, noise, n)
+        reach = NARROW_REACH if narrow else REACH
+        # variance of a rank that holds its share of independent replicas
+        kappa = _kappa(reach, float((((r[1:] ** 2).sum(axis=0) + rn) * n).sum()) / G)
+        changed = 0
+        if old is not None:
+            changed = _drop_surplus(slots, n, r, rn, kappa)
+        missing = n - np.bincount(slots[slots >= 0], minlength=E)
+        todo = np.repeat(np.arange(E), missing)
+        todo = todo[np.argsort(-r[0, todo], kind="stable")]
+        self._kernels.place(slots, todo, r, rn, kappa, PLACE_Q)
+        load, own_noise = kernels_numpy.rank_state(slots, r, rn)
+        kappa = _kappa(reach, float(np.median((load[1:] ** 2).sum(axis=0) + own_noise)))
+        near = np.ones((G, E), dtype=np.bool_)
+        if old is not None and self.nodes > 1:
+            near = self._near(old, E)
+        swaps, moves = self._kernels.search(
+            slots, c, noise, n, kappa, SEARCH_Q, near, INTER_COST, max(budget - changed, 0),
+            self.price, narrow or self.replica_moves,
+        )  # fmt: skip
+        self.swaps += int(swaps)
+        self.moves += int(moves) + changed
+        return slots.ravel()
+
+    def _near(self, old: Int, E: int) -> npt.NDArray[np.bool_]:
+        """bool [G, E]; whether a rank's node holds an expert."""
+        there = np.zeros((self.nodes, E), dtype=np.bool_)
+        there[np.repeat(np.arange(self.nodes), old.size // self.nodes), old] = True
+        return np.repeat(there, self.num_gpus // self.nodes, axis=0)
+
+
+def _kappa(reach: float, variance: float) -> float:
+    return 0.5 * reach / float(np.sqrt(variance)) if variance > 0 else 0.0
+
+
+def _drop_surplus(slots: Int, n: Int, r: Float, rn: Float, kappa: float) -> int:
+    """Empty slots of experts that have more replicas than n, costliest holder first."""
+    load, noise = kernels_numpy.rank_state(slots, r, rn)
+    held = np.bincount(slots.ravel(), minlength=n.size)
+    dropped = 0
+    for e in np.flatnonzero(held > n).tolist():
+        for _ in range(int(held[e] - n[e])):
+            cost = kernels_numpy.base(load, noise, kappa)
+            holders, columns = np.nonzero(slots == e)
+            # a rank that holds it twice gives one back first: the second copy relieves nobody
+            twice = np.bincount(holders, minlength=slots.shape[0])[holders] > 1
+            at = int(np.where(twice == twice.any(), cost[holders], -1.0).argmax())
+            slots[holders[at], columns[at]] = -1
+            load[:, holders[at]] -= r[:, e]
+            noise[holders[at]] -= rn[e]
+            dropped += 1
+    return dropped
