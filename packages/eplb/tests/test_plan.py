@@ -20,12 +20,16 @@ from deepinfer_eplb import (
     TopologyError,
     evaluate,
     initial_placement,
+    movement,
     plan,
     rebalance_experts,
     slots_for,
 )
 from deepinfer_eplb.baselines import per_step_policy, totals_policy
+from deepinfer_eplb.hierarchy import groups_to_nodes
 from deepinfer_eplb.loads import generate
+from deepinfer_eplb.migration import moved_share
+from deepinfer_eplb.solver import Solver
 
 
 @st.composite
@@ -135,8 +139,60 @@ def test_totals_plans_are_close_to_brute_force_on_tiny_cases() -> None:
         made = plan(v[None, None], gpus, slots, objective="totals")
         ratios.append(evaluate(v[None, None], made.phy2log, gpus).B / best_totals(v, gpus, slots))
     assert min(ratios) >= 1 - 1e-9  # else the oracle is not one
-    assert np.mean(ratios) < 1.04
-    assert max(ratios) < 1.2
+    assert np.mean(ratios) < 1.03
+    assert max(ratios) < 1.13
+
+
+def test_no_expert_gets_more_replicas_than_there_are_ranks_while_others_have_fewer() -> None:
+    window = np.array([[[1000, 1, 1, 1, 1, 1]]])
+    made = plan(window, 3, 12)
+    assert made.logcnt.max() == 3
+
+
+def test_a_first_plan_may_move_everything_but_keeps_what_lies_right_already() -> None:
+    trace = generate("skew", 3, steps=100, layers=2)
+    linear = initial_placement(2, 384, 448)
+    kept = plan(trace.counts, 64, 448, linear)
+    first = plan(trace.counts, 64, 448, linear, fresh=True)
+    nothing = plan(trace.counts, 64, 448)
+    assert first.old_B is not None
+    assert evaluate(trace.counts, first.phy2log, 64).B < evaluate(trace.counts, kept.phy2log, 64).B
+    assert first.moved < moved_share(linear, nothing.phy2log, 64)
+    assert np.array_equal(
+        np.sort(np.sort(first.phy2log.reshape(2, 64, 7)).view("i4,i4,i4,i4,i4,i4,i4"), axis=1),
+        np.sort(np.sort(nothing.phy2log.reshape(2, 64, 7)).view("i4,i4,i4,i4,i4,i4,i4"), axis=1),
+    )  # the same sets of experts, on ranks of other names
+
+
+def test_moves_stay_inside_a_node_where_they_can() -> None:
+    trace = generate("drift", 3, steps=200, layers=3, experts=64, tokens=8000)
+    old = plan(trace.counts[:100], 16, 80).phy2log
+
+    def between(nodes: int) -> tuple[int, float]:
+        made = plan(trace.counts[100:], 16, 80, old, num_nodes=nodes)
+        moves = [movement(a, b, 16, 4) for a, b in zip(old, made.phy2log, strict=True)]
+        return sum(m.between_nodes(4) for m in moves), sum(len(m.transfers) for m in moves)
+
+    blind, aware = between(1), between(4)
+    assert aware[0] / aware[1] < 0.7 * blind[0] / blind[1]
+
+
+def test_few_groups_go_to_the_nodes_that_balance_best() -> None:
+    rng = np.random.default_rng(1)
+    c, noise = rng.gamma(2.0, size=(3, 24)), np.full(24, 1e-3)
+    solver = Solver(num_gpus=8, num_slots=24, nodes=2)
+    home = groups_to_nodes(solver, c, noise, None, 6)
+
+    def heaviest(nodes: np.ndarray) -> float:
+        load = np.stack([c.reshape(3, 6, 4).sum(axis=2)[:, nodes == k].sum(axis=1) for k in (0, 1)])
+        variance = (load[:, 1:] ** 2).sum(axis=1) / 16 + 12 * 1e-3 / 16
+        s = np.sqrt(((c.reshape(3, 6, 4).sum(axis=2)[1:] ** 2).sum() + 24 * 1e-3) / 16 / 2)
+        return float((((load[:, 0] / 4) + variance / s) ** 64).sum())
+
+    every = [
+        np.isin(np.arange(6), chosen).astype(int) for chosen in itertools.combinations(range(6), 3)
+    ]
+    assert heaviest(home) == pytest.approx(min(heaviest(h) for h in every))
 
 
 def test_totals_objective_reaches_its_bound() -> None:
@@ -181,8 +237,9 @@ def test_predicted_balance_is_near_what_unseen_steps_show() -> None:
     old = plan(trace.counts[:100], 64, 448)
     made = plan(trace.counts[100:200], 64, 448, old.phy2log)
     unseen = evaluate(trace.counts[200:], made.phy2log, 64)
+    kept = evaluate(trace.counts[200:], old.phy2log, 64)
     assert made.old_B is not None
-    assert made.predicted_B < made.old_B + 0.002
+    assert 1.0 < made.old_B < kept.B + 0.02
     # blocks of six steps carry less counting noise than single steps
     assert 1.0 < made.predicted_B < unseen.B + 0.02
 

@@ -8,7 +8,7 @@ from queue import Full, Queue
 
 import numpy as np
 
-TIMEOUT = 20.0
+TIMEOUT = 60.0
 
 
 class Hub:

@@ -14,8 +14,8 @@ from deepinfer_eplb.evaluation import Evaluation, evaluate
 from deepinfer_eplb.migration import MovementPlan, movement, simulate
 from deepinfer_eplb.placement import initial_placement, maps_of, slots_for
 from deepinfer_eplb.planner import Plan, plan
-from deepinfer_eplb.rebalance import rebalance_experts
 from deepinfer_eplb.rearrange import rearrange_layer
+from deepinfer_eplb.rebalance import rebalance_experts
 from deepinfer_eplb.transport import Alone, GlooTransport, Transport
 from deepinfer_eplb.window import LoadWindow
 

@@ -1,7 +1,8 @@
 """Balancing while serving: record, check, plan in the background, commit layer by layer.
 
 Every rank calls `step` once per engine step, busy or idle, and takes every decision from the same
-all-reduced numbers at the same step, so that no collective is ever missed.
+all-reduced numbers at the same step, so that no collective is ever missed. Rank 0 plans and all
+take over its plan: equal inputs do not make equal plans on machines that round differently.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from deepinfer_eplb.errors import ShapeError
 from deepinfer_eplb.evaluation import Evaluation, evaluate
 from deepinfer_eplb.migration import movement
 from deepinfer_eplb.placement import initial_placement, maps_of
+from deepinfer_eplb.plan_exchange import share_plan
 from deepinfer_eplb.planner import Plan, plan
 from deepinfer_eplb.rearrange import Array, allocate_staging, rearrange_layer
 from deepinfer_eplb.transport import Alone, Transport
@@ -68,6 +70,8 @@ class Balancer:
 
     weights: for each layer the list of arrays [C, ...] of this rank's slots, moved in place; None
              when the caller moves weights itself (`on_commit`).
+    initial: int [L, S], the placement in force at the start; None for `initial_placement`, which
+             the first plan then replaces without regard to what moves.
     check_every, rearrange_every: steps; the first rearrangement comes after a quarter of it.
     record_every: steps between two recorded ones.
     plan_steps: steps a plan may take in the background before all ranks wait for it.
@@ -137,7 +141,9 @@ class Balancer:
         self._step = 0
         self._first = max(check_every, rearrange_every // 4 // check_every * check_every)
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="eplb-plan")
-        self._pending: tuple[int, Future[Plan]] | None = None
+        self._pending: tuple[int, Future[Plan] | None] | None = None
+        # nothing is worth keeping of a placement that no load was ever asked about
+        self._fresh = initial is None
         self._queue: list[tuple[int, npt.NDArray[np.int32]]] = []
 
     @property
@@ -183,24 +189,28 @@ class Balancer:
         loads = self._transport.all_reduce_sum(padded)
         due = (self._step - self._first) % self._rearrange_every == 0 and self._step >= self._first
         if due and not self.rearranging and loads.any():
-            future = self._pool.submit(
-                plan,
-                loads,
-                self.num_gpus,
-                self.phy2log.shape[1],
-                self.phy2log.copy(),
-                **self._plan_args,  # pyright: ignore[reportArgumentType]
-            )
+            future = None
+            if self._transport.rank == 0:
+                future = self._pool.submit(
+                    plan,
+                    loads,
+                    self.num_gpus,
+                    self.phy2log.shape[1],
+                    self.phy2log.copy(),
+                    fresh=self._fresh,
+                    **self._plan_args,  # pyright: ignore[reportArgumentType]
+                )
             self._pending = (self._step + self._plan_steps, future)
         return evaluate(loads, self.phy2log, self.num_gpus)
 
     def _take_up(self) -> tuple[Plan | None, bool | None]:
         if self._pending is None or self._step < self._pending[0]:
             return None, None
-        made = self._pending[1].result()
-        self._pending = None
+        future, self._pending = self._pending[1], None
+        made = share_plan(future, self._transport, self.phy2log.shape, self._experts, self.num_gpus)
         accepted = self._gate.worth(made, self._rearrange_every)
         if accepted:
+            self._fresh = False
             changed = np.flatnonzero((made.phy2log != self.phy2log).any(axis=1))
             self._queue = [(int(layer), made.phy2log[layer]) for layer in changed]
         return made, accepted

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from deepinfer_eplb.baselines import per_step_policy, totals_policy
+from deepinfer_eplb.bench import HEAD, Case, Row, compare
 from deepinfer_eplb.errors import EplbError, LoadError
 from deepinfer_eplb.evaluation import evaluate, rank_loads, rank_shares
 from deepinfer_eplb.loads import KINDS, generate
-from deepinfer_eplb.migration import moved_share
 from deepinfer_eplb.placement import initial_placement
 from deepinfer_eplb.planner import plan
 from deepinfer_eplb.solver import compiled
@@ -38,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     bench.add_argument("--experts", type=int, default=384)
     bench.add_argument("--ranks", type=int, default=64)
     bench.add_argument("--slots", type=int, default=448)
-    bench.add_argument("--repeats", type=int, default=5, help="timed runs; the median is printed")
+    bench.add_argument("--repeats", type=int, default=3, help="timed runs; the median is printed")
     bench.add_argument("--json", type=Path, help="write the rows here too")
     draw = commands.add_parser("draw", help="per-rank load before and after a plan, as SVG")
     draw.add_argument("output", type=Path)
@@ -64,71 +61,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
-def _timed(make: Callable[[], Any], repeats: int) -> tuple[Any, float]:
-    """(result, median CPU seconds)."""
-    times: list[float] = []
-    result = make()
-    for _ in range(max(repeats, 1)):
-        start = time.process_time()
-        result = make()
-        times.append(time.process_time() - start)
-    return result, statistics.median(times)
-
-
 def _bench(args: argparse.Namespace) -> int:
-    G, S = args.ranks, args.slots
-    head = f"{args.layers} layers x {args.experts} experts, {G} ranks, {S} slots"
-    print(f"{head}; compiled kernels: {'yes' if compiled() else 'no'}")
+    case = Case(args.layers, args.experts, args.ranks, args.slots)
+    print(f"{case}; compiled kernels: {'yes' if compiled() else 'no'}")
     print("B on unseen counts, sys = B - 1 on unseen expectations (bound 0), excess = B - floor")
-    columns = f"{'load':8}{'seed':>5} {'policy':14}{'B':>8}{'floor':>8}{'excess':>8}{'sys':>8}"
-    print(columns + f"{'ratio':>7}{'moved':>7}{'CPU s':>7}")
-    rows: list[dict[str, Any]] = []
+    print(HEAD)
+    rows: list[Row] = []
     for kind in args.kinds:
         for seed in args.seeds:
-            rows += _bench_one(kind, seed, args)
+            found = compare(kind, seed, case, args.repeats)
+            print("\n".join(row.line() for row in found), flush=True)
+            rows += found
     if args.json:
-        args.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+        text = json.dumps([row.as_dict() for row in rows], indent=1)
+        args.json.write_text(text + "\n", encoding="utf-8")
     return 0
-
-
-def _bench_one(kind: str, seed: int, args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Plan on the first 100 steps, replan on the next 100, judge on the 100 after those."""
-    G, S = args.ranks, args.slots
-    trace = generate(kind, seed, steps=300, layers=args.layers, experts=args.experts)
-    past, window = trace.counts[:100], trace.counts[100:200]
-    unseen, truth = trace.counts[200:], trace.expected[200:]
-    old = plan(past, G, S).phy2log
-    policies: dict[str, Callable[[], Any]] = {
-        "linear": lambda: initial_placement(args.layers, args.experts, S),
-        "totals": lambda: totals_policy(window, G, S),
-        "per-step": lambda: per_step_policy(window, G, S),
-        "keep": lambda: old,
-        "plan, from old": lambda: plan(window, G, S, old).phy2log,
-        "plan, full": lambda: plan(window, G, S).phy2log,
-    }
-    results = {name: _timed(make, args.repeats) for name, make in policies.items()}
-    base = evaluate(truth, results["per-step"][0], G).B - 1.0
-    rows: list[dict[str, Any]] = []
-    for name, (placement, seconds) in results.items():
-        seen, expected = evaluate(unseen, placement, G), evaluate(truth, placement, G).B - 1.0
-        row = {
-            "kind": kind,
-            "seed": seed,
-            "policy": name,
-            "B": seen.B,
-            "floor": seen.floor,
-            "sys": expected,
-            "ratio": expected / base,
-            "moved": moved_share(old, placement, G),
-            "cpu_s": seconds,
-        }
-        rows.append(row)
-        print(
-            f"{kind:8}{seed:5d} {name:14}{seen.B:8.4f}{seen.floor:8.4f}{seen.excess:8.4f}"
-            f"{expected:8.4f}{row['ratio']:7.2f}{row['moved']:7.2f}{seconds:7.2f}",
-            flush=True,
-        )
-    return rows
 
 
 def _draw(args: argparse.Namespace) -> int:

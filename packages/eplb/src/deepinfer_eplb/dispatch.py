@@ -5,7 +5,7 @@ Replicas are bit-identical, so the choice never changes numerics, only who is bu
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,8 @@ from deepinfer_eplb.errors import ShapeError
 Mode = Literal["hash", "even", "local", "waterfill"]
 Float = npt.NDArray[np.float64]
 Int = npt.NDArray[np.int64]
+OVERSHOOT: Final = 1.4
+"""Of 1 to 1.7 the best after 8 sweeps: at most 0.6% above the linear program, 1.07% without."""
 
 
 def dispatch(
@@ -115,7 +117,8 @@ def waterfill(loads: Any, phy2log: Any, num_gpus: int, sweeps: int = 8) -> Float
     every slot, float64 [T, S] or [S], summing to the expert's load.
 
     Each sweep visits the replicated experts and levels the ranks that hold one, all else fixed:
-    exact coordinate descent on sum(rank load ** 2), whose minimum also has the least maximum.
+    coordinate descent on sum(rank load ** 2), whose minimum also has the least maximum. All sweeps
+    but the last overshoot (successive over-relaxation), since load travels over chains of ranks.
     """
     v = np.asarray(as_numpy(loads), dtype=np.float64)
     slots = as_numpy(phy2log).astype(np.int64)
@@ -135,7 +138,8 @@ def waterfill(loads: Any, phy2log: Any, num_gpus: int, sweeps: int = 8) -> Float
     # heavy experts first: they have the most to level
     several = several[np.argsort(-v.sum(axis=0)[several], kind="stable")]
     homes = [np.flatnonzero(slots == e) for e in several]
-    for _ in range(sweeps):
+    for sweep in range(sweeps):
+        relax = OVERSHOOT if sweep < sweeps - 1 else 1.0
         for e, at in zip(several, homes, strict=True):
             # of two slots on one rank only the first is used: the second cannot relieve the rank
             ranks, first = np.unique(rank[at], return_index=True)
@@ -146,8 +150,12 @@ def waterfill(loads: Any, phy2log: Any, num_gpus: int, sweeps: int = 8) -> Float
             level = _level(load[:, ranks], v[:, e])
             share = np.zeros_like(mine)
             share[:, first] = np.maximum(level[:, None] - load[:, ranks], 0.0)
+            if relax > 1.0:
+                share = np.maximum(mine + relax * (share - mine), 0.0)
+                total = share.sum(axis=1, keepdims=True)
+                share *= np.divide(v[:, e : e + 1], total, out=np.ones_like(total), where=total > 0)
             split[:, at] = share
-            load[:, ranks] += share[:, first]
+            np.add.at(load.T, rank[at], share.T)
     return split[0] if single else split
 
 

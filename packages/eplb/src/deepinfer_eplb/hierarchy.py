@@ -64,9 +64,7 @@ def layer_by_nodes(
     return out.ravel()
 
 
-def groups_to_nodes(
-    solver: Solver, c: Float, noise: Float, old: Int | None, groups: int
-) -> Int:
+def groups_to_nodes(solver: Solver, c: Float, noise: Float, old: Int | None, groups: int) -> Int:
     """int64 [groups]; node of each group, equal numbers, kept from a node-limited `old`."""
     N, size = solver.nodes, noise.size // groups
     if old is not None:
@@ -89,7 +87,7 @@ def groups_to_nodes(
     kernels_numpy.place(slots, todo, load, doubt, kappa, PLACE_Q)
     kernels_numpy.search(
         slots, load, doubt, np.ones(groups, dtype=np.int64), kappa, SEARCH_Q,
-        np.ones((N, groups), dtype=np.bool_), 1.0, 8 * groups, 0.0, False,
+        np.ones((N, groups), dtype=np.bool_), 1.0, 8 * groups, 0.0, N, False,
     )  # fmt: skip
     home = np.empty(groups, dtype=np.int64)
     home[slots.ravel()] = np.repeat(np.arange(N), each)

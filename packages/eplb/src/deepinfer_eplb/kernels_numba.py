@@ -16,7 +16,6 @@ from numba import njit  # pyright: ignore[reportMissingTypeStubs]
 Float = npt.NDArray[np.float64]
 Int = npt.NDArray[np.int64]
 Bool = npt.NDArray[np.bool_]
-MISSES = 2
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -44,10 +43,10 @@ def _powers(x: Float, q: int) -> None:
 
 @_compiled
 def _holds(slots: Int, g: int, e: int) -> bool:
+    found = False
     for held in slots[g]:
-        if held == e:
-            return True
-    return False
+        found = found or held == e
+    return found
 
 
 @_compiled
@@ -166,7 +165,7 @@ def _fill_slots(
 @_compiled
 def search(
     slots: Int, c: Float, noise: Float, n: Int, kappa: float, q: int, near: Bool, inter: float,
-    budget: int, price: float, replica_moves: bool,
+    budget: int, price: float, misses: int, replica_moves: bool,
 ) -> tuple[int, int]:  # fmt: skip
     """See `kernels_numpy.search`."""
     G, C = slots.shape
@@ -186,8 +185,8 @@ def search(
         _rank_state(slots, r, rn, load, own_noise, g)
         top = max(top, _base(load, own_noise, kappa, g))
     scale = 1.0 / top
-    used, swaps, moves, misses, total = 0, 0, 0, 0, 0.0
-    while used < budget and misses < MISSES:
+    used, swaps, moves, missed, total = 0, 0, 0, 0, 0.0
+    while used < budget and missed < misses:
         total = 0.0
         for g in range(G):
             if touched[g]:
@@ -239,7 +238,7 @@ def search(
                 best, kind, best_x, best_y = score, 2, x, y
         if kind == 0:
             stale[a] = True
-            misses += 1
+            missed += 1
             continue
         if kind == 1:
             g, column = best_y // C, best_y % C
@@ -249,7 +248,7 @@ def search(
             touched[a] = touched[g] = True
         else:
             g, column, e = best_x // C, best_x % C, best_y
-            f = slots[g, column]
+            f = int(slots[g, column])
             slots[g, column] = e
             n[f] -= 1
             n[e] += 1
@@ -267,7 +266,7 @@ def search(
                 _one_replica(c, noise, n, r, rn, f)
                 _one_replica(c, noise, n, r, rn, e)
                 stale[a] = True
-                misses += 1
+                missed += 1
                 continue
         used += 3 - kind
         if kind == 1:
@@ -275,7 +274,7 @@ def search(
         else:
             moves += 1
         stale[:] = False
-        misses = 0
+        missed = 0
     return swaps, moves
 
 
@@ -306,7 +305,8 @@ def _replica_move(
         for column in range(C):
             e = slots[g, column]
             rest = own_noise[g] - rn[e]
-            more, less = 1.0 / (n[e] + 1.0), 1.0 / max(n[e] - 1.0, 1.0)
+            held = float(n[e])
+            more, less = 1.0 / (held + 1.0), 1.0 / max(held - 1.0, 1.0)
             eased = _changed(load, rest, c, noise, r, e, -1.0, more, kappa, q, scale, g)
             ease[e] += eased - cost[g]
             pressed = _changed(load, rest, c, noise, r, e, 1.0, less, kappa, q, scale, g)

@@ -23,9 +23,6 @@ Float = npt.NDArray[np.float64]
 Int = npt.NDArray[np.int64]
 Bool = npt.NDArray[np.bool_]
 
-MISSES = 2
-"""Ranks in a row without an improving move that end the search."""
-
 
 def power(x: Float, q: int) -> Float:
     """x ** (2 ** q) by repeated squaring."""
@@ -87,13 +84,15 @@ def search(
     inter: float,
     budget: int,
     price: float,
+    misses: int,
     replica_moves: bool,
 ) -> tuple[int, int]:
     """Move experts of the costliest rank, most gain for the cost of moving first.
 
     A swap exchanges two experts between two ranks; a replica move gives a slot of an expert with
     spare replicas to one that needs it. An arrival costs 1 from the own node, `inter` from another.
-    budget: slots that may change; price: relative fall of F ** (1/p) a changed slot must bring.
+    budget: slots that may change; price: relative fall of F ** (1/p) a changed slot must bring;
+    misses: ranks in a row without such a move that end the search.
     Changes slots and n in place; returns (swaps, replica moves).
     """
     G, C = slots.shape
@@ -105,8 +104,8 @@ def search(
     cost = power(start * scale, q)
     stale = np.zeros(G, dtype=np.bool_)
     arrival = np.where(near, 1.0, inter)
-    used = swaps = moves = misses = 0
-    while used < budget and misses < MISSES and not stale.all():
+    used = swaps = moves = missed = before = 0
+    while used < budget and missed < misses and not stale.all():
         a = int(np.where(stale, -1.0, cost).argmax())
         total = float(np.add.accumulate(cost)[-1])
         limit = price * float(2**q) * total + 1e-12 * float(cost[a])
@@ -118,10 +117,10 @@ def search(
             valid = (cost < cost[a])[owner][None, :] & ~holds[:, owner]
             valid &= ~(flat[:, None] == mine[None, :]).any(axis=1)[None, :]
             out, into = r[:, mine][:, :, None], r[:, flat][:, None, :]
-            ours = base((load[:, a][:, None, None] - out) + into,
-                        (own_noise[a] - rn[mine])[:, None] + rn[flat][None, :], kappa)  # fmt: skip
-            theirs = base((load[:, owner][:, None, :] - into) + out,
-                          (own_noise[owner] - rn[flat])[None, :] + rn[mine][:, None], kappa)  # fmt: skip
+            kept = (own_noise[a] - rn[mine])[:, None] + rn[flat][None, :]
+            ours = base((load[:, a][:, None, None] - out) + into, kept, kappa)
+            kept = (own_noise[owner] - rn[flat])[None, :] + rn[mine][:, None]
+            theirs = base((load[:, owner][:, None, :] - into) + out, kept, kappa)
             gain = (power(ours * scale, q) + power(theirs * scale, q)) - (cost[a] + cost[owner])
             gain = np.where(valid & (gain < -2.0 * limit), gain, 0.0)
             score = gain / (arrival[owner][:, mine].T + arrival[a, flat][None, :])
@@ -137,7 +136,7 @@ def search(
                 best, kind, x, y = found[0], 2, found[1], found[2]
         if kind == 0:
             stale[a] = True
-            misses += 1
+            missed += 1
             continue
         if kind == 1:
             g, j = divmod(y, C)
@@ -159,13 +158,13 @@ def search(
             load, own_noise = rank_state(slots, r, rn)
             cost = power(base(load, own_noise, kappa) * scale, q)
             stale[a] = True
-            misses += 1
+            missed += 1
             continue
         used += 3 - kind
         swaps += kind == 1
         moves += kind == 2
         stale[:] = False
-        misses = 0
+        missed = 0
     return swaps, moves
 
 

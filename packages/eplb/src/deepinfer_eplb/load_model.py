@@ -23,7 +23,9 @@ STEADY_BLOCKS: Final = 50
 MOVING_BLOCKS: Final = 100
 FEWEST_BLOCKS: Final = 4
 DIRECTIONS: Final = 16
-EDGE_MARGIN: Final = 1.02
+EDGE_MARGIN: Final = 1.05
+NOISE_QUARTILE: Final = -0.808
+"""Lower quartile of the semicircle law on [-2, 2], which noise eigenvalues follow for K << n."""
 MOVING_EXCESS: Final = 0.055
 """Change of expert loads along the window, noise taken off, above which loads count as moving:
 slowly walking generator traces stay below 0.04, drifting and bursty ones above 0.08."""
@@ -94,14 +96,15 @@ def _directions(sums: Float, counted: Float, mean: Float) -> tuple[Float, Float,
     n = int(seen.sum())
     dispersion = 1.0
     if 8 <= K <= n // 4:
-        # the lower quartile is noise even when a quarter of the blocks' directions are signal
-        dispersion = float(values[K // 4]) / n
+        # the lower quartile is noise even when half of the blocks' directions are signal
+        dispersion = float(values[K // 4]) / (n + NOISE_QUARTILE * float(np.sqrt(n * K)))
     edge = EDGE_MARGIN * dispersion * (np.sqrt(n) + np.sqrt(K)) ** 2
     kept = np.flatnonzero(values > edge)[::-1][:DIRECTIONS]
     shrink = np.sqrt(np.maximum(1.0 - n * dispersion / np.maximum(values[kept], 1e-300), 0.0))
-    back = np.divide(1.0, unit, out=np.zeros_like(unit), where=seen) / np.sqrt(
-        counted.mean(axis=0)
-    )[:, None]
+    back = (
+        np.divide(1.0, unit, out=np.zeros_like(unit), where=seen)
+        / np.sqrt(counted.mean(axis=0))[:, None]
+    )
     found = (vectors[:, kept].T @ z).reshape(kept.size, L, E) * back[None]
     return (
         vectors[:, kept] * np.sqrt(K),

@@ -26,6 +26,8 @@ STEADY_SHARE: Final = 0.125
 MOVING_SHARE: Final = 0.29
 """Share of slots that one plan may change, on loads that hardly move (beyond it a plan follows
 noise) and on loads that do."""
+FEW_SWAPS: Final = 8
+"""Swaps that small groups may always make, whatever share of the slots they are."""
 PRICE: Final = 1e-5
 """Relative imbalance of its layer that a changed slot must win: about what moving 13 MB at 5 GB/s
 costs a group over 10,000 steps of 20 ms in MoE layers."""
@@ -201,7 +203,7 @@ def _budget(request: _Request, model: LoadModel, from_old: bool) -> int:
     if not from_old:
         return 2 * FRESH_FACTOR * request.max_swaps
     share = MOVING_SHARE if model.moving else STEADY_SHARE
-    return min(2 * request.max_swaps, int(share * request.num_slots))
+    return 2 * min(request.max_swaps, max(FEW_SWAPS, int(share * request.num_slots / 2)))
 
 
 def _judge(
@@ -218,8 +220,8 @@ def _judge(
     judge = scale(held, request.num_gpus)
     made, _ = _solve(request, train, None if origin is None else origin[sample])
 
-    def B(placement: Int) -> float:
+    def judged(placement: Int) -> float:
         shares = rank_shares(placement.astype(np.int32), E, request.num_gpus)
         return imbalance(rank_loads(judge, shares))[0]
 
-    return B(made), None if start is None else B(start[sample])
+    return judged(made), None if start is None else judged(start[sample])

@@ -16,26 +16,26 @@ CHURN: Final = 16.0
 away raises it: with power 8, when per-replica loads differ by more than about 40%."""
 
 
-def by_power(x: Float, n: Int, extra: int) -> Int:
-    """Give `extra` replicas, each where it lowers sum_e n (x/n)**p most. x: [E] load of an expert.
+def by_power(x: Float, extra: int, ranks: int) -> Int:
+    """One replica each and `extra` more, each where it lowers sum_e n (x/n)**p most. int64 [E].
 
-    Without load to tell them apart, experts with fewer replicas come first.
+    x: [E] load of an expert. More replicas than ranks relieve nobody: such come last.
     """
-    n = n.astype(np.float64)
+    n = np.ones(x.size)
     score = _gain(x, n)
     for _ in range(extra):
-        e = int(score.argmax())
+        e = int(np.where((n < ranks) == (n < ranks).any(), score, -np.inf).argmax())
         n[e] += 1.0
         score[e] = _gain(x[e], n[e])
     return n.astype(np.int64)
 
 
-def by_peaks(steps: Float, n: Int, extra: int) -> Int:
-    """Give `extra` replicas, each where the sum over steps of the largest replica falls most.
+def by_peaks(steps: Float, extra: int, ranks: int) -> Int:
+    """As `by_power`, each where the sum over steps of the largest replica falls most.
 
     steps: [K, E]. For ranks of so few slots that their heaviest replica decides.
     """
-    n = n.copy()
+    n = np.ones(steps.shape[1], dtype=np.int64)
     rows = np.arange(steps.shape[0])
     share = steps / n
     for _ in range(extra):
@@ -45,17 +45,18 @@ def by_peaks(steps: Float, n: Int, extra: int) -> Int:
         second = share.max(axis=1)
         share[rows, first] = top
         relieved = np.maximum(second, steps[rows, first] / (n[first] + 1))
-        e = int(np.bincount(first, weights=top - relieved, minlength=n.size).argmax())
+        saved = np.bincount(first, weights=top - relieved, minlength=n.size)
+        e = int(np.where((n < ranks) == (n < ranks).any(), saved, -np.inf).argmax())
         n[e] += 1
         share[:, e] = steps[:, e] / n[e]
     return n
 
 
-def exchange(x: Float, n: Int, most: int) -> Int:
+def exchange(x: Float, n: Int, most: int, ranks: int) -> Int:
     """Replica counts that differ from n only where it pays for a move, in at most `most` moves."""
     m = n.astype(np.float64)
     for _ in range(most):
-        gain = _gain(x, m)
+        gain = np.where(m < ranks, _gain(x, m), 0.0)
         fewer = np.maximum(m - 1.0, 1.0)
         loss = np.where(m > 1.0, _gain(x, fewer), np.inf)
         e, f = int(gain.argmax()), int(loss.argmin())

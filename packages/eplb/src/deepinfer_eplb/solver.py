@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from deepinfer_eplb import kernels_numpy
 from deepinfer_eplb.load_model import LoadModel, trust_old
+from deepinfer_eplb.narrow import peaks, place_by_peaks
 from deepinfer_eplb.replicas import by_peaks, by_power, exchange
 
 Float = npt.NDArray[np.float64]
@@ -23,6 +24,10 @@ NARROW_REACH: Final = 0.5
 """lambda of the objective in standard deviations of a rank's load: about where the maximum over
 ranks lies. With few slots a rank the mean loads differ too much to be traded for variance."""
 NARROW_SLOTS: Final = 3
+PATIENCE: Final = 2
+NARROW_PATIENCE: Final = 4
+"""The search ends after this many ranks in a row, or this part of all ranks, that nothing helps:
+where one heavy replica decides, the costliest ranks are often the hopeless ones."""
 PEAK_SIGMAS: Final = 2.0
 INTER_COST: Final = 8.0
 """Cost of an expert that arrives from another node, relative to one from the own node."""
@@ -69,15 +74,17 @@ class Solver:
             c = trust_old(c, noise, old, G)
         peak = c[0] + PEAK_SIGMAS * np.sqrt((c[1:] ** 2).sum(axis=0))
         slots = np.full((G, S // G), -1, dtype=np.int64)
+        steps = None
+        if narrow and model.path.size:
+            steps = np.maximum(c[0] + model.path @ c[1:], 0.1 * c[0])
         if old is not None:
             slots[:] = old.reshape(G, -1)
             held = np.bincount(old, minlength=E)
-            n = exchange(peak, held, budget)
-        elif narrow and model.path.size:
-            steps = np.maximum(c[0] + model.path @ c[1:], 0.1 * c[0])
-            n = by_peaks(steps, np.ones(E, dtype=np.int64), S - E)
+            n = exchange(peak, held, budget, G)
+        elif steps is not None:
+            n = by_peaks(steps, S - E, G)
         else:
-            n = by_power(peak, np.ones(E, dtype=np.int64), S - E)
+            n = by_power(peak, S - E, G)
         r, rn = kernels_numpy.replica_loads(c, noise, n)
         reach = NARROW_REACH if narrow else REACH
         # variance of a rank that holds its share of independent replicas
@@ -89,6 +96,9 @@ class Solver:
         todo = np.repeat(np.arange(E), missing)
         todo = todo[np.argsort(-r[0, todo], kind="stable")]
         self._kernels.place(slots, todo, r, rn, kappa, PLACE_Q)
+        rival = None
+        if steps is not None and old is None and model.moving:
+            rival = place_by_peaks(todo, steps / n, G)
         load, own_noise = kernels_numpy.rank_state(slots, r, rn)
         kappa = _kappa(reach, float(np.median((load[1:] ** 2).sum(axis=0) + own_noise)))
         near = np.ones((G, E), dtype=np.bool_)
@@ -96,11 +106,18 @@ class Solver:
             near = self._near(old, E)
         swaps, moves = self._kernels.search(
             slots, c, noise, n, kappa, SEARCH_Q, near, INTER_COST, max(budget - changed, 0),
-            self.price, narrow or self.replica_moves,
+            self.price, self._patience(narrow), narrow or self.replica_moves,
         )  # fmt: skip
         self.swaps += int(swaps)
         self.moves += int(moves) + changed
+        if rival is not None and steps is not None and peaks(rival, steps) < peaks(slots, steps):
+            return rival.ravel()
         return slots.ravel()
+
+    def _patience(self, narrow: bool) -> int:
+        if self.replica_moves:
+            return self.num_gpus
+        return max(PATIENCE, self.num_gpus // NARROW_PATIENCE) if narrow else PATIENCE
 
     def _near(self, old: Int, E: int) -> npt.NDArray[np.bool_]:
         """bool [G, E]; whether a rank's node holds an expert."""
