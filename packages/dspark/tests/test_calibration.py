@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from deepinfer_dspark import ShapeError, survival
+from deepinfer_dspark import ShapeError, VerifyResult, survival
 from deepinfer_dspark.calibration import (
     Calibrator,
+    ProxyConfidence,
     expected_calibration_error,
     logit,
     ranking_auc,
@@ -91,3 +92,40 @@ def test_misuse_is_named() -> None:
         Calibrator(0)
     with pytest.raises(ShapeError, match=r"\[N, 4\]"):
         Calibrator(4).fit(np.ones((2, 3)), np.ones(2, dtype=int), np.ones(2, dtype=int))
+
+
+def outcome(accepted: list[int], verified: int) -> VerifyResult:
+    """A round in which the first drafts were kept and the next was rejected."""
+    n, R = np.array(accepted), len(accepted)
+    k = np.arange(3)[None, :]
+    judged = np.minimum(n + 1, verified)
+    none = np.zeros(R, dtype=bool)
+    return VerifyResult(
+        np.zeros(0, dtype=np.int64), np.zeros(R + 1, dtype=np.int64), n, n, 
+        np.where(k < judged[:, None], k < n[:, None], np.nan), none, none, none,
+        np.full(R, verified),
+    )  # fmt: skip
+
+
+def test_proxy_confidences_move_to_what_is_accepted_by_position() -> None:
+    proxy = ProxyConfidence(3)
+    peak = np.full((2, 3), 0.5)
+    assert np.allclose(proxy.of(["a", "b"], peak), 0.5)
+    for _ in range(300):  # the first draft is always kept, the second never, the third not judged
+        proxy.of(["a", "b"], peak)
+        proxy.observe(["b", "a"], outcome([1, 1], 3))
+    conf = proxy.of(["a", "b"], peak)
+    assert (conf[:, 0] > 0.9).all()
+    assert (conf[:, 1] < 0.1).all()
+    assert np.allclose(conf[:, 2], 0.5)
+    proxy.reset("a")
+    proxy.observe(["a"], outcome([0], 3))  # unknown by now: nothing to learn from
+    assert np.array_equal(proxy.of(["a", "b"], peak), conf)
+
+
+def test_proxy_confidences_keep_the_order_of_the_drafts_own_certainty() -> None:
+    proxy = ProxyConfidence(3)
+    proxy.of(["a"], np.array([[0.9, 0.2, 0.7]]))
+    proxy.observe(["a"], outcome([1], 2))
+    conf = proxy.of(["a", "b"], np.array([[0.9] * 3, [0.3] * 3]))
+    assert (conf[0] > conf[1]).all()

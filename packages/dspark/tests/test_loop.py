@@ -214,3 +214,17 @@ def test_mixed_learns_to_leave_a_useless_drafter() -> None:
 def test_impossible_drafters_are_refused(build) -> None:
     with pytest.raises(ShapeError):
         build()
+
+
+@pytest.mark.parametrize(
+    ("prompts", "requests", "new"), [([[1], []], 2, 4), ([[1]], 2, 4), ([[1]], 1, 0)]
+)
+def test_generate_names_what_does_not_fit(prompts, requests: int, new: int) -> None:
+    loop = SpecLoop(None, toy.ToyTarget(MODEL))
+    with pytest.raises(ShapeError, match="generate wants"):
+        loop.generate(prompts, SamplingBatch.greedy(requests), new)
+
+
+def test_no_requests_are_a_legal_batch() -> None:
+    made = SpecLoop(NGramDrafter(2), toy.ToyTarget(MODEL))
+    assert made.generate([], SamplingBatch.greedy(0), 4).tokens == []

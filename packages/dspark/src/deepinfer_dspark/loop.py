@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from deepinfer_dspark.budget import BudgetScheduler, ConfidenceHistory
 from deepinfer_dspark.drafting import DraftBatch, Drafter
+from deepinfer_dspark.errors import ShapeError
 from deepinfer_dspark.proposal import Proposal
 from deepinfer_dspark.ragged import RaggedIds
 from deepinfer_dspark.sampling import SamplingBatch
@@ -98,12 +99,20 @@ class SpecLoop:
         *,
         logprobs: int | None = None,
     ) -> Generation:
-        """Run until every request has `max_new` tokens or a stop.
+        """Run until every request has `max_new` tokens or a stop. Raises ShapeError for misuse.
 
         prompts: R sequences of at least one token; sampling: parameters of R requests (positions,
         max_new and the counts of penalties are kept up to date here).
         """
         R = len(prompts)
+        if sampling.requests != R or max_new < 1 or not all(len(p) for p in prompts):
+            raise ShapeError(
+                f"generate wants prompts of at least one token, sampling for {R} requests and "
+                f"max_new >= 1, got prompt lengths {[len(p) for p in prompts][:8]}, "
+                f"{sampling.requests} and {max_new}"
+            )
+        if R == 0:
+            return Generation([], 0, 0, 0, 0, [])
         history = [list(p) for p in prompts]
         starts = np.array([len(p) for p in prompts], dtype=np.int64)
         active = np.arange(R, dtype=np.int64)
