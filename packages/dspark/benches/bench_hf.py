@@ -67,7 +67,7 @@ def llama(vocab: int, hidden: int, layers: int, heads: int, seed: int = 0):
     return transformers.LlamaForCausalLM(config).eval()
 
 
-def train(model, seconds: float, peak: float, rows: int = 16, length: int = 160) -> float:
+def train(model, seconds: float, peak: float, rows: int = 4, length: int = 160) -> float:
     """Next-token training on letters until the time is up; returns the last loss."""
     rng, start = random.Random(0), time.process_time()
     optimizer = torch.optim.AdamW(model.parameters(), lr=peak, betas=(0.9, 0.98), weight_decay=0.0)
@@ -172,9 +172,9 @@ def main() -> None:
     prompts = rng.integers(0, 8192, (1, 24)).tolist()
     compare(model, draft, prompts, 24 if args.quick else 48, repeats)
 
-    model, draft = llama(len(ID), 320, 6, 5), llama(len(ID), 96, 1, 3, seed=1)
+    model, draft = llama(len(ID), 256, 6, 4), llama(len(ID), 96, 1, 3, seed=1)
     sizes = [sum(p.numel() for p in m.parameters()) / 1e6 for m in (model, draft)]
-    losses = [train(model, seconds, 1e-3), train(draft, seconds / 3, 3e-3)]
+    losses = [train(model, seconds, 1.5e-3), train(draft, seconds / 3, 3e-3)]
     print(
         f"(b) trained here for {seconds:.0f} and {seconds / 3:.0f} s of CPU time: target "
         f"{sizes[0]:.1f} M parameters (loss {losses[0]:.3f}), drafter {sizes[1]:.2f} M "
