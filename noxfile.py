@@ -114,6 +114,14 @@ def oracle(session: nox.Session) -> None:
 
 
 @nox.session
+def slow(session: nox.Session) -> None:
+    """Tests of dspark that take minutes: 1,000 prompts with every drafter and mode."""
+    session.env.update(OMP_NUM_THREADS="1")
+    install(session, "dspark", "[test]")
+    session.run("pytest", "packages/dspark/tests", "-m", "slow", *session.posargs)
+
+
+@nox.session
 def lint(session: nox.Session) -> None:
     """Formatting, lint, and who may import whom."""
     session.install("ruff>=0.9,<1", "pytest>=8,<10")
