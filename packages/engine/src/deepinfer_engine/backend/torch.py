@@ -112,9 +112,7 @@ class TorchRunner:
         self._pools = pools
         self._backbone = Backbone(self._config, weights, pools, engram, replay)
         self._drafter = Drafter(self._backbone) if caps.nextn else None
-        self._tower = None
-        if config.vision_config is not None and weights.vision is not None:
-            self._tower = VisionTower(config.vision_config, weights.vision)
+        self._tower = VisionTower.of(config, weights)
         self._caps = caps
         self._verifier = Verifier()
         self._rng = CounterRng()

@@ -25,9 +25,11 @@ from deepinfer_engine.model.assembly import Parts, assemble
 from deepinfer_engine.model.batch import Batch, SequenceRows
 from deepinfer_engine.model.cache import Cache, CacheMemory, Ids, token_array
 from deepinfer_engine.model.draft import Drafter
+from deepinfer_engine.model.image_rows import Images
 from deepinfer_engine.model.layout import CacheQuant
 from deepinfer_engine.model.replay import ReplayMode
 from deepinfer_engine.model.v41 import Backbone
+from deepinfer_engine.model.vision import VisionTower
 
 
 def load_model(
@@ -69,13 +71,19 @@ class Model:
             self._text, parts.weights, self._memory.pools, parts.engram, parts.replay
         )
         self._drafter = Drafter(self._backbone) if parts.weights.draft is not None else None
+        self._tower = VisionTower.of(parts.config, parts.weights)
 
     def new_cache(self) -> Cache:
         """An empty sequence."""
         return Cache(self._memory)
 
     def prefill(
-        self, ids: Ids, *, cache: Cache | None = None, prompt_len: int | None = None
+        self,
+        ids: Ids,
+        *,
+        cache: Cache | None = None,
+        prompt_len: int | None = None,
+        images: Sequence[tuple[int, Tensor]] = (),
     ) -> tuple[Tensor, Cache]:
         """Feed the tokens of a prompt, or a further chunk of it.
 
@@ -83,6 +91,9 @@ class Model:
         cache: continue this sequence (and return it); default a new one.
         prompt_len: length of the whole prompt when more chunks follow; only bounded replay needs
             it. Default: the prompt ends with this chunk.
+        images: (index into ids, embeddings [k, H]) of each run of tokens of a picture, as
+            `encode_image` gives them; a run may be part of a span that a chunk border cuts. What
+            `ids` holds there does not matter.
 
         Returns (logits, cache): logits float32 (float64 in a float64 model) [n, vocab], row i
         predicting the token after ids[i]. With replay "compact", only the rows that ran through
@@ -93,7 +104,8 @@ class Model:
         (`cache.approximate`), its stored entries stay as they were.
 
         Raises RequestError: no token, a token outside the vocabulary, more tokens than the model's
-        length, a cache of another model, or one that cannot be continued.
+        length, a cache of another model, one that cannot be continued, or embeddings that do not
+        fit.
         """
         fed = token_array(ids, self._text.vocab_size)
         cache = self.new_cache() if cache is None else cache
@@ -101,7 +113,7 @@ class Model:
         total = end if prompt_len is None else prompt_len
         if total < end:
             raise RequestError(f"prompt_len must be at least {end}, the tokens so far, got {total}")
-        rows = self._rows(cache, fed, replay_from=self.replay.start(total))
+        rows = self._rows(cache, fed, replay_from=self.replay.start(total), images=tuple(images))
         first = len(rows.token_ids) - len(fed)
         if self.replay.mode == "compact":
             clip = min(rows.replay_from - rows.start, len(rows.token_ids) - 1)
@@ -109,8 +121,20 @@ class Model:
         logits = self._backbone.forward(
             Batch(self._text, [rows]), torch.arange(first, len(rows.token_ids))
         )
-        cache.extend(fed)
+        cache.extend(fed, _image_mask(len(fed), images))
         return logits, cache
+
+    def encode_image(self, pixels: Tensor) -> Tensor:
+        """What stands for a picture in a prompt: embeddings [n, H] of START, the cells and NEWLINE
+        of each row, END.
+
+        pixels: uint8 [height, width, 3] RGB, both sides whole patches (`vision_config.patch_size`).
+
+        Raises RequestError: the model has no tower, or the pixels have another shape or type.
+        """
+        if self._tower is None:
+            raise RequestError("this checkpoint has no vision tower")
+        return self._tower.encode(pixels)
 
     def decode(self, cache: Cache | Sequence[Cache], ids: Ids | Sequence[Ids]) -> Tensor:
         """Feed the next tokens of one sequence, or of several with equally many each.
@@ -199,10 +223,13 @@ class Model:
         wanted = ends[:, None] - len(fed[0]) + torch.arange(len(fed[0]))
         logits = self._backbone.forward(batch, wanted.flatten())
         for cache, tokens in zip(caches, fed, strict=True):
-            cache.extend(tokens)
+            cache.extend(tokens, _image_mask(len(tokens), ()))
         return logits.view(len(caches), len(fed[0]), -1)
 
-    def _rows(self, cache: Cache, fed: np.ndarray, *, replay_from: int) -> SequenceRows:
+    def _rows(
+        self, cache: Cache, fed: np.ndarray, *, replay_from: int, images: Images = ()
+    ) -> SequenceRows:
+        self._check_images(images, len(fed))
         end = cache.length + len(fed)
         limit = self._text.max_position_embeddings
         if end > limit:
@@ -213,10 +240,36 @@ class Model:
         return SequenceRows(
             token_ids=np.concatenate([cache.tokens[start:], fed]),
             start=start,
-            lookback=tuple(cache.tokens[max(0, start - self._text.lookback) : start].tolist()),
+            lookback=cache.lookback(start, self._text.lookback),
             block_table=cache.blocks,
             state_slot=cache.slot,
             replay_from=replay_from,
             valid_start=start if again else 0,
             entries_from=cache.length if again else 0,
+            images=tuple((again + index, embeddings) for index, embeddings in images),
         )
+
+    def _check_images(self, images: Images, length: int) -> None:
+        free, embed = 0, self._backbone.weights.embed
+        for index, embeddings in images:
+            wanted = (len(embeddings), self._text.hidden_size)
+            if embeddings.shape != wanted or embeddings.dtype != embed.dtype:
+                raise RequestError(
+                    f"images: wanted embeddings [k, {self._text.hidden_size}] of {embed.dtype}, "
+                    f"got {list(embeddings.shape)} of {embeddings.dtype}"
+                )
+            if not free <= index <= length - len(embeddings):
+                raise RequestError(
+                    f"images: embeddings at {index} .. {index + len(embeddings) - 1} must lie in "
+                    f"order and apart in the {length} tokens"
+                )
+            free = index + len(embeddings)
+        if images and self._tower is None:
+            raise RequestError("this checkpoint has no vision tower")
+
+
+def _image_mask(length: int, images: Sequence[tuple[int, Tensor]]) -> np.ndarray:
+    mask = np.zeros(length, dtype=np.bool_)
+    for index, embeddings in images:
+        mask[index : index + len(embeddings)] = True
+    return mask

@@ -84,6 +84,8 @@ class Cache:
         self.slot = memory.take_slot()
         self.tokens: IdArray = np.empty(0, dtype=np.int64)
         """int64 [length]: what was fed."""
+        self.is_image: npt.NDArray[np.bool_] = np.empty(0, dtype=np.bool_)
+        """bool [length]: which of them were tokens of pictures."""
         self.approximate = False
         """Whether some of it was computed from a window that had been lost."""
         self._has_state = True
@@ -111,7 +113,7 @@ class Cache:
                 f"truncate: this cache can go back to {self._earliest}..{self.length} tokens, "
                 f"got {length}"
             )
-        self.tokens = self.tokens[:length]
+        self.tokens, self.is_image = self.tokens[:length], self.is_image[:length]
 
     def export_blocks(self) -> Tensor:
         """uint8 [ceil(length/128), block bytes]: compressed entries of every token, last block
@@ -119,21 +121,30 @@ class Cache:
         self._require_open()
         return self._memory.pools.blocks[self.blocks].clone()
 
-    def import_blocks(self, blocks: Tensor, tokens: Ids) -> None:
+    def import_blocks(
+        self, blocks: Tensor, tokens: Ids, is_image: npt.NDArray[np.bool_] | None = None
+    ) -> None:
         """Make this (empty) cache that of `tokens`, without its windows.
 
+        is_image: that of the cache the blocks come from; None for text alone.
+
         Follow with `import_state`; or, at a multiple of 128 tokens, go on without it: `prefill` and
-        `decode` then run the last window again. Raises RequestError when the shape is wrong.
+        `decode` then run the last window again, unless a picture is in it. Raises RequestError
+        when a shape is wrong.
         """
         self._require_open()
         ids = token_array(tokens, self._memory.config.vocab_size)
         wanted = (-(-len(ids) // BLOCK_TOKENS), self._memory.pools.layout.block_bytes)
         self._check("import_blocks", blocks, wanted)
+        is_image = np.zeros(len(ids), dtype=np.bool_) if is_image is None else is_image
+        if is_image.shape != ids.shape or is_image.dtype != np.bool_:
+            raise RequestError(f"import_blocks: is_image must be bool [{len(ids)}]")
         if self.length:
             raise RequestError(f"import_blocks: this cache already holds {self.length} tokens")
         self.reserve(len(ids))
         self._memory.pools.blocks[self.blocks] = blocks
         self.tokens, self._has_state, self._earliest = ids, False, len(ids)
+        self.is_image = is_image
 
     def export_state(self) -> Tensor:
         """uint8 [state bytes]: windows and open groups at the present length."""
@@ -156,11 +167,17 @@ class Cache:
         if missing > 0:
             self.blocks.extend(self._memory.take_blocks(missing))
 
-    def extend(self, fed: IdArray) -> None:
+    def lookback(self, end: int, size: int) -> tuple[int, ...]:
+        """The up to `size` tokens before position `end`; -1 for those of pictures."""
+        before = slice(max(0, end - size), end)
+        return tuple(np.where(self.is_image[before], -1, self.tokens[before]).tolist())
+
+    def extend(self, fed: IdArray, is_image: npt.NDArray[np.bool_]) -> None:
         """The model has run these tokens."""
         if not self._has_state:
             self._has_state, self.approximate = True, True
         self.tokens = np.concatenate([self.tokens, fed])
+        self.is_image = np.concatenate([self.is_image, is_image])
         spare = self._memory.config.backtrack - 1
         self._earliest = max(self._earliest, self.length - spare)
 
@@ -176,7 +193,13 @@ class Cache:
                 f"this cache has blocks of {self.length} tokens but no state: import the state, or "
                 f"blocks of a multiple of {BLOCK_TOKENS} tokens"
             )
-        return min(self._memory.config.sliding_window, self.length)
+        window = min(self._memory.config.sliding_window, self.length)
+        if self.is_image[self.length - window :].any():
+            raise RequestError(
+                "this cache has blocks but no state, and a picture in its last window cannot run "
+                "again: import the state"
+            )
+        return window
 
     def require_state(self, memory: CacheMemory) -> None:
         """Raise RequestError unless the windows are here."""

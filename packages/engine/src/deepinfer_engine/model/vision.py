@@ -15,8 +15,10 @@ from torch.nn.functional import gelu, linear, pad, scaled_dot_product_attention,
 
 from deepinfer_engine.adapters.kernels import ops
 from deepinfer_engine.core.pictures import Picture
-from deepinfer_engine.model.config import VisionConfig
+from deepinfer_engine.errors import RequestError
+from deepinfer_engine.model.config import ModelConfig, VisionConfig
 from deepinfer_engine.model.vision_weights import BlockWeights, VisionWeights
+from deepinfer_engine.model.weights import ModelWeights
 
 NORM_EPS = 1e-6
 CACHED_TOKENS = 4096
@@ -31,6 +33,13 @@ class VisionTower:
         self._weights = weights
         self._cache: OrderedDict[bytes, Tensor] = OrderedDict()
         self._cached_tokens = 0
+
+    @staticmethod
+    def of(config: ModelConfig, weights: ModelWeights) -> VisionTower | None:
+        """The tower of a model; None where it has none, or was loaded without."""
+        if config.vision_config is None or weights.vision is None:
+            return None
+        return VisionTower(config.vision_config, weights.vision)
 
     def span(self, picture: Picture) -> Tensor:
         """Embeddings [picture.length, H] of all its tokens, in the model dtype."""
@@ -50,7 +59,18 @@ class VisionTower:
 
     @torch.inference_mode()
     def encode(self, pixels: Tensor) -> Tensor:
-        """uint8 [height, width, 3], sides in whole patches, to the span's embeddings [n, H]."""
+        """uint8 [height, width, 3], sides in whole patches, to the span's embeddings [n, H].
+
+        Raises RequestError for pixels of another shape or type.
+        """
+        size = self._config.patch_size
+        shape = pixels.shape
+        fits = len(shape) == 3 and shape[2] == 3 and min(shape) > 0
+        if pixels.dtype != torch.uint8 or not fits or shape[0] % size or shape[1] % size:
+            raise RequestError(
+                f"pixels must be uint8 [height, width, 3] with sides in multiples of {size}, got "
+                f"{list(shape)} of {pixels.dtype}"
+            )
         patches, rows, columns = self._patches(pixels)
         cells = self._project(self._tower(patches, rows, columns), rows, columns)
         return self._with_marks(cells)

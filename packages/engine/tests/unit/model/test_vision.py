@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
+from deepinfer_engine import load_model
 from deepinfer_engine.backend.torch import TorchRunner, build_runner
 from deepinfer_engine.core.pictures import (
     Picture,
@@ -28,7 +29,7 @@ from deepinfer_engine.core.pictures import (
     place,
     text_only,
 )
-from deepinfer_engine.errors import CheckpointError
+from deepinfer_engine.errors import CheckpointError, RequestError
 from deepinfer_engine.model.batch import Batch, SequenceRows
 from deepinfer_engine.model.config import load_config
 from deepinfer_engine.model.replay import Replay
@@ -264,6 +265,58 @@ def test_the_placeholder_of_a_picture_has_no_meaning_of_its_own(model: TorchRunn
     named[pictures[0].start : pictures[0].end] = 17
     one, two = (feed(model, rows(model, x, pictures, 0, len(x)))[0] for x in (ids, named))
     assert torch.equal(one, two)
+
+
+def test_the_model_as_a_library_takes_pictures_in_chunks(
+    model: TorchRunner, vision_dir: Path
+) -> None:
+    ids, (picture,) = prompt(model, (126, 112), text=3)
+    whole = feed(model, rows(model, ids, (picture,), 0, len(ids)))[0]
+    library = load_model(vision_dir, dtype="float64")
+    image = torch.frombuffer(bytearray(picture.pixels), dtype=torch.uint8).view(112, 126, 3)
+    span = library.encode_image(image)
+    logits, held = library.prefill(ids, images=[(3, span)])
+    assert (logits - whole).abs().max() < TOLERANCE
+    logits, held = library.prefill(ids[:10], images=[(3, span[:7])])
+    rest, held = library.prefill(ids[10:-2], cache=held, images=[(0, span[7:])])
+    # The look-back of the last words reaches into the span.
+    last = library.decode(held, ids[-2:])
+    assert (torch.cat([logits, rest, last]) - whole).abs().max() < TOLERANCE
+    held.truncate(len(ids) - 1)
+    assert (library.decode(held, ids[-1:]) - whole[-1]).abs().max() < TOLERANCE
+
+
+def test_the_library_refuses_embeddings_that_do_not_fit(vision_dir: Path, tiny_dir: Path) -> None:
+    library = load_model(vision_dir, dtype="float32")
+    span = library.encode_image(torch.zeros(42, 42, 3, dtype=torch.uint8))
+    ids = [5] * 12
+    for images, words in [
+        ([(10, span)], "in order and apart"),
+        ([(4, span), (6, span)], "in order and apart"),
+        ([(0, span.double())], "got .* of torch.float64"),
+        ([(0, span[:, :5])], r"\[k, 64\]"),
+    ]:
+        with pytest.raises(RequestError, match=words):
+            library.prefill(ids, images=images)
+    for pixels in (torch.zeros(42, 43, 3, dtype=torch.uint8), torch.zeros(42, 42, 3)):
+        with pytest.raises(RequestError, match="multiples of 14"):
+            library.encode_image(pixels)
+    text = load_model(tiny_dir, dtype="float32")
+    for call in (lambda: text.prefill(ids, images=[(0, span)]), lambda: text.encode_image(span)):
+        with pytest.raises(RequestError, match="no vision tower"):
+            call()
+
+
+def test_a_lost_window_with_a_picture_cannot_run_again(vision_dir: Path) -> None:
+    library = load_model(vision_dir, dtype="float32")
+    span = library.encode_image(torch.zeros(42, 42, 3, dtype=torch.uint8))
+    _, held = library.prefill([5] * 128, images=[(120, span)])
+    moved = library.new_cache()
+    moved.import_blocks(held.export_blocks(), held.tokens, held.is_image)
+    with pytest.raises(RequestError, match="a picture in its last window"):
+        library.decode(moved, [7])
+    moved.import_state(held.export_state())
+    assert torch.equal(library.decode(moved, [7]), library.decode(held, [7]))
 
 
 def test_float32_and_bfloat16_run(vision_dir: Path, model: TorchRunner) -> None:
