@@ -1,9 +1,10 @@
-"""The `deepinfer-recipe` command: look at prompts and answers without writing a program."""
+"""The `deepinfer-recipe` command: prompts, answers and conformance without writing a program."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -93,10 +94,34 @@ def _parse(options: argparse.Namespace) -> int:
     return 0
 
 
+def _check(options: argparse.Namespace) -> int:
+    # Imported here: `render` and `parse` need none of it.
+    from deepinfer_recipe.check.answers import OwnAnswers, ServerAnswers
+    from deepinfer_recipe.check.cases import read_cases
+    from deepinfer_recipe.check.run import Answers, report, run_cases
+
+    cases = read_cases(None if options.corpus is None else Path(options.corpus))
+    if options.protocol is not None:
+        cases = [case for case in cases if case.protocol == options.protocol]
+    if not cases:
+        raise ValueError(f"there are no cases of the protocol {options.protocol}")
+    answers: Answers = OwnAnswers()
+    if options.url is not None:
+        key = None if options.api_key_env is None else os.environ.get(options.api_key_env)
+        if options.api_key_env is not None and not key:
+            raise ValueError(f"the environment variable {options.api_key_env} is not set")
+        answers = ServerAnswers(
+            options.url, model=options.model, key=key, timeout_s=options.timeout
+        )
+    results = run_cases(cases, answers, is_own=options.url is None)
+    print(report(results, answers.name))
+    return int(any(result.problems for result in results))
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="deepinfer-recipe",
-        description="Look at the prompts and answers of DeepSeek V4 and V4.1 models.",
+        description="Prompts, answers and conformance of DeepSeek V4 and V4.1 models.",
     )
     parser.add_argument(
         "--version", action="version", version=f"deepinfer-recipe {__version__} ({STATE})"
@@ -117,6 +142,14 @@ def _parser() -> argparse.ArgumentParser:
     parse.add_argument("--events", action="store_true", help="print the server-sent events")
     parse.add_argument("--finish", choices=("stop", "length", "content_filter"), default="stop")
     parse.set_defaults(run=_parse)
+    check = commands.add_parser("check", help="check this library, or a server, against a corpus")
+    check.add_argument("corpus", nargs="?", help=".jsonl file or folder of them; default: shipped")
+    check.add_argument("--url", help="a server to check, such as http://127.0.0.1:8000")
+    check.add_argument("--protocol", choices=_PROTOCOLS, help="check only this one")
+    check.add_argument("--model", help="model name to ask the server for")
+    check.add_argument("--api-key-env", help="environment variable that holds the API key")
+    check.add_argument("--timeout", type=float, default=60.0, help="seconds for one answer")
+    check.set_defaults(run=_check)
     return parser
 
 

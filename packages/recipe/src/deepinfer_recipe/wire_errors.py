@@ -27,6 +27,11 @@ _ANTHROPIC_TYPES = {
 }
 
 
+def _names(message: str, param: str) -> bool:
+    """Whether a message names a field, `messages[0].content` or as Anthropic spells it."""
+    return param in message or param.replace("[", ".").replace("]", "") in message
+
+
 def error_body(
     protocol: ProtocolName,
     status: int,
@@ -42,6 +47,9 @@ def error_body(
     from the status; the other two `{"error": {"message", "type", "param", "code"}}`.
     """
     if protocol == "messages":
+        # There is no place for the field but the message.
+        if param is not None and not _names(message, param):
+            message = f"{param}: {message}"
         kind = _ANTHROPIC_TYPES.get(status, "api_error" if status >= 500 else type)
         return {"type": "error", "error": {"type": kind, "message": message}}
     return {"error": {"message": message, "type": type, "param": param, "code": code}}

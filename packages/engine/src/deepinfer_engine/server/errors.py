@@ -174,13 +174,21 @@ def wire_error(exc: BaseException, protocol: Protocol, request_id: str) -> WireE
     headers = {"Retry-After": str(max(1, math.ceil(wait)))} if (wait := _retry_after(exc)) else {}
     if isinstance(exc, Draining):
         headers["Connection"] = "close"
+    param = "model" if isinstance(exc, UnknownModel) else getattr(exc, "param", None)
     if protocol == "messages":
+        # There is no place for the field but the message.
+        if param and param not in message and _spelled(param) not in message:
+            message = f"{param}: {message}"
         error = {"type": row.messages_type, "message": message}
         body: dict[str, Any] = {"type": "error", "error": error, "request_id": request_id}
         return WireError(row.messages_status, row.messages_type, body, headers)
-    param = "model" if isinstance(exc, UnknownModel) else getattr(exc, "param", None)
     error = {"message": message, "type": row.type, "param": param, "code": row.code}
     return WireError(row.status, row.code, {"error": error}, headers)
+
+
+def _spelled(param: str) -> str:
+    """A field as Anthropic's messages spell it: `messages.0.content`."""
+    return param.replace("[", ".").replace("]", "")
 
 
 def _row_of(exc: BaseException) -> Row:

@@ -1,0 +1,1 @@
+"""Conformance checks behind `deepinfer-recipe check`: of this library, or of a server over HTTP."""
