@@ -13,6 +13,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import nemo
 import pytest
@@ -124,21 +125,31 @@ def test_logits_with_every_rounding_taken_from_nemo(
     with nemo.rounding(noting):
         theirs = nemo.logits(nemo.backbone(quantised(seed)), ids)
 
-    own_rounding = ops.fake_quant
     apart: list[Tensor] = []
     flipped: list[Tensor] = []
 
-    def taken(values: Tensor, name: str) -> Tensor:
-        own = own_rounding(values, name)
+    def taken(exact: Tensor, own: Tensor, name: str) -> Tensor:
         waiting = made[FORMATS[name]]
         if not waiting:
             return own  # keys of the draft rings, which NeMo's backbone does not make
-        before, after = (t.reshape(values.shape) for t in waiting.pop(0))
-        apart.append((values - before).abs().flatten())
+        before, after = (t.reshape(own.shape) for t in waiting.pop(0))
+        apart.append((exact - before).abs().flatten())
         flipped.append((own != after).flatten())
         return after
 
-    monkeypatch.setattr(ops, "fake_quant", taken)
+    # The three operators of the model that round; the record's name is their last argument.
+    query_key, norm_rope, alone = ops.mla_query_key, ops.norm_rope_quant, ops.fake_quant
+
+    def keys_taken(*args: Any) -> tuple[Tensor, ...]:
+        latent, q, own = query_key(*args)
+        return latent, q, taken(query_key(*args[:-1], "raw")[2], own, args[-1])
+
+    def index_taken(*args: Any) -> Tensor:
+        return taken(norm_rope(*args[:-1], "raw"), norm_rope(*args), args[-1])
+
+    monkeypatch.setattr(ops, "mla_query_key", keys_taken)
+    monkeypatch.setattr(ops, "norm_rope_quant", index_taken)
+    monkeypatch.setattr(ops, "fake_quant", lambda x, name: taken(x, alone(x, name), name))
     ours, _ = load_model(quantised(seed), dtype="float32").prefill(ids)
     assert not any(made.values()), "our pass rounded fewer values than NeMo's"
     what = f"logits of {len(SEEDS)} models, {LENGTH} tokens, each rounding NeMo's"

@@ -20,10 +20,11 @@ from torch import Tensor
 from deepinfer_engine import Model, load_model
 from deepinfer_engine.adapters.kernels import ops
 from deepinfer_engine.model import v41
-from deepinfer_engine.model.attention import Angles, Shared, queries
+from deepinfer_engine.model.attention import Angles, Shared, query_key
 from deepinfer_engine.model.batch import Batch, SequenceRows
 from deepinfer_engine.model.config import TextConfig
 from deepinfer_engine.model.weights import AttentionWeights, LayerWeights
+from deepinfer_kernels import ops as kernels
 
 v4 = pytest.importorskip(
     "transformers.models.deepseek_v4.modeling_deepseek_v4",
@@ -138,12 +139,13 @@ def our_attention(model: Model, layer: int, x: Tensor, cuts: list[int]) -> Tenso
     return torch.cat(out)
 
 
-def normed_queries(
-    config: TextConfig, w: AttentionWeights, x: Tensor, angles: Angles
-) -> tuple[Tensor, Tensor]:
+def with_normed_queries(
+    config: TextConfig, w: AttentionWeights, x: Tensor, angles: Angles, rounding: str
+) -> tuple[Tensor, Tensor, Tensor]:
     """V4's queries: the per-head norm commutes with the rotation, so it may come after it."""
-    latent, q = queries(config, w, x, angles)
-    return latent, q * torch.rsqrt(q.square().mean(-1, keepdim=True) + config.rms_norm_eps)
+    latent, q, key = query_key(config, w, x, angles, rounding)
+    scale = torch.rsqrt(q.square().mean(-1, keepdim=True) + config.rms_norm_eps)
+    return latent, q * scale, key
 
 
 @pytest.mark.parametrize("layer", [0, 2, 6], ids=["window", "ratio 2", "ratio 1"])
@@ -155,7 +157,7 @@ def test_attention_with_sinks_entries_and_grouped_output(
     theirs = their_attention(c, model._backbone.weights.layers[layer], ratio, x)
     plain = our_attention(model, layer, x, [])
     assert (plain - theirs).abs().max() > 0.1, "without the query norm the two models differ"
-    monkeypatch.setattr(v41, "queries", normed_queries)
+    monkeypatch.setattr(v41, "query_key", with_normed_queries)
     kind = f"window and ratio {ratio} entries" if ratio else "window"
     for cuts in ([], [31, 32, 33, 100, *range(140, 150)]):
         ours = our_attention(model, layer, x, cuts)
@@ -163,18 +165,23 @@ def test_attention_with_sinks_entries_and_grouped_output(
 
 
 def test_mixes_and_streams_of_one_sub_layer(model: Model, record: Record) -> None:
-    c, w = model.config.text_config, model._backbone.weights.layers[3].attn_mix
+    c, layer = model.config.text_config, model._backbone.weights.layers[3]
+    w = layer.attn_mix
     theirs = filled(
         v4.DeepseekV4HyperConnection(v4_config(c, 2)), fn=w.fn, base=w.base, scale=w.scale
     )
+    norm = v4.DeepseekV4RMSNorm(c.hidden_size, eps=c.rms_norm_eps)
+    filled(norm, weight=layer.attn_norm)
     streams, y = drawn(LENGTH, c.hc_mult, c.hidden_size), drawn(LENGTH, c.hidden_size, seed=1)
     with torch.no_grad():
         post, comb, collapsed = (t[0] for t in theirs(streams[None]))
-    pre, our_post, our_comb = v41.mix(c, w, streams)
+        normed = norm(collapsed)
+    # V4 collapses with the mix of the same streams, V4.1 with the one before: asked for first here.
+    _, pre, _, _ = v41.pre_norm(c, w, layer.attn_norm, streams, drawn(LENGTH, c.hc_mult))
+    x, _, our_post, our_comb = v41.pre_norm(c, w, layer.attn_norm, streams, pre)
     assert record("mHC post mix", our_post, post, AGAINST)[0] < CLOSE
     assert record("mHC stream mix after Sinkhorn", our_comb, comb, AGAINST)[0] < CLOSE
-    our_collapsed = ops.mhc_collapse(streams, pre)
-    assert record("mHC collapsed streams", our_collapsed, collapsed, AGAINST)[0] < CLOSE
+    assert record("mHC collapsed and normed streams", x, normed, AGAINST)[0] < CLOSE
     expanded = post[..., None] * y[:, None] + torch.matmul(comb.transpose(-1, -2), streams)
     our_expanded = ops.mhc_post(y, streams, our_post, our_comb)
     assert record("mHC expanded streams", our_expanded, expanded, AGAINST)[0] < CLOSE
@@ -198,7 +205,7 @@ def test_expert_choice_weights_and_outputs(model: Model, record: Record) -> None
     with torch.no_grad():
         _, weight, index = block.gate(x[None])
         theirs = block(x[None])[0]
-    our_index, our_weight = ops.moe_gate(x, w.gate, w.bias, w.topk, c.routed_scaling_factor)
+    our_index, our_weight = kernels.moe_gate(x, w.gate, w.bias, w.topk, c.routed_scaling_factor)
     order, our_order = index.sort(dim=-1), our_index.sort(dim=-1)
     assert torch.equal(order.values, our_order.values)
     chosen = our_weight.gather(1, our_order.indices), weight.gather(1, order.indices)
