@@ -93,16 +93,22 @@ class ImagePreprocessor:
         if options.detail == "low":
             width, height = limited_size(width, height, options.low_detail_max_dimension_px)
         width, height = self._size_rule.fitted_size(width, height)
-        if picture.mode not in ("RGB", "L"):
-            with_alpha = picture.convert("RGBA")
-            white = pillow.new("RGBA", with_alpha.size, "white")
-            picture = pillow.alpha_composite(white, with_alpha)
-        resized = picture.convert("RGB").resize((width, height), pillow.Resampling.BICUBIC)
+        resized = _resized(picture, (width, height))
         if self._output == "rgb":
             return ImageInfo(resized.tobytes(), width, height)
         out = io.BytesIO()
         resized.save(out, "WEBP", quality=_WEBP_QUALITY)
         return ImageInfo(out.getvalue(), width, height)
+
+
+def _resized(picture: Image, size: tuple[int, int]) -> Image:
+    """RGB; transparency is laid on white after resizing, when there are fewer pixels."""
+    pillow = _pillow()
+    if not picture.has_transparency_data:
+        return picture.convert("RGB").resize(size, pillow.Resampling.BICUBIC)
+    with_alpha = picture.convert("RGBA").resize(size, pillow.Resampling.BICUBIC)
+    white = pillow.new("RGBA", size, "white")
+    return pillow.alpha_composite(white, with_alpha).convert("RGB")
 
 
 OpenCvImagePreprocessor = ImagePreprocessor
