@@ -83,7 +83,6 @@ class ImagePreprocessor:
             )
 
     def _fit(self, image: Image, options: PreprocessOptions) -> ImageInfo:
-        pillow = _pillow()
         picture = image
         if self._applies_orientation:
             from PIL import ImageOps
