@@ -142,7 +142,7 @@ def place(
 
 def overlapping(pictures: Iterable[Picture], start: int, end: int) -> tuple[Picture, ...]:
     """The pictures with a token in `[start, end)`."""
-    return tuple(p for p in pictures if p.start < end and p.end > start)
+    return tuple(p for p in pictures if max(p.start, start) < min(p.end, end))
 
 
 def text_only(tokens: Sequence[int], first: int, pictures: Iterable[Picture]) -> tuple[int, ...]:

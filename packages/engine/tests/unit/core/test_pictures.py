@@ -79,6 +79,7 @@ def test_a_span_has_a_newline_a_row_and_two_marks() -> None:
 PROMPTS = st.lists(st.one_of(st.integers(8, 30), st.tuples(st.integers(1, 9), st.integers(1, 9))))
 
 
+@settings(deadline=None)
 @given(PROMPTS)
 def test_pictures_stand_where_their_placeholders_stood(parts: list) -> None:
     sizes = [p for p in parts if isinstance(p, tuple)]
@@ -92,6 +93,7 @@ def test_pictures_stand_where_their_placeholders_stood(parts: list) -> None:
     assert [t for t in token_ids if t != 7] == [t for t in ids if t != 7]
 
 
+@settings(deadline=None)
 @given(PROMPTS, st.integers(0, 60), st.integers(0, 60))
 def test_no_token_of_a_picture_is_text_in_any_cut(parts: list, a: int, b: int) -> None:
     sizes = [p for p in parts if isinstance(p, tuple)]
