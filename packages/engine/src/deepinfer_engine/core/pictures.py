@@ -52,15 +52,13 @@ class PictureRules:
     cell: int = 3
     max_tokens: int = 1024
 
-    def grid(self, width: int, height: int) -> tuple[int, int]:
-        """(rows, columns) of cells; the last of each may lie over the picture's edge."""
+    def tokens(self, width: int, height: int) -> int:
+        """Tokens that a picture of this size, in whole patches, spans.
+
+        The last row and column of cells may lie over the picture's edge.
+        """
         rows = -(-(height // self.patch) // self.cell)
         columns = -(-(width // self.patch) // self.cell)
-        return rows, columns
-
-    def tokens(self, width: int, height: int) -> int:
-        """Tokens that a picture of this size, in whole patches, spans."""
-        rows, columns = self.grid(width, height)
         return rows * (columns + 1) + 2
 
     def check(self, pictures: Sequence[Picture], tokens: Sequence[int]) -> None:
@@ -114,7 +112,7 @@ def place(
 ) -> tuple[tuple[int, ...], tuple[Picture, ...]]:
     """Expand one placeholder a picture to its span.
 
-    token_ids: the prompt, with one `image_token_id` for each canvas, in order.
+    token_ids: the prompt, with one `image_token_id` for each image, in order.
     images: (width, height, RGB pixels), sizes in whole patches.
 
     Raises RequestError when the counts differ.

@@ -8,6 +8,7 @@ from contextlib import aclosing
 
 from deepinfer_engine.core.types import GenerateEvent, GenerateRequest
 from deepinfer_engine.errors import CapacityError, EngineUnavailable, PromptTooLong, RequestError
+from deepinfer_engine.pd.messages import MAX_PIXEL_BYTES
 from deepinfer_engine.pd.wire import Xid
 from deepinfer_engine.router.attempt import Placement, Retry, run_attempt
 from deepinfer_engine.router.choose import affinity_key, by_affinity, by_load
@@ -168,6 +169,12 @@ class RemoteEngine:
         tokens = len(request.token_ids)
         self._check_fits(tokens, decodes)
         self._check_fits(tokens, prefills)
+        pixels = sum(len(p.pixels) for p in request.pictures)
+        if pixels > MAX_PIXEL_BYTES:
+            raise RequestError(
+                f"the pictures of the prompt have {pixels} bytes of pixels, and a worker takes "
+                f"{MAX_PIXEL_BYTES}; send fewer or smaller ones"
+            )
         key = affinity_key(request)
         decode = by_load([d for d in decodes if d not in failed] or decodes, key)
         alike = [p for p in prefills if _layout(p) == _layout(decode)]

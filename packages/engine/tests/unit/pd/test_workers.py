@@ -22,6 +22,7 @@ from toy_engine import (
 
 from deepinfer_engine.backend.base import PrefillChunk
 from deepinfer_engine.core.config import EngineConfig
+from deepinfer_engine.core.pictures import picture_digest
 from deepinfer_engine.errors import ConfigError, TransferError
 from deepinfer_engine.pd import prefill as prefill_module
 from deepinfer_engine.pd import transport
@@ -465,6 +466,99 @@ def test_a_prompt_that_cannot_be_prefilled_is_refused(changes, kind, reason):
         async with prefill_worker() as (_, router, ask):
             ask(**changes)
             assert (await router.next(kind)).get("reason") == reason
+
+    run(body())
+
+
+def test_pixels_are_kept_until_their_prompt_an_abort_or_the_end_of_the_router():
+    async def body():
+        async with prefill_worker() as (worker, router, ask):
+            pixels = worker.service._pixels
+
+            def piece(rid, link=router):
+                link.send(FrameType.PIXELS, {"rid": rid, "attempt": 1, "data": b"abc"})
+
+            piece("r")
+            piece("r")
+            piece("gone")
+            await until(lambda: len(pixels) == 2)
+            assert bytes(pixels["r#1"].data) == b"abcabc"
+            ask(epoch=1)
+            await router.next(FrameType.STALE_EPOCH)
+            router.send(FrameType.ABORT, xid_body(Xid("gone", 1)))
+            await router.next(FrameType.ABORT_ACK)
+            assert not worker.service._pixels
+            other = await Peer.to(worker, "router")
+            piece("left", other)
+            piece("stays")
+            await until(lambda: len(worker.service._pixels) == 2)
+            other.close()
+            await until(lambda: list(worker.service._pixels) == ["stays#1"])
+
+    run(body())
+
+
+@pytest.mark.parametrize("fault", ["other", "more", "none", "digest", "shape"])
+def test_pixels_that_are_not_those_announced_end_the_connection(fault):
+    data = bytes(range(24))
+    row = [0, 1, 4, 2, picture_digest(4, 2, data)]
+    sent = {"other": bytes(24), "more": data + b"x", "none": b""}.get(fault, data)
+    if fault == "digest":
+        row[4] = b"short"
+    if fault == "shape":
+        row[2] = -4
+
+    async def body():
+        async with prefill_worker() as (worker, _, _):
+            bad = await Peer.to(worker, "router")
+            bad.send(FrameType.PIXELS, {**xid_body(XID), "data": sent})
+            bad.send(
+                FrameType.PREFILL,
+                {
+                    **xid_body(XID),
+                    **request_body(request("r", TOKENS, SAMPLING)),
+                    "pictures": [row],
+                    "tokens": pack_tokens(TOKENS),
+                    "epoch": worker.service.epoch,
+                    "decode_address": "127.0.0.1:1",
+                    "decode_epoch": 5,
+                    "grant_id": 7,
+                },
+            )
+            while (frame := await bad.link.receive()) is not None:
+                assert frame.type == FrameType.HEARTBEAT
+            bad.close()
+            assert worker.service.unfinished() == 0
+
+    run(body())
+
+
+def test_a_model_without_a_tower_refuses_pictures_and_goes_on():
+    data = bytes(24)
+
+    async def body():
+        async with prefill_worker() as (_, router, ask):
+            router.send(FrameType.PIXELS, {**xid_body(XID), "data": data})
+            ask(pictures=[[0, 1, 4, 2, picture_digest(4, 2, data)]])
+            told = await router.next(FrameType.ABORT)
+            assert told["reason"] == "request"
+            assert "takes no pictures" in told["message"]
+
+    run(body())
+
+
+def test_more_pixels_than_a_request_may_have_end_the_connection(monkeypatch):
+    monkeypatch.setattr("deepinfer_engine.pd.prefill.MAX_PIXEL_BYTES", 5)
+
+    async def body():
+        async with prefill_worker() as (worker, _, _):
+            bad = await Peer.to(worker, "router")
+            for data in (b"abc", b"def"):
+                bad.send(FrameType.PIXELS, {**xid_body(XID), "data": data})
+            while await bad.link.receive() is not None:
+                pass
+            bad.close()
+            assert not worker.service._pixels
 
     run(body())
 

@@ -194,6 +194,21 @@ def test_a_picture_that_cannot_be_is_refused_before_it_runs(folder: Path) -> Non
             answers(model, one_request)
 
 
+def test_a_router_refuses_more_pixels_than_a_worker_takes(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deepinfer_engine.router.remote.MAX_PIXEL_BYTES", 1000)
+    cat = request(runner(folder), "a", 1)
+
+    async def body() -> None:
+        async with cluster() as it:
+            with pytest.raises(RequestError, match="a worker takes 1000"):
+                await ask(it.engine, cat)
+            await until(it.idle)
+
+    run(body())
+
+
 def test_pictures_survive_the_wire_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(messages, "PIXEL_PIECE_BYTES", 7)
     sent = []
