@@ -15,6 +15,7 @@ from deepinfer_eplb import (
     Gate,
     LoadError,
     LoadWindow,
+    PlanError,
     ShapeError,
     TransportError,
     initial_placement,
@@ -22,6 +23,7 @@ from deepinfer_eplb import (
     plan,
     rearrange_layer,
 )
+from deepinfer_eplb import balancer as balancer_module
 from deepinfer_eplb.loads import generate
 from deepinfer_eplb.migration import RankMoves
 
@@ -230,6 +232,71 @@ def test_a_missing_receive_is_noticed_by_the_harness() -> None:
             threads.run_ranks(2, body)
     finally:
         threads.TIMEOUT = old_timeout
+
+
+def test_only_rank_0_plans_and_all_take_over_its_plan(monkeypatch) -> None:
+    planned: list[int] = []
+
+    def counted(*arguments, **named):
+        planned.append(1)
+        return plan(*arguments, **named)
+
+    monkeypatch.setattr(balancer_module, "plan", counted)
+    results = threads.run_ranks(G, serve)
+    decided = [[e.decided for e in events if e.decided is not None] for _, _, events in results]
+    assert len(planned) == len(decided[0]) > 1
+    for other in decided[1:]:
+        for a, b in zip(decided[0], other, strict=True):
+            assert np.array_equal(a.phy2log, b.phy2log)
+            assert np.array_equal(a.log2phy, b.log2phy)
+            assert (a.predicted_B, a.old_B, a.moved, a.swaps, a.replica_moves) == (
+                b.predicted_B,
+                b.old_B,
+                b.moved,
+                b.swaps,
+                b.replica_moves,
+            )
+
+
+def test_a_planner_that_fails_is_reported_on_every_rank_at_the_same_step(monkeypatch) -> None:
+    def broken(*_, **__):
+        raise MemoryError("no room for the window")
+
+    monkeypatch.setattr(balancer_module, "plan", broken)
+
+    def body(transport):
+        balancer, _ = make(transport)
+        C = S // G
+        for step in range(20):
+            counts = slot_counts(TRACE[step], balancer.phy2log)
+            mine = counts[:, transport.rank * C : (transport.rank + 1) * C]
+            try:
+                balancer.step(mine)
+            except (MemoryError, PlanError) as e:
+                balancer.close()
+                return step, type(e)
+        return None
+
+    ended = threads.run_ranks(G, body)
+    assert ended[0] == (4, MemoryError)
+    assert ended[1:] == [(4, PlanError)] * (G - 1)
+
+
+def test_the_first_plan_replaces_an_initial_placement_that_nobody_chose() -> None:
+    """Nothing is worth keeping of experts in order; a placement that was given is moved little."""
+    asked: dict[bool, float] = {}
+    for given in (True, False):
+        balancer = Balancer(
+            L, E, G, S, initial=initial_placement(L, E, S) if given else None, gate=ALWAYS,
+            window=LoadWindow(L, E, blocks=16, steps_per_block=1), max_swaps=1,
+            check_every=16, rearrange_every=64, record_every=1, plan_steps=0,
+        )  # fmt: skip
+        for step in range(16):
+            event = balancer.step(slot_counts(TRACE[step], balancer.phy2log))
+        balancer.close()
+        assert event.decided is not None
+        asked[given] = event.decided.moved
+    assert asked[True] < 0.15 < asked[False]
 
 
 @pytest.mark.parametrize(
