@@ -89,3 +89,14 @@ def test_a_handful_of_steps_is_enough_to_plan() -> None:
     for steps in (1, 2, 3, 5, 9):
         made = plan(trace.counts[:steps], 64, 448)
         assert evaluate(trace.expected[20:], made.phy2log, 64).B < 1.3
+
+
+def test_an_idle_layer_does_not_blind_the_others() -> None:
+    window = generate("drift", 2, steps=100, layers=6).counts.astype(float)
+    alone = fit(window, 64).components.shape[1]
+    window[:, 3] = 0.0
+    window[10:14, 4] = 0.0
+    model = fit(window, 64)
+    assert model.components.shape[1] >= alone - 2 > 3
+    assert np.allclose(model.components[3, 0], 64 / 384)
+    assert np.allclose(model.components[3, 1:], 0.0)

@@ -68,7 +68,7 @@ def fit(
     scale = num_gpus / (1.0 + FLOOR)
     expected, directions, dispersion = mean, np.empty((0, L, E)), 1.0
     path = np.empty((K, 0))
-    if K >= FEWEST_BLOCKS and (counted > 0).all():
+    if K >= FEWEST_BLOCKS and counted.any():
         path, directions, dispersion = _directions(sums, counted, mean)
         if not moving and path.size:
             latest = path[-max(1, K // 16) :].mean(axis=0)
@@ -88,8 +88,10 @@ def fit(
 def _directions(sums: Float, counted: Float, mean: Float) -> tuple[Float, Float, float]:
     """(path [K, r] of unit variance, directions [r, L, E], noise relative to Poisson counts)."""
     K, L, E = sums.shape
-    seen = mean > 0
-    share = sums / counted[:, :, None]
+    # a layer that was idle for a block says nothing about it: its mean stands in
+    seen = (mean > 0) & (counted > 0).any(axis=0)[:, None]
+    busy = counted[:, :, None] > 0
+    share = np.divide(sums, counted[:, :, None], out=np.tile(mean, (K, 1, 1)), where=busy)
     unit = np.sqrt(np.divide(1.0, mean, out=np.zeros_like(mean), where=seen))
     z = ((share - mean[None]) * (np.sqrt(counted)[:, :, None] * unit[None])).reshape(K, L * E)
     values, vectors = np.linalg.eigh(z @ z.T)
@@ -97,14 +99,13 @@ def _directions(sums: Float, counted: Float, mean: Float) -> tuple[Float, Float,
     dispersion = 1.0
     if 8 <= K <= n // 4:
         # the lower quartile is noise even when half of the blocks' directions are signal
-        dispersion = float(values[K // 4]) / (n + NOISE_QUARTILE * float(np.sqrt(n * K)))
+        quartile = max(float(values[K // 4]), 0.0)
+        dispersion = quartile / (n + NOISE_QUARTILE * float(np.sqrt(n * K)))
     edge = EDGE_MARGIN * dispersion * (np.sqrt(n) + np.sqrt(K)) ** 2
     kept = np.flatnonzero(values > edge)[::-1][:DIRECTIONS]
     shrink = np.sqrt(np.maximum(1.0 - n * dispersion / np.maximum(values[kept], 1e-300), 0.0))
-    back = (
-        np.divide(1.0, unit, out=np.zeros_like(unit), where=seen)
-        / np.sqrt(counted.mean(axis=0))[:, None]
-    )
+    typical = np.sqrt(np.maximum(counted.mean(axis=0), 1e-300))[:, None]
+    back = np.divide(1.0, unit, out=np.zeros_like(unit), where=seen) / typical
     found = (vectors[:, kept].T @ z).reshape(kept.size, L, E) * back[None]
     return (
         vectors[:, kept] * np.sqrt(K),

@@ -62,7 +62,7 @@ class Solver:
     replica_moves: bool = False
     swaps: int = 0
     moves: int = 0
-    _kernels: Any = field(default_factory=kernels)
+    _kernels: Any = field(default_factory=lambda: kernels())
 
     def layer(self, model: LoadModel, layer: int, old: Int | None, budget: int) -> Int:
         """Placement int64 [S] of one layer. old: [S] or None; budget: slots that may change."""
