@@ -100,3 +100,14 @@ def test_an_idle_layer_does_not_blind_the_others() -> None:
     assert model.components.shape[1] >= alone - 2 > 3
     assert np.allclose(model.components[3, 0], 64 / 384)
     assert np.allclose(model.components[3, 1:], 0.0)
+
+
+def test_what_noise_adds_to_a_weak_direction_is_taken_off() -> None:
+    told = []
+    for seed in range(4):
+        rng = np.random.default_rng(seed)
+        turn = np.tile([1.0, -1.0], 25)[:, None, None] * rng.choice([-1.0, 1.0], (1, 4, 96))
+        model = fit(rng.poisson(200.0 * (1.0 + 0.015 * turn)) * 1.0, 96)
+        assert model.components.shape[1] == 2
+        told.append(float((model.components[:, 1] ** 2).mean()) / 0.015**2)
+    assert np.mean(told) == pytest.approx(1.0, abs=0.15)
