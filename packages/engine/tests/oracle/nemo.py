@@ -125,9 +125,11 @@ class Drafted:
     """
 
     @torch.no_grad()
-    def __init__(self, model: Any, draft: Any, ids: np.ndarray, anchor: int) -> None:
+    def __init__(
+        self, model: Any, draft: Any, ids: np.ndarray, anchor: int, **pictures: Tensor
+    ) -> None:
         config, last = draft.config, draft.mtp[-1]
-        features = _target_features(model, config.dspark_target_layer_ids, ids)
+        features = _target_features(model, config.dspark_target_layer_ids, ids, pictures)
         block = torch.full((1, config.dspark_block_size), config.dspark_noise_token_id)
         block[0, 0] = anchor
         embedded = draft.embed_tokens(block)
@@ -159,14 +161,16 @@ class Drafted:
         self.confidence_normed = torch.cat(trained).sigmoid()
 
 
-def _target_features(model: Any, layers: list[int], ids: np.ndarray) -> Tensor:
+def _target_features(
+    model: Any, layers: list[int], ids: np.ndarray, pictures: dict[str, Tensor]
+) -> Tensor:
     """[1, n, layers * H]: mean over the streams entering the attention of each layer."""
     seen: list[Tensor] = []
     hooks = [
         module.register_forward_hook(lambda _, args, __: seen.append(args[0].mean(2)))
         for module in model.get_dspark_target_feature_modules(list(layers))
     ]
-    model(torch.from_numpy(ids)[None])
+    logits(model, ids, **pictures)
     for hook in hooks:
         hook.remove()
     return torch.cat(seen, dim=-1)
