@@ -32,6 +32,7 @@ class Operators:
         self.norm_rope_quant = resolved("norm_rope_quant")
         self.mla_query_key = resolved("mla_query_key")
         self.mla_sparse = resolved("mla_sparse")
+        self.mla_decode_sparse = resolved("mla_decode_sparse")
         self.mla_output = resolved("mla_output")
         self.index_logits = resolved("index_logits")
         self.topk_select = resolved("topk_select")

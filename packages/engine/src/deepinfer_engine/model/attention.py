@@ -16,7 +16,7 @@ from torch.nn.functional import linear
 from deepinfer_engine.adapters.kernels import ops
 from deepinfer_engine.model.batch import Batch
 from deepinfer_engine.model.config import TextConfig
-from deepinfer_engine.model.pools import Pools
+from deepinfer_engine.model.pools import Pools, Section
 from deepinfer_engine.model.weights import (
     AttentionWeights,
     CompressorWeights,
@@ -41,12 +41,14 @@ class Shared:
     """Index-key source -> [S, E, di]."""
     gathered: tuple[Tensor, Tensor] | None = None
     """(entries [m, D], index [n, k] into them) of the current source and selection."""
+    chosen: Tensor | None = None
+    """[n, k] pool rows of the selection in the pages of the current source."""
 
     def narrow(self, rows: Tensor) -> None:
         """Go on with these rows only; what is per sequence stays."""
         self.selection = None if self.selection is None else self.selection[rows]
         self.candidates = None if self.candidates is None else self.candidates[rows]
-        self.gathered = None
+        self.gathered = self.chosen = None
 
 
 def query_key(
@@ -90,16 +92,16 @@ class Compressor:
         """
         c = self._config
         ratio = c.compress_ratios[layer]
-        rows, entry = batch.closing(ratio)
+        closing = batch.entries(ratio)
+        rows, slots = closing.rows, closing.slots
         value = linear(x, w.wkv)
         if w.wgate is not None:
-            pooled = self._pool(layer, value, linear(x, w.wgate), batch, rows).to(x.dtype)
+            pooled = self._pool(layer, value, linear(x, w.wgate), batch).to(x.dtype)
         else:
             pooled = value if len(rows) == len(value) else value[rows]
         if rows.numel() == 0:
             return
         latent = ops.rms_norm(pooled, w.norm, c.rms_norm_eps)
-        slots = batch.entry_slots(batch.sequence[rows], entry, ratio)
         records = self._pools.records
         main = ops.rope(latent, *entry_angles, False)
         self._pools.main[layer].store(ops.fake_quant(main, records.main_rounding), slots)
@@ -112,32 +114,21 @@ class Compressor:
         )
         self._pools.index[layer].store(index, slots)
 
-    def _pool(self, layer: int, value: Tensor, gate: Tensor, batch: Batch, rows: Tensor) -> Tensor:
+    def _pool(self, layer: int, value: Tensor, gate: Tensor, batch: Batch) -> Tensor:
         """Gated pooling of pairs; the first token of a pair may be from an earlier pass, out of the
         state."""
         state = self._pools.compress[layer]
-        ring = state.shape[1]
         value, gate = value.to(state.dtype), gate.to(state.dtype)
-        before = (batch.start - 1) % ring
-        previous = state[batch.slot, before]
-        here = (rows - 1).clamp(min=0)
-        inside = (batch.offset[rows] >= 1)[:, None]
-        sequence = batch.sequence[rows]
-        first_gate = torch.where(inside, gate[here], previous[sequence, 0])
-        first_value = torch.where(inside, value[here], previous[sequence, 1])
-        self._remember(state, value, gate, batch)
+        rows, pair = batch.entries(2).rows, batch.pairing(state.shape[1])
+        previous = state[pair.slot, pair.before]
+        first_gate = torch.where(pair.inside, gate[pair.first], previous[:, 0])
+        first_value = torch.where(pair.inside, value[pair.first], previous[:, 1])
+        kept = torch.stack([gate[pair.keep], value[pair.keep]], dim=1)
+        state[pair.keep_slot, pair.keep_at] = kept
         return ops.compress_pool(
             torch.stack([first_value, value[rows]], dim=1),
             torch.stack([first_gate, gate[rows]], dim=1),
         )
-
-    @staticmethod
-    def _remember(state: Tensor, value: Tensor, gate: Tensor, batch: Batch) -> None:
-        ring = state.shape[1]
-        keep = torch.nonzero(batch.offset >= batch.length[batch.sequence] - ring)[:, 0]
-        slots, at = batch.slot[batch.sequence[keep]], batch.position[keep] % ring
-        state[slots, at, 0] = gate[keep]
-        state[slots, at, 1] = value[keep]
 
 
 class Indexer:
@@ -162,9 +153,9 @@ class Indexer:
         layers."""
         c = self._config
         ratio = c.compress_ratios[layer]
-        shared.gathered = None
-        count = batch.max_entries(ratio)
-        visible = batch.visible(ratio)
+        shared.gathered = shared.chosen = None
+        entries = batch.entries(ratio)
+        count, visible = entries.count, entries.visible
         is_source = layer == c.candidate_source_layer_id
         if count <= c.index_topk:
             # Everything visible is chosen: the scores cannot change the set.
@@ -213,9 +204,7 @@ class Indexer:
         weights = linear(x, w.weights_proj)
         keys = shared.index_keys.get(source)
         if keys is None:
-            keys = self._pools.index[source].load(
-                all_entry_slots(batch, c.compress_ratios[source], count)
-            )
+            keys = self._pools.index[source].load(batch.all_entry_slots(c.compress_ratios[source]))
             shared.index_keys[source] = keys
         S, Q = batch.size, batch.max_query
         if n == S * Q:
@@ -228,15 +217,6 @@ class Indexer:
         row = (batch.first_row[:, None] + torch.arange(Q)).clamp(max=n - 1)
         padded = ops.index_logits(q[row], keys, weights[row], visible[row])
         return padded[batch.sequence, batch.offset]
-
-
-def all_entry_slots(batch: Batch, ratio: int, count: int) -> Tensor:
-    """[S, count] pool rows of entries 0 .. count-1 of every sequence; -1 beyond a sequence's
-    own."""
-    entry = torch.arange(count).expand(batch.size, count)
-    own = ((batch.start + batch.length) // ratio)[:, None]
-    sequence = torch.arange(batch.size)[:, None].expand_as(entry)
-    return batch.entry_slots(sequence, torch.where(entry < own, entry, -1), ratio)
 
 
 class Reader:
@@ -259,45 +239,74 @@ class Reader:
     ) -> Tensor:
         """Softmax over window keys, selected entries of `source` and the sink: [n, heads, D].
 
-        Reads the ring before it writes this batch's keys into it: their slots overlap.
+        Also writes this batch's keys into the ring. Where their slots overlap those still to be
+        read, the ring is read first, into a matrix of its own; else attention reads the caches
+        where they lie.
         """
-        window = batch.window
         ring = self._pools.ring[layer]
+        rows, slots = batch.ring_writes
+        if batch.writes_first:
+            ring.store(key if len(rows) == len(key) else key[rows], slots)
+            entries, chosen = self._entry_pages(source, batch, shared)
+            out, _ = ops.mla_decode_sparse(
+                q,
+                ring.view,
+                batch.ring_reads,
+                ring.record,
+                None if entries is None else entries.view,
+                chosen,
+                ring.record if entries is None else entries.record,
+                sink,
+                self._scale,
+                ring.entries,
+                None if entries is None else entries.entries,
+            )
+            return out
+        window = batch.window
         parts = [key]
         if window.width:
             history = ring.load(window.history_slots).view(-1, self._config.head_dim)
             parts.insert(0, history)
         index = window.index
         if source is not None:
-            entries, entry_index = self._selected(source, batch, shared)
+            gathered, entry_index = self._gathered(source, batch, shared)
             base = sum(p.shape[0] for p in parts)
-            parts.append(entries)
+            parts.append(gathered)
             index = torch.cat([index, torch.where(entry_index >= 0, entry_index + base, -1)], dim=1)
         keys = torch.cat(parts) if len(parts) > 1 else parts[0]
         out, _ = ops.mla_sparse(q, keys, index, sink, self._scale)
-        rows, slots = batch.ring_writes
         ring.store(key[rows], slots)
         return out
 
-    def _selected(self, source: int, batch: Batch, shared: Shared) -> tuple[Tensor, Tensor]:
+    def _entry_pages(
+        self, source: int | None, batch: Batch, shared: Shared
+    ) -> tuple[Section | None, Tensor | None]:
+        """(the pages of compressed entries, pool rows [n, k] chosen from them)."""
+        if source is None:
+            return None, None
+        selection = shared.selection
+        assert selection is not None, "a layer with compressed entries follows a top-k source"
+        if shared.chosen is None:
+            shared.chosen = batch.entry_slots(selection, self._config.compress_ratios[source])
+        return self._pools.main[source], shared.chosen
+
+    def _gathered(self, source: int, batch: Batch, shared: Shared) -> tuple[Tensor, Tensor]:
         if shared.gathered is not None:
             return shared.gathered
         selection = shared.selection
         assert selection is not None, "a layer with compressed entries follows a top-k source"
         ratio = self._config.compress_ratios[source]
         section = self._pools.main[source]
-        count = max(batch.max_entries(ratio), 1)
+        count = max(batch.entries(ratio).count, 1)
         if selection.numel() < batch.size * count:
             # Few rows: fetch just what they chose.
-            sequence = batch.sequence[:, None].expand_as(selection)
-            entries = section.load(batch.entry_slots(sequence, selection, ratio).view(-1))
+            entries = section.load(batch.entry_slots(selection, ratio).view(-1))
             index = torch.arange(selection.numel()).view_as(selection)
         else:
             cached = shared.entries.get(source)
             if cached is None:
-                cached = section.load(all_entry_slots(batch, ratio, count)).view(
-                    -1, self._config.head_dim
-                )
+                slots = batch.all_entry_slots(ratio)
+                cached = section.load(slots).view(-1, self._config.head_dim)
                 shared.entries[source] = cached
             entries = cached
             index = selection + batch.sequence[:, None] * count

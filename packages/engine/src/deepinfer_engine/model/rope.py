@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 
 from deepinfer_engine.model.config import TextConfig
@@ -39,10 +40,14 @@ class Rope:
     is legal."""
 
     def __init__(self, config: TextConfig, *, compressed: bool, dtype: torch.dtype) -> None:
-        self._frequencies = inverse_frequencies(config, compressed=compressed)
-        self._dtype = dtype
+        self._frequencies = inverse_frequencies(config, compressed=compressed).numpy()
+        self._dtype = np.float64 if dtype == torch.float64 else np.float32
 
     def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """(cos, sin), each [n, R/2], at int64 positions [n]."""
-        angles = positions.to(torch.float64)[:, None] * self._frequencies
-        return angles.cos().to(self._dtype), angles.sin().to(self._dtype)
+        angles = positions.numpy()[:, None] * self._frequencies  # float64
+        cos, sin = np.cos(angles), np.sin(angles)
+        return (
+            torch.from_numpy(cos.astype(self._dtype, copy=False)),
+            torch.from_numpy(sin.astype(self._dtype, copy=False)),
+        )

@@ -195,8 +195,7 @@ class Backbone:
     def _angles(self, batch: Batch) -> PassAngles:
         entries: dict[int, Angles] = {}
         for ratio in {self.config.compress_ratios[i] for i in self.config.kv_source_layer_ids}:
-            _, entry = batch.closing(ratio)
-            entries[ratio] = self._compressed_rope.at(entry * ratio)
+            entries[ratio] = self._compressed_rope.at(batch.entries(ratio).entry * ratio)
         return PassAngles(
             self.plain_rope.at(batch.position), self._compressed_rope.at(batch.position), entries
         )
