@@ -24,7 +24,7 @@ PARTS = Composed(
     moe.moe_gate,
     moe.moe_experts,
 )
-_FEW_ROWS = {torch.float32: 48, torch.bfloat16: 12, torch.float64: 48}
+_FEW_ROWS = {torch.float32: 24, torch.bfloat16: 24, torch.float64: 48}
 """Most rows of a fused product, by dtype (benches/bench_layer.py)."""
 
 
