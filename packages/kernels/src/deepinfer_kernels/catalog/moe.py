@@ -67,7 +67,7 @@ def _experts_args(
 
 
 def _experts_case(g: torch.Generator, dtype: torch.dtype) -> tuple[Any, ...]:
-    shape = (one_of(g, (0, 1, 3, 40)), one_of(g, (8, 33)), one_of(g, (4, 17)), size(g, 1, 7))
+    shape = (one_of(g, (0, 1, 3, 40, 120)), one_of(g, (8, 33)), one_of(g, (8, 17)), size(g, 1, 7))
     return _experts_args(g, (*shape, size(g, 1, 3)), dtype)
 
 

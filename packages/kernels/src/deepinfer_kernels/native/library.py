@@ -48,6 +48,7 @@ SIGNATURES: dict[str, tuple[type, ...]] = {
     "engram_gate": (_I, _P, _P, _P, _P, _P, _D, _P, _L, _I, _L, _P),
     "moe_gate": (_I, _P, _P, _P, _L, _L, _D, _L, _L, _L, _P, _P),
     "moe_experts": (_I, _P, _P, _P, _P, _P, _P, _D, _L, _L, _L, _L, _L, _P),
+    "moe_combine": (_I, _P, _P, _P, _L, _L, _L, _P),
     "moe_layer": (
         *(_I, _P, _P, _P, _L, _L, _D),
         *(_P, _P, _P, _P, _P, _P, _D, _L, _L, _L, _L, _L, _P),

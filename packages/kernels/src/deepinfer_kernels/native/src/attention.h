@@ -32,7 +32,7 @@ inline void transpose_heads(const T* q, int heads, int64_t dim, A* to) {
 
 // scores[j] = q . keys[j] for the heads of one group and N keys.
 template <int N, class A>
-inline void score_keys(const A* q, const A* const* keys, int64_t dim, heads_t<A>* scores) {
+DI_INLINE void score_keys(const A* q, const A* const* keys, int64_t dim, heads_t<A>* scores) {
   constexpr int L = head_lanes<A>();
   heads_t<A> even[N] = {}, odd[N] = {};
   int64_t d = 0;
@@ -78,7 +78,7 @@ inline void score_all(const A* turned, int groups, const std::vector<const A*>& 
 
 // out[h] = gain[h] * sum_k w[h][k] * keys[k] for H heads over the channels d .. d + V * lanes.
 template <int H, int V, class T, class A>
-inline void weigh_tile(const A* w, int64_t padded, const std::vector<const A*>& keys,
+DI_INLINE void weigh_tile(const A* w, int64_t padded, const std::vector<const A*>& keys,
                        const A* gain, int64_t d, int64_t dim, T* out) {
   constexpr int L = lanes<A>();
   wide_t<A> sums[H][V] = {};

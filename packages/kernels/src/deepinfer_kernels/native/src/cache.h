@@ -7,25 +7,26 @@ namespace di {
 
 enum Record { kFp8 = 0, kFp4 = 1, kIndexFp4 = 2, kRaw = 3 };
 
-// E4M3 code of v, nearest with ties to even, saturating at 448. NaN keeps its sign.
-inline uint8_t encode_e4m3(float v) {
-  const uint32_t bits = to_bits(v);
-  const uint8_t sign = (bits >> 24) & 0x80;
-  if (v != v) return sign | 0x7F;
-  const float magnitude = std::fabs(v);
-  if (magnitude >= 448.0f) return sign | 0x7E;
-  if (magnitude < 0.015625f)  // below 2^-6 the codes are multiples of 2^-9; 8 of them is 2^-6 itself
-    return sign | static_cast<uint8_t>(std::nearbyintf(magnitude * 512.0f));
-  const uint32_t raw = bits & 0x7FFFFFFF;
-  const uint32_t rounded = raw + 0x7FFFF + ((raw >> 20) & 1);
-  return sign | static_cast<uint8_t>((rounded >> 20) - (120 << 3));
+// E4M3 code of v, nearest with ties to even, saturating at 448. NaN keeps its sign. Every case is
+// computed and one selected, so that a loop over it becomes vector code.
+DI_INLINE uint32_t encode_e4m3(float v) {
+  const uint32_t bits = to_bits(v), sign = (bits >> 24) & 0x80, raw = bits & 0x7FFFFFFF;
+  const float magnitude = from_bits(raw);
+  // Below 2^-6 the codes are multiples of 2^-9: the float 1.5 * 2^14 has its last place there.
+  const uint32_t small = to_bits(magnitude + 24576.0f) - to_bits(24576.0f);
+  const uint32_t normal = ((raw + 0x7FFFF + ((raw >> 20) & 1)) >> 20) - (120 << 3);
+  uint32_t code = magnitude < 0.015625f ? small : normal;
+  code = magnitude >= 448.0f ? 0x7E : code;
+  code = raw > 0x7F800000 ? 0x7F : code;
+  return code | sign;
 }
 
-inline uint8_t encode_e2m1(float v) {  // NaN takes code 7
-  const float m = std::fabs(v);
-  const uint8_t code = (m > 0.25f) + (m >= 0.75f) + (m > 1.25f) + (m >= 1.75f) + (m > 2.5f) +
-                       (m >= 3.5f) + (m > 5.0f);
-  return static_cast<uint8_t>((v != v ? 7 : code) | ((to_bits(v) >> 28) & 8));
+DI_INLINE uint32_t encode_e2m1(float v) {  // NaN takes code 7
+  const float m = from_bits(to_bits(v) & 0x7FFFFFFF);
+  const uint32_t code = uint32_t(m > 0.25f) + uint32_t(m >= 0.75f) + uint32_t(m > 1.25f) +
+                        uint32_t(m >= 1.75f) + uint32_t(m > 2.5f) + uint32_t(m >= 3.5f) +
+                        uint32_t(m > 5.0f);
+  return (m != m ? 7 : code) | ((to_bits(v) >> 28) & 8);
 }
 
 inline uint8_t encode_pow2_ceil(float v) {
@@ -36,14 +37,14 @@ inline uint8_t encode_pow2_ceil(float v) {
 
 // The codes below 8 have exponent 0 and are multiples of 2^-9; 0x7F is NaN. No table: a loop over
 // these becomes vector code.
-inline float decode_e4m3(uint8_t code) {
+DI_INLINE float decode_e4m3(uint8_t code) {
   const uint32_t magnitude = code & 0x7F, sign = static_cast<uint32_t>(code & 0x80) << 24;
   const float small = static_cast<float>(static_cast<int32_t>(magnitude)) * 0.001953125f;
   const uint32_t bits = magnitude < 8 ? to_bits(small) : (magnitude << 20) + (120u << 23);
   return from_bits((magnitude == 0x7F ? 0x7FC00000u : bits) | sign);
 }
 
-inline float decode_e2m1(uint8_t code) {  // magnitudes 0, .5, 1, 1.5, 2, 3, 4, 6
+DI_INLINE float decode_e2m1(uint8_t code) {  // magnitudes 0, .5, 1, 1.5, 2, 3, 4, 6
   const uint32_t magnitude = code & 7, sign = static_cast<uint32_t>(code & 8) << 28;
   const uint32_t small = magnitude ? 126u << 23 : 0;
   return from_bits((magnitude < 2 ? small : (magnitude << 22) + (126u << 23)) | sign);
@@ -59,12 +60,33 @@ inline uint8_t scale_code(float amax, int record) {
     const float floor = 6 * 1.17549435e-38f;
     return encode_pow2_ceil((amax < floor ? floor : amax) / 6.0f);
   }
-  return encode_e4m3((amax < 0.01171875f ? 0.01171875f : amax) / 6.0f);
+  return static_cast<uint8_t>(encode_e4m3((amax < 0.01171875f ? 0.01171875f : amax) / 6.0f));
 }
 inline float scale_value(uint8_t code, int record) {
   return record == kFp4 ? decode_e4m3(code) : decode_ue8m0(code);
 }
 inline int block_of(int record) { return record == kFp4 ? 16 : 32; }
+
+// N values of one block to codes, in loops that become vector code.
+template <int N, class T>
+DI_INLINE void pack_block(const T* x, int record, uint8_t* data, uint8_t* scale_to) {
+  float values[N];
+  uint32_t codes[N], top = 0;
+  for (int i = 0; i < N; ++i) values[i] = static_cast<float>(load(x[i]));
+  // As integers: the order of magnitudes is that of their bits, and a NaN is above them all.
+  for (int i = 0; i < N; ++i) top = std::max(top, to_bits(values[i]) & 0x7FFFFFFF);
+  *scale_to = scale_code(from_bits(top), record);
+  const float scale = scale_value(*scale_to, record);
+  for (int i = 0; i < N; ++i) values[i] /= scale;
+  if (record == kFp8) {
+    for (int i = 0; i < N; ++i) codes[i] = encode_e4m3(values[i]);
+    for (int i = 0; i < N; ++i) data[i] = static_cast<uint8_t>(codes[i]);
+  } else {
+    for (int i = 0; i < N; ++i) codes[i] = encode_e2m1(values[i]);
+    for (int i = 0; i < N / 2; ++i)
+      data[i] = static_cast<uint8_t>(codes[2 * i] | codes[2 * i + 1] << 4);
+  }
+}
 
 // One vector to payload and scales.
 template <class T>
@@ -73,29 +95,18 @@ inline void pack_row(const T* x, int64_t dim, int record, uint8_t* data, uint8_t
     std::memcpy(data, x, dim * sizeof(T));
     return;
   }
-  const int block = block_of(record);
-  float values[32];
-  for (int64_t start = 0; start < dim; start += block) {
-    float amax = 0;
-    for (int i = 0; i < block; ++i) {
-      values[i] = static_cast<float>(load(x[start + i]));
-      const float m = std::fabs(values[i]);
-      amax = m > amax || m != m ? m : amax;  // a NaN, once in, stays
-    }
-    const uint8_t code = scale_code(amax, record);
-    *scales++ = code;
-    const float scale = scale_value(code, record);
-    if (record == kFp8)
-      for (int i = 0; i < block; ++i) *data++ = encode_e4m3(values[i] / scale);
+  const int block = block_of(record), bytes = record == kFp8 ? block : block / 2;
+  for (int64_t start = 0; start < dim; start += block, data += bytes, ++scales) {
+    if (block == 16)
+      pack_block<16>(x + start, record, data, scales);
     else
-      for (int i = 0; i < block; i += 2)
-        *data++ = encode_e2m1(values[i] / scale) | (encode_e2m1(values[i + 1] / scale) << 4);
+      pack_block<32>(x + start, record, data, scales);
   }
 }
 
 // 8 bytes to 16 values, the low nibble first.
 template <class O>
-inline void unpack_nibbles(const uint8_t* data, float scale, O* __restrict to) {
+DI_INLINE void unpack_nibbles(const uint8_t* data, float scale, O* __restrict to) {
   float values[16];
 #if defined(__has_builtin) && __has_builtin(__builtin_shufflevector)
   typedef uint8_t bytes_t __attribute__((vector_size(8)));

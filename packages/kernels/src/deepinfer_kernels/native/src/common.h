@@ -22,6 +22,10 @@
 #define DI_VECTOR_BYTES 32
 #endif
 
+// Small functions inside hot loops: the compiler's own limit on growth would leave calls there, and
+// a loop with a call is not made vector code.
+#define DI_INLINE inline __attribute__((always_inline))
+
 namespace di {
 
 enum Status { kOk = 0, kIndexOutOfRange = 1, kUnknownType = 2, kNotPositive = 3 };
@@ -41,24 +45,24 @@ struct accumulate<double> {
 template <class T>
 using acc_t = typename accumulate<T>::type;
 
-inline float from_bits(uint32_t bits) {
+DI_INLINE float from_bits(uint32_t bits) {
   float value;
   std::memcpy(&value, &bits, 4);
   return value;
 }
-inline uint32_t to_bits(float value) {
+DI_INLINE uint32_t to_bits(float value) {
   uint32_t bits;
   std::memcpy(&bits, &value, 4);
   return bits;
 }
 
-inline float load(float v) { return v; }
-inline double load(double v) { return v; }
-inline float load(bf16 v) { return from_bits(static_cast<uint32_t>(v.bits) << 16); }
+DI_INLINE float load(float v) { return v; }
+DI_INLINE double load(double v) { return v; }
+DI_INLINE float load(bf16 v) { return from_bits(static_cast<uint32_t>(v.bits) << 16); }
 
-inline void store(float& to, float v) { to = v; }
-inline void store(double& to, double v) { to = v; }
-inline void store(bf16& to, float v) {  // nearest, ties to even; NaN stays NaN
+DI_INLINE void store(float& to, float v) { to = v; }
+DI_INLINE void store(double& to, double v) { to = v; }
+DI_INLINE void store(bf16& to, float v) {  // nearest, ties to even; NaN stays NaN
   const uint32_t bits = to_bits(v);
   const uint32_t rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;
   to.bits = static_cast<uint16_t>(v != v ? 0x7FC0 : rounded);
@@ -77,12 +81,12 @@ constexpr int lanes() {
 }
 
 template <class A>
-inline wide_t<A> load_wide(const A* from) {
+DI_INLINE wide_t<A> load_wide(const A* from) {
   wide_t<A> v;
   std::memcpy(&v, from, sizeof v);
   return v;
 }
-inline wide_t<float> load_wide(const bf16* from) {
+DI_INLINE wide_t<float> load_wide(const bf16* from) {
   typedef uint16_t half_t __attribute__((vector_size(DI_VECTOR_BYTES / 2)));
   typedef uint32_t word_t __attribute__((vector_size(DI_VECTOR_BYTES)));
   half_t half;
@@ -92,12 +96,12 @@ inline wide_t<float> load_wide(const bf16* from) {
   std::memcpy(&v, &word, sizeof v);
   return v;
 }
-inline float sum_of_16_bytes(vector_of<float, 16>::type v) { return (v[0] + v[1]) + (v[2] + v[3]); }
-inline double sum_of_16_bytes(vector_of<double, 16>::type v) { return v[0] + v[1]; }
+DI_INLINE float sum_of_16_bytes(vector_of<float, 16>::type v) { return (v[0] + v[1]) + (v[2] + v[3]); }
+DI_INLINE double sum_of_16_bytes(vector_of<double, 16>::type v) { return v[0] + v[1]; }
 
 // Sum over the lanes by halves: a chain of single additions would cost more than the products.
 template <class A, int BYTES>
-inline A sum_halves(const typename vector_of<A, BYTES>::type& v) {
+DI_INLINE A sum_halves(const typename vector_of<A, BYTES>::type& v) {
   if constexpr (BYTES == 16) {
     return sum_of_16_bytes(v);
   } else {
@@ -108,7 +112,7 @@ inline A sum_halves(const typename vector_of<A, BYTES>::type& v) {
   }
 }
 template <class A>
-inline A sum_lanes(const wide_t<A>& v) {
+DI_INLINE A sum_lanes(const wide_t<A>& v) {
   return sum_halves<A, DI_VECTOR_BYTES>(v);
 }
 
@@ -145,7 +149,7 @@ inline A sum_array(const A* x, int64_t n) {
 }
 
 // exp for float loops: within 2 ulp on [-87, 88], 0 below; vectorises where libm's does not.
-inline float exp_fast(float x) {
+DI_INLINE float exp_fast(float x) {
   const float bounded = std::min(std::max(x, -87.0f), 88.0f);
   const float n = std::nearbyintf(bounded * 1.44269504088896341f);
   const float r = (bounded - n * 0.693359375f) - n * -2.12194440e-4f;
@@ -160,10 +164,10 @@ inline float exp_fast(float x) {
   const float value = y * from_bits(scale);
   return x < -87.0f ? 0.0f : value;
 }
-inline double exp_fast(double x) { return std::exp(x); }
+DI_INLINE double exp_fast(double x) { return std::exp(x); }
 
 template <class A>
-inline A sigmoid(A x) {
+DI_INLINE A sigmoid(A x) {
   return A(1) / (A(1) + std::exp(-x));
 }
 
@@ -201,7 +205,7 @@ void parallel_rows(int64_t n, int64_t operations_per_row, const Body& body) {
 // Sums over the lanes of four vectors side by side, each in the order of sum_lanes: four times less
 // shuffling than one after the other.
 template <class A, int BYTES>
-inline void sum_four(const typename vector_of<A, BYTES>::type* v, A* sums) {
+DI_INLINE void sum_four(const typename vector_of<A, BYTES>::type* v, A* sums) {
   using half = typename vector_of<A, BYTES / 2>::type;
   if constexpr (BYTES == 16) {
 #if defined(__has_builtin) && __has_builtin(__builtin_shufflevector)
@@ -231,7 +235,7 @@ inline void sum_four(const typename vector_of<A, BYTES>::type* v, A* sums) {
 
 // M rows of w (4 or 1) against N rows of x: c[n][m] = sum_k w[m][k] * x[n][k]. M*N independent sums.
 template <int M, int N, class T, class A>
-inline void product_tile(const T* w, int64_t ldw, const A* x, int64_t ldx, int64_t k, A* c,
+DI_INLINE void product_tile(const T* w, int64_t ldw, const A* x, int64_t ldx, int64_t k, A* c,
                          int64_t ldc) {
   constexpr int L = lanes<A>();
   wide_t<A> sums[N][M] = {};

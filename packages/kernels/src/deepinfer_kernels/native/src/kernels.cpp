@@ -220,6 +220,11 @@ int di_moe_experts(int type, const void* x, const int64_t* idx, const void* w, c
   });
 }
 
+int di_moe_combine(int type, const void* down, const int64_t* place, const void* w, int64_t n,
+                   int64_t topk, int64_t width, void* out) {
+  DI_TYPED(type, moe_combine(IN(T, down), place, IN(A, w), n, topk, width, OUT(T, out)));
+}
+
 int di_moe_layer(int type, const void* x, const void* gate, const void* bias, int64_t bias_stride,
                  int64_t topk, double scaling, const void* w1, const void* w3, const void* w2,
                  const void* shared_w1, const void* shared_w3, const void* shared_w2, double limit,

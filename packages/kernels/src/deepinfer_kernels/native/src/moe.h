@@ -131,6 +131,24 @@ int moe_experts(const T* x, const int64_t* idx, const acc_t<T>* w, const Mlp<T>&
   return kOk;
 }
 
+// out [n, width] = the weighted sum of each row's experts, whose outputs lie in down at place.
+template <class T>
+void moe_combine(const T* down, const int64_t* place, const acc_t<T>* w, int64_t n, int64_t topk,
+                 int64_t width, T* out) {
+  using A = acc_t<T>;
+  parallel_rows(n, 2 * topk * width, [=](int64_t row, int64_t last) {
+    A* sum = scratch<A>(width);
+    for (; row < last; ++row) {
+      for (int64_t c = 0; c < width; ++c) sum[c] = 0;
+      for (int64_t k = row * topk; k < (row + 1) * topk; ++k) {
+        const T* from = down + place[k] * width;
+        for (int64_t c = 0; c < width; ++c) sum[c] += w[k] * load(from[c]);
+      }
+      for (int64_t c = 0; c < width; ++c) store(out[row * width + c], sum[c]);
+    }
+  });
+}
+
 // Routing, routed experts and the shared expert (an Mlp of one) in one pass.
 template <class T>
 void moe_layer(const T* x, const Router<acc_t<T>>& router, const Mlp<T>& routed,

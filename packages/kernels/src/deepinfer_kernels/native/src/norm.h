@@ -48,7 +48,7 @@ void rope(const T* x, const acc_t<T>* cos, const acc_t<T>* sin, bool inverse, in
 }
 
 template <class A>
-inline A gated(A gate, A up, A limit) {  // silu(min(gate, L)) * clamp(up, -L, L)
+DI_INLINE A gated(A gate, A up, A limit) {  // silu(min(gate, L)) * clamp(up, -L, L)
   const A g = gate > limit ? limit : gate;
   const A u = up > limit ? limit : (up < -limit ? -limit : up);
   return g / (A(1) + exp_fast(-g)) * u;
