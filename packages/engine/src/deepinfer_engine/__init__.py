@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from deepinfer_engine.core.types import SamplingParams, TokenLogprob, Usage
+from deepinfer_engine.constraints import json_object, json_schema, regex
+from deepinfer_engine.core.types import Constraint, SamplingParams, TokenLogprob, Usage
 from deepinfer_engine.errors import (
     CapacityError,
     CheckpointError,
     ConfigError,
+    ConstraintError,
+    ConstraintsUnavailable,
     EngineError,
     EngineLost,
     EngineUnavailable,
     PromptTooLong,
     RequestError,
+    SchemaTooComplex,
     TransferError,
     UnknownModel,
 )
@@ -32,6 +36,9 @@ __all__ = [
     "CheckpointError",
     "Completion",
     "ConfigError",
+    "Constraint",
+    "ConstraintError",
+    "ConstraintsUnavailable",
     "EngineError",
     "EngineLost",
     "EngineUnavailable",
@@ -39,11 +46,15 @@ __all__ = [
     "PromptTooLong",
     "RequestError",
     "SamplingParams",
+    "SchemaTooComplex",
     "TokenLogprob",
     "TransferError",
     "UnknownModel",
     "Usage",
+    "json_object",
+    "json_schema",
     "load_model",
+    "regex",
 ]
 
 # Importing the package must not import torch: a server's router has no model.

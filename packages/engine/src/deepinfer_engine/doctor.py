@@ -9,16 +9,20 @@ import platform
 import shutil
 import socket
 import tempfile
+import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 from rich.console import Console
 
 from deepinfer_engine.cli.launch import build_codec, build_runner, model_dir
 from deepinfer_engine.cli.serve import setup_logging
+from deepinfer_engine.core.constraint import ConstraintState
+from deepinfer_engine.errors import ConstraintsUnavailable
 from deepinfer_engine.server.run import bind
 from deepinfer_engine.settings import Settings
 
@@ -74,6 +78,7 @@ def examine(settings: Settings) -> Iterator[Finding]:
         ("cache directory", _cache_dir),
         ("tokenizer", _tokenizer),
         ("model", _model),
+        ("constraints", _constraints),
     )
     for name, check in checks:
         try:
@@ -196,3 +201,40 @@ def _model(settings: Settings) -> Finding:
     context = f"{caps.max_model_len} tokens of context, vocabulary {caps.vocab_size}"
     detail = f"loads; {context}, {caps.nextn} drafts a step"
     return Finding("model", "ok", detail)
+
+
+def _constraints(settings: Settings) -> Finding:
+    """Compile a schema for the model's vocabulary and let wrong text run against it."""
+    from deepinfer_engine.adapters.recipe_grammars import RecipeGrammars
+    from deepinfer_engine.constraints import json_schema
+
+    codec = build_codec(settings)
+    schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
+    try:
+        grammars = RecipeGrammars(model_dir(settings) / "tokenizer.json", codec.vocab_size)
+    except ConstraintsUnavailable as exc:
+        return Finding(
+            "constraints",
+            "warn",
+            str(exc),
+            'pip install "deepinfer-engine[grammar]"; without it schemas are refused',
+        )
+    try:
+        started = time.monotonic()
+        grammar = grammars.submit(json_schema(schema).grammar).result()
+        seconds = time.monotonic() - started
+        right, wrong = codec.tokenize('{"ok": true}'), codec.tokenize('{"no": true}')
+        if not _walks(ConstraintState(grammar, ""), right):
+            return Finding("constraints", "fail", "a valid answer was refused", "see the log")
+        if _walks(ConstraintState(grammar, ""), wrong):
+            return Finding("constraints", "fail", "a wrong answer was let through", "see the log")
+    finally:
+        grammars.close()
+    return Finding("constraints", "ok", f"a schema compiled in {seconds:.1f} s and was enforced")
+
+
+def _walks(state: ConstraintState, tokens: Sequence[int]) -> bool:
+    """Whether every token of a text is allowed where it stands."""
+    rows = np.full((1 + len(tokens), state.mask_words), -1, dtype=np.int32)
+    state.fill(rows, tokens)
+    return all(int(row[t // 32]) >> (t % 32) & 1 for row, t in zip(rows, tokens, strict=False))

@@ -6,7 +6,10 @@ EngineError
 ├── RequestError         this request cannot be served             (caller's fault)
 │   ├── PromptTooLong    prompt + 1 token does not fit the model's length
 │   ├── UnknownModel     the request names a model this server does not serve
-│   └── CapacityError    the request can never fit this engine's pools
+│   ├── CapacityError    the request can never fit this engine's pools
+│   ├── ConstraintError  its schema or expression cannot be enforced
+│   │   └── SchemaTooComplex  ... within the limits of time, memory and size
+│   └── ConstraintsUnavailable  this engine lacks what enforcing needs
 ├── EngineUnavailable    no worker can take the request now        (HTTP 503 / 529)
 ├── EngineLost           the worker died while the request ran     (stream error event)
 └── TransferError        a prefill -> decode transfer broke its protocol
@@ -54,6 +57,23 @@ class UnknownModel(RequestError):  # noqa: N818
 
 class CapacityError(RequestError):
     """The request could not fit even an empty engine."""
+
+
+class ConstraintError(RequestError):
+    """A schema, expression or tool cannot be turned into a grammar; `param` names the field."""
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class SchemaTooComplex(ConstraintError):  # noqa: N818
+    """A constraint passes a limit: size of its text, time or memory to compile it."""
+
+
+class ConstraintsUnavailable(RequestError):  # noqa: N818
+    """This engine has no grammar compiler: xgrammar is not installed, or the backend has no
+    tokenizer."""
 
 
 class EngineUnavailable(EngineError):  # noqa: N818

@@ -21,9 +21,11 @@ from deepinfer_engine.core.types import (
     TokenLogprob,
     Usage,
 )
-from deepinfer_engine.errors import PromptTooLong, RequestError
+from deepinfer_engine.errors import ConstraintsUnavailable, PromptTooLong, RequestError
 
 if TYPE_CHECKING:
+    from deepinfer_engine.backend.base import Caps
+    from deepinfer_engine.grammar.compiler import GrammarCompiler
     from deepinfer_engine.model.layout import CacheQuant
     from deepinfer_engine.model.replay import ReplayMode
 
@@ -92,7 +94,9 @@ class LLM:
             store = open_store(Path(cache_dir), runner.layout)
         self._caps = runner.caps
         self._intake = PictureIntake.of_directory(Path(model), PicturePolicy())
-        self._engine = LocalEngine(runner, store=store, config=config)
+        self._engine = LocalEngine(
+            runner, store=store, config=config, grammars=_grammars(Path(model), runner.caps)
+        )
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(
             target=self._loop.run_forever, name="deepinfer-llm", daemon=True
@@ -113,7 +117,8 @@ class LLM:
         images: the pictures of each prompt, for a model with a vision tower: encoded bytes or the
             path of a file (WebP, PNG, JPEG, GIF). The prompt holds one image token for each.
 
-        Raises RequestError before anything runs when a prompt cannot be served.
+        Raises RequestError before anything runs when a prompt cannot be served; ConstraintError,
+        SchemaTooComplex or ConstraintsUnavailable when `params.constraint` cannot be enforced.
         """
         from deepinfer_engine.sampling.params import validate
 
@@ -193,8 +198,12 @@ class LLM:
         return place(ids, self._intake.of_bytes(encoded), self._intake.rules)
 
     async def _run(self, requests: list[GenerateRequest]) -> list[Completion]:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self._one(request)) for request in requests]
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._one(request)) for request in requests]
+        except ExceptionGroup as errors:
+            # One set of parameters: what one request raises, all would have.
+            raise errors.exceptions[0] from None
         return [task.result() for task in tasks]
 
     async def _one(self, request: GenerateRequest) -> Completion:
@@ -207,6 +216,16 @@ class LLM:
             tokens.extend(event.token_ids)
             logprobs.extend(event.logprobs)
         raise AssertionError("a generation ended without its finish event")
+
+
+def _grammars(model_dir: Path, caps: Caps) -> GrammarCompiler | None:
+    """The compiler of constraints; None where xgrammar is not installed. Loads nothing yet."""
+    from deepinfer_engine.adapters.recipe_grammars import RecipeGrammars
+
+    try:
+        return RecipeGrammars(model_dir / "tokenizer.json", caps.vocab_size)
+    except ConstraintsUnavailable:
+        return None
 
 
 def _as_list(

@@ -71,6 +71,12 @@ class Settings(BaseModel):
     decode: tuple[str, ...] = Field((), description="host:port of running decode workers")
     threads: int | None = Field(None, ge=1, description="torch threads of each worker")
 
+    # Answers by a schema or an expression
+    xgrammar_timeout: float = Field(20.0, gt=0, description="seconds to compile one constraint")
+    xgrammar_cache_limit_bytes: int = Field(
+        256 << 20, ge=0, description="memory of a worker for compiled constraints"
+    )
+
     # Prompt cache on disk
     cache: bool = Field(True, description="keep prompt caches on disk")
     cache_dir: Path = Field(default_factory=default_cache_dir, description="their directory")

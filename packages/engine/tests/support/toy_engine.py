@@ -288,19 +288,28 @@ async def cluster(
     decode_runner: Callable[[], ToyRunner] = toy,
     prefill_config: EngineConfig | None = None,
     decode_config: EngineConfig | None = None,
+    prefill_grammars: Callable[[], Any] = lambda: None,
+    decode_grammars: Callable[[], Any] = lambda: None,
 ) -> AsyncIterator[Cluster]:
     """Workers and a router over real loopback sockets, all in this event loop."""
 
-    def made(role: type[PrefillService] | type[DecodeService], runner: ToyRunner, config: Any):
+    def made(
+        role: type[PrefillService] | type[DecodeService],
+        runner: ToyRunner,
+        config: Any,
+        grammars: Any,
+    ):
         its_store = store(runner) if store is not None else None
-        return role(runner, its_store, config or EngineConfig(), KEY)
+        return role(runner, its_store, config or EngineConfig(), KEY, grammars)
 
     ps = [
-        await start_worker(made(PrefillService, prefill_runner(), prefill_config))
+        await start_worker(
+            made(PrefillService, prefill_runner(), prefill_config, prefill_grammars())
+        )
         for _ in range(prefills)
     ]
     ds = [
-        await start_worker(made(DecodeService, decode_runner(), decode_config))
+        await start_worker(made(DecodeService, decode_runner(), decode_config, decode_grammars()))
         for _ in range(decodes)
     ]
     engine = await RemoteEngine.connect(

@@ -39,7 +39,7 @@ _OTHER_TYPES = ["object", "array", "boolean", "null"]
 _LONE_SURROGATES = ("\\ud", "\\uD")
 """Half of a pair is an escape that JSON allows and no UTF-8 text can hold."""
 _CALL_WHITESPACE = 2
-_ANSWER_WHITESPACE = 16
+_ANSWER_WHITESPACE = 8
 """Blanks in a row: enough to indent, too few for a model that has lost its way to loop in."""
 
 _NUMBER = 'root ::= "-"? ("0" | [1-9] [0-9]{0,17}) ("." [0-9]{1,17})? ([eE] [+-]? [0-9]{1,2})?'

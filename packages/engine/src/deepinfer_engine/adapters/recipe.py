@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from deepinfer_engine.adapters.recipe_grammars import constrained
 from deepinfer_engine.adapters.recipe_pictures import PictureIntake, PicturePolicy, param_of
 from deepinfer_engine.adapters.recipe_responses import RecipeResponses
 from deepinfer_engine.core.pictures import Picture, place
@@ -165,10 +166,6 @@ class RecipeCodec:
         options = request.inference_options
         if options.n != 1:
             raise InvalidRequest("n must be 1: this server gives one answer a request", param="n")
-        if options.output_constraint is not None and options.output_constraint.kind == "regex":
-            # The prompt format has no words for it, so without a grammar it would be silently
-            # ignored.
-            raise InvalidRequest("response_format regex is not supported", param="response_format")
         token_ids, pictures = self._encode(request)
         try:
             max_tokens = request.resolve_max_tokens(len(token_ids), max_model_len)
@@ -189,7 +186,7 @@ class RecipeCodec:
             frequency_penalty=options.frequency_penalty,
             logprobs=(options.top_logprobs or 0) if options.logprobs else None,
         )
-        sampling = apply_extras(sampling, body, self.vocab_size)
+        sampling = constrained(apply_extras(sampling, body, self.vocab_size), request)
         return RecipeRequest(
             codec=self,
             protocol=protocol,

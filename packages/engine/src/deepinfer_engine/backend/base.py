@@ -25,6 +25,7 @@ from deepinfer_engine.core.pictures import Picture, PictureRules
 from deepinfer_engine.core.types import SamplingParams, TokenLogprob
 
 IntArray = npt.NDArray[np.int64]
+MaskRows = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,23 @@ class Caps:
         return skipped + self.window if skipped else 0
 
 
+class RowConstraint(Protocol):
+    """Where one sequence stands in its grammar."""
+
+    @property
+    def mask_words(self) -> int:
+        """int32 words of a mask row: bit `i` of word `w` allows token `32 w + i`."""
+        ...
+
+    def fill(self, rows: MaskRows, drafts: Sequence[int]) -> None:
+        """Write the masks of the next token and of the token behind each draft, and stay.
+
+        rows: int32 [1 + len(drafts), mask_words], all bits set. Rows behind a draft that the
+            grammar forbids, or behind its end, are left alone: nothing is emitted from them.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class PrefillChunk:
     """Tokens `[start, start + len(token_ids))` of one prompt.
@@ -103,6 +121,8 @@ class PrefillChunk:
     """Tokens of the whole prompt; read where replay is bounded."""
     prompt: Sequence[int] = ()
     """The whole prompt; needed on the sampling chunk when penalties are set."""
+    constraint: RowConstraint | None = None
+    """On the sampling chunk of a constrained request."""
     pictures: tuple[Picture, ...] = ()
 
 
@@ -123,6 +143,7 @@ class DecodeRow:
     state_slot: int
     sampling: SamplingParams
     max_draft: int
+    constraint: RowConstraint | None = None
     pictures: tuple[Picture, ...] = ()
     """Those of the prompt; no pixels needed."""
 

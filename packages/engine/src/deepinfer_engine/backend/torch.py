@@ -35,6 +35,7 @@ from deepinfer_engine.model.v41 import Backbone
 from deepinfer_engine.model.vision import VisionTower
 from deepinfer_engine.model.weights import ModelWeights, tensors_of
 from deepinfer_engine.sampling.arrays import sampling_batch
+from deepinfer_engine.sampling.masks import mask_rows
 
 
 def build_runner(
@@ -184,7 +185,14 @@ class TorchRunner:
         logits = self._backbone.forward(batch, None)
         cu = np.concatenate([[0], np.cumsum(lens + 1)])
         result = self._verifier.verify(
-            logits, cu, proposal, lens, sampling, rng=self._rng, logprobs=_most_logprobs(rows)
+            logits,
+            cu,
+            proposal,
+            lens,
+            sampling,
+            masks=mask_rows([r.constraint for r in rows], proposal.tokens, lens),
+            rng=self._rng,
+            logprobs=_most_logprobs(rows),
         )
         return [
             _output(result, i, r.sampling.logprobs, drafted=int(lens[i]))
@@ -232,6 +240,7 @@ class TorchRunner:
             none,
             np.zeros(len(chunks), dtype=np.int64),
             sampling,
+            masks=mask_rows([c.constraint for c in chunks]),
             rng=self._rng,
             logprobs=_most_logprobs(chunks),
         )

@@ -25,6 +25,7 @@ from deepinfer_engine.backend.base import (
     DecodeRow,
     PrefillChunk,
     Region,
+    RowConstraint,
     StepOutput,
 )
 from deepinfer_engine.core.types import SamplingParams, TokenLogprob
@@ -133,12 +134,15 @@ class ToyRunner:
         token, logprobs = self._next(
             end - 1, chunk.block_table, chunk.state_slot, chunk.sampling, 0
         )
+        token = self._nearest_allowed(token, chunk.constraint, ())
+        if token < 0:
+            return StepOutput((), failed=True)
         return StepOutput((token,), logprobs=logprobs)
 
     def _decode_one(self, row: DecodeRow) -> StepOutput:
         history = list(row.history)
         position, emitted, logprobs = len(history) - 1, list[int](), list[TokenLogprob]()
-        accepted, rejected = 0, False
+        accepted, rejected, failed = 0, False, False
         for depth in range(row.max_draft + 1):
             self._feed(position + depth, history, row.block_table, row.state_slot)
             if rejected:  # its bytes stay behind, nothing is emitted
@@ -151,6 +155,11 @@ class ToyRunner:
                 row.sampling,
                 len(history) - row.prompt_len,
             )
+            token = self._nearest_allowed(token, row.constraint, emitted)
+            if token < 0:
+                failed = rejected = True
+                history.append(0)
+                continue
             emitted.append(token)
             logprobs += some
             wrong = _mix(token, position + depth) % 4 == 0
@@ -164,7 +173,21 @@ class ToyRunner:
             n_drafted=row.max_draft,
             n_accepted=accepted,
             logprobs=tuple(logprobs),
+            failed=failed,
         )
+
+    def _nearest_allowed(
+        self, token: int, constraint: RowConstraint | None, before: Sequence[int]
+    ) -> int:
+        """The first allowed id from `token` on, behind the tokens of this step; -1 for none."""
+        if constraint is None:
+            return token
+        rows = np.full((1 + len(before), constraint.mask_words), -1, dtype=np.int32)
+        constraint.fill(rows, before)
+        vocab = self._caps.vocab_size
+        bits = np.unpackbits(rows[-1].view(np.uint8), bitorder="little")[:vocab]
+        ids = np.flatnonzero(np.roll(bits, -token))
+        return (token + int(ids[0])) % vocab if ids.size else -1
 
     def _feed(self, p: int, tokens: Sequence[int], table: Sequence[int], slot: int) -> None:
         """Write the record and the chain value of position p; `tokens[-1]` is the token there."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from deepinfer_engine.core.config import EngineConfig
-from deepinfer_engine.errors import CheckpointError, ConfigError
+from deepinfer_engine.errors import CheckpointError, ConfigError, ConstraintsUnavailable
 from deepinfer_engine.settings import Settings
 from deepinfer_engine.supervise import (
     CLUSTER_KEY_ENV,
@@ -25,6 +25,7 @@ from deepinfer_engine.supervise import (
 if TYPE_CHECKING:
     from deepinfer_engine.adapters.recipe import RecipeCodec
     from deepinfer_engine.backend.base import StepRunner
+    from deepinfer_engine.grammar.compiler import GrammarCompiler
     from deepinfer_engine.kv.store import PrefixStore
     from deepinfer_engine.router.client import EngineClient
 
@@ -35,8 +36,8 @@ WORKER_ROLES: tuple[Literal["prefill", "decode"], ...] = ("prefill", "decode")
 # What a worker needs to know; the rest of the settings is the HTTP process's business.
 _WORKER_SETTINGS = (
     "model", "dtype", "cache_quant", "replay", "replay_keep", "nextn", "max_num_seqs",
-    "max_num_batched_tokens", "num_blocks", "threads", "cache", "cache_dir", "vision",
-    "drain_timeout_s", "log_level",
+    "max_num_batched_tokens", "num_blocks", "threads", "xgrammar_timeout",
+    "xgrammar_cache_limit_bytes", "cache", "cache_dir", "vision", "drain_timeout_s", "log_level",
 )  # fmt: skip
 
 
@@ -115,6 +116,22 @@ def build_store(settings: Settings, runner: StepRunner) -> PrefixStore | None:
     return open_store(settings.cache_dir, runner.layout)
 
 
+def build_grammars(settings: Settings, runner: StepRunner) -> GrammarCompiler | None:
+    """The compiler of constraints, None where xgrammar is not installed. Loads nothing yet."""
+    from deepinfer_engine.adapters.recipe_grammars import RecipeGrammars
+
+    try:
+        return RecipeGrammars(
+            model_dir(settings) / "tokenizer.json",
+            runner.caps.vocab_size,
+            timeout_s=settings.xgrammar_timeout,
+            cache_bytes=settings.xgrammar_cache_limit_bytes,
+        )
+    except ConstraintsUnavailable as exc:
+        log.info("answers are not held to schemas: %s", exc)
+        return None
+
+
 def engine_config(settings: Settings) -> EngineConfig:
     """The scheduler's part of the settings."""
     return EngineConfig(
@@ -160,7 +177,10 @@ async def _local(settings: Settings) -> AsyncGenerator[EngineClient, None]:
 
     runner = await asyncio.to_thread(build_runner, settings)
     engine = LocalEngine(
-        runner, store=build_store(settings, runner), config=engine_config(settings)
+        runner,
+        store=build_store(settings, runner),
+        config=engine_config(settings),
+        grammars=build_grammars(settings, runner),
     )
     try:
         yield engine

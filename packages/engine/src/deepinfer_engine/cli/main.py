@@ -63,6 +63,14 @@ MaxBatched = Annotated[
 ]
 NumBlocks = Annotated[int | None, typer.Option(help="KV blocks of 128 tokens in each worker.")]
 Threads = Annotated[int | None, typer.Option(help="Torch threads of each worker.")]
+GrammarTimeout = Annotated[
+    float | None,
+    typer.Option("--xgrammar-timeout", help="Seconds to compile the schema of one request."),
+]
+GrammarCache = Annotated[
+    int | None,
+    typer.Option("--xgrammar-cache-limit-bytes", help="Memory for compiled schemas, each worker."),
+]
 CacheDir = Annotated[Path | None, typer.Option(help="Directory of the prompt cache.")]
 NoCache = Annotated[bool, typer.Option("--no-cache", help="Keep no prompt cache on disk.")]
 NoVision = Annotated[
@@ -189,6 +197,8 @@ def serve(
     max_num_batched_tokens: MaxBatched = None,
     num_blocks: NumBlocks = None,
     threads: Threads = None,
+    xgrammar_timeout: GrammarTimeout = None,
+    xgrammar_cache_limit_bytes: GrammarCache = None,
     responses_store: ResponsesStore = None,
     api_key_file: KeyFile = None,
     drain_timeout_s: Drain = None,
@@ -252,6 +262,8 @@ def prefill(
     max_num_batched_tokens: MaxBatched = None,
     num_blocks: NumBlocks = None,
     threads: Threads = None,
+    xgrammar_timeout: GrammarTimeout = None,
+    xgrammar_cache_limit_bytes: GrammarCache = None,
     drain_timeout_s: Drain = None,
     log_level: LogLevel = None,
     config: Config = None,
@@ -276,6 +288,8 @@ def decode(
     max_num_batched_tokens: MaxBatched = None,
     num_blocks: NumBlocks = None,
     threads: Threads = None,
+    xgrammar_timeout: GrammarTimeout = None,
+    xgrammar_cache_limit_bytes: GrammarCache = None,
     drain_timeout_s: Drain = None,
     log_level: LogLevel = None,
     config: Config = None,

@@ -6,7 +6,7 @@ import asyncio
 import os
 from typing import Literal
 
-from deepinfer_engine.cli.launch import build_runner, build_store, engine_config
+from deepinfer_engine.cli.launch import build_grammars, build_runner, build_store, engine_config
 from deepinfer_engine.cli.serve import setup_logging
 from deepinfer_engine.settings import Settings
 from deepinfer_engine.supervise import cluster_key_from_environ, die_with_parent, notify, supervised
@@ -32,6 +32,7 @@ def run_worker(role: Literal["prefill", "decode"], settings: Settings, listen: s
             listen,
             config=engine_config(settings),
             cluster_key=key,
+            grammars=build_grammars(settings, runner),
             ready=lambda address: notify("ready", role=role, pid=os.getpid(), address=address),
             drain_timeout_s=settings.drain_timeout_s,
         )

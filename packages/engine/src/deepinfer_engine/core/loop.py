@@ -16,6 +16,7 @@ import numpy as np
 
 from deepinfer_engine.backend.base import DecodeRow, PrefillChunk, StepOutput, StepRunner
 from deepinfer_engine.core.config import EngineConfig
+from deepinfer_engine.core.constraint import ConstraintState
 from deepinfer_engine.core.pictures import overlapping, text_only
 from deepinfer_engine.core.plan import (
     Chunk,
@@ -127,10 +128,16 @@ class EngineLoop:
 
     # -- any thread -----------------------------------------------------------------------------
 
-    def submit(self, request: GenerateRequest, key: str, now: float) -> None:
+    def submit(
+        self,
+        request: GenerateRequest,
+        key: str,
+        now: float,
+        constraint: ConstraintState | None = None,
+    ) -> None:
         """Queue a prompt; raises RequestError kinds and EngineUnavailable."""
         with self._changed:
-            self.scheduler.add(LiveSequence(request, key, now))
+            self.scheduler.add(LiveSequence(request, key, now, constraint))
             self._notify()
 
     def loaded(self, seq: LiveSequence, n_tokens: int) -> None:
@@ -215,19 +222,19 @@ class EngineLoop:
     def _run(self, plan: Plan) -> Sequence[StepOutput | None]:
         if isinstance(plan, PrefillPlan):
             return self._runner.prefill([self._prefill_chunk(chunk) for chunk in plan.chunks])
-        return self._runner.decode(
-            [
-                DecodeRow(
-                    history=seq.tokens,
-                    prompt_len=seq.prompt_len,
-                    block_table=seq.blocks,
-                    state_slot=seq.state_slot,
-                    sampling=seq.request.sampling,
-                    max_draft=drafts,
-                    pictures=seq.request.pictures,
-                )
-                for seq, drafts in plan.rows
-            ]
+        return self._runner.decode([self._decode_row(seq, n) for seq, n in plan.rows])
+
+    def _decode_row(self, seq: LiveSequence, drafts: int) -> DecodeRow:
+        if seq.constraint is not None:
+            seq.constraint.catch_up(seq.tokens, seq.prompt_len)
+        return DecodeRow(
+            history=seq.tokens,
+            prompt_len=seq.prompt_len,
+            block_table=seq.blocks,
+            state_slot=seq.state_slot,
+            sampling=seq.request.sampling,
+            max_draft=drafts,
+            constraint=seq.constraint,
         )
 
     def _prefill_chunk(self, chunk: Chunk) -> PrefillChunk:
@@ -249,6 +256,7 @@ class EngineLoop:
             snapshots=chunk.snapshots,
             prompt_len=seq.prompt_len,
             prompt=seq.tokens if chunk.sample else (),
+            constraint=seq.constraint if chunk.sample else None,
             pictures=pictures,
         )
 

@@ -388,6 +388,8 @@ class Scheduler:
             self._running.remove(seq)
             self.pools.give(seq.blocks, seq.state_slot)
             seq.blocks, seq.state_slot = [], 0
+            if seq.constraint is not None:
+                seq.constraint.forget()
             seq.to(Phase.PARKED)
             self._parked.append(seq)
         else:
@@ -449,6 +451,8 @@ class Scheduler:
     def _enter(self, seq: LiveSequence) -> None:
         if seq.key in self._by_key:
             raise RequestError(f"request {seq.key} runs already; every request needs its own id")
+        if seq.constraint is not None:
+            self.counters["constrained_requests"] += 1
         self._arrivals += 1
         seq.order = self._arrivals
         self._by_key[seq.key] = seq

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from enum import Enum
 
+from deepinfer_engine.core.constraint import ConstraintState
 from deepinfer_engine.core.types import FinishReason, GenerateRequest, TokenLogprob, Usage
 
 
@@ -48,6 +49,7 @@ class LiveSequence:
         "blocked_since",
         "blocks",
         "cached_tokens",
+        "constraint",
         "drafted_tokens",
         "finish_reason",
         "fresh",
@@ -65,8 +67,16 @@ class LiveSequence:
         "tokens",
     )
 
-    def __init__(self, request: GenerateRequest, key: str, arrival: float) -> None:
+    def __init__(
+        self,
+        request: GenerateRequest,
+        key: str,
+        arrival: float,
+        constraint: ConstraintState | None = None,
+    ) -> None:
         self.request = request
+        self.constraint = constraint
+        """Where the output stands in its grammar; None if any text will do."""
         self.key = key
         """Unique in its engine: the request id, and on a worker the attempt too."""
         self.arrival = arrival

@@ -12,12 +12,26 @@ TrafficClass = Literal["agent", "chat", "scratch"]
 
 
 @dataclass(frozen=True, slots=True)
+class Constraint:
+    """What an output must look like. `deepinfer_engine.constraints` makes them.
+
+    grammar: a structural tag, JSON text that every worker compiles for its vocabulary.
+    prefix: the part of the answer that the prompt ends with; the grammar begins before it.
+    needed: False where the request is served all the same by an engine that cannot enforce.
+    """
+
+    grammar: str
+    prefix: str = ""
+    needed: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How to turn logits into tokens. Temperature 0 is argmax, lowest id on ties.
 
     Order of application: penalties (over prompt and output, drafts before the row included), logit
-    bias, bans and min_tokens, temperature, top_p, top_k, min_p, softmax. Ranges are checked in
-    `sampling.params.validate`; this type only carries them.
+    bias, bans and min_tokens, constraint, temperature, top_p, top_k, min_p, softmax. Ranges are
+    checked in `sampling.params.validate`; this type only carries them.
     """
 
     temperature: float = 1.0
@@ -36,6 +50,8 @@ class SamplingParams:
     logprobs: int | None = None
     """None: off. k >= 0: the sampled token's logprob and the k most likely, of unmodified
     logits."""
+    constraint: Constraint | None = None
+    """None: any text. Else every token is one that the grammar allows, whatever the logits."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import deque
 from collections.abc import Callable
@@ -10,9 +11,21 @@ from dataclasses import dataclass
 
 from deepinfer_engine.backend.base import StepRunner
 from deepinfer_engine.core.config import EngineConfig
+from deepinfer_engine.core.constraint import ConstraintState
 from deepinfer_engine.core.plan import Chunk, Progress
 from deepinfer_engine.core.sequence import LiveSequence
-from deepinfer_engine.errors import CapacityError, PromptTooLong, RequestError, TransferError
+from deepinfer_engine.core.types import SamplingParams
+from deepinfer_engine.errors import (
+    CapacityError,
+    ConstraintError,
+    ConstraintsUnavailable,
+    EngineUnavailable,
+    PromptTooLong,
+    RequestError,
+    SchemaTooComplex,
+    TransferError,
+)
+from deepinfer_engine.grammar.compiler import GrammarCompiler, constraint_of
 from deepinfer_engine.kv.store import PrefixStore
 from deepinfer_engine.pd.landing import Attempt, Commit, Landings, Stage
 from deepinfer_engine.pd.messages import (
@@ -29,6 +42,8 @@ from deepinfer_engine.pd.service import WorkerService, abort_body, xid_of
 from deepinfer_engine.pd.transport import Connection, Frame
 from deepinfer_engine.pd.wire import UNIT_HEADER_BYTES, Body, FrameType, UnitHeader, Xid
 
+log = logging.getLogger(__name__)
+
 RETRY_AFTER_S = 1.0
 RESERVATION_S = 600.0
 """A reservation that nothing was committed to for this long is given up."""
@@ -43,6 +58,9 @@ class Offer:
     body: Body
     prompt_len: int
     since: float
+    compiling: asyncio.Task[None] | None = None
+    """Set while the grammar of the request is being compiled."""
+    constraint: ConstraintState | None = None
 
 
 async def serve_decode(
@@ -52,16 +70,18 @@ async def serve_decode(
     *,
     config: EngineConfig | None = None,
     cluster_key: bytes | None = None,
+    grammars: GrammarCompiler | None = None,
     ready: Callable[[str], None] = lambda address: None,
     stop: asyncio.Event | None = None,
     drain_timeout_s: float = 120.0,
 ) -> None:
     """Serve decode on `listen` ("host:port", port 0 = any) until SIGTERM, SIGINT or `stop`; drain.
 
-    Calls `ready("host:port")` once with the bound address. `store` is closed at the end.
-    Raises ConfigError for an unusable address, or a non-loopback one without `cluster_key`.
+    Calls `ready("host:port")` once with the bound address. `store` and `grammars` are closed at
+    the end. Raises ConfigError for an unusable address, or a non-loopback one without
+    `cluster_key`.
     """
-    service = DecodeService(runner, store, config or EngineConfig(), cluster_key)
+    service = DecodeService(runner, store, config or EngineConfig(), cluster_key, grammars)
     await service.serve(listen, ready=ready, stop=stop, drain_timeout_s=drain_timeout_s)
 
 
@@ -74,8 +94,9 @@ class DecodeService(WorkerService):
         store: PrefixStore | None,
         config: EngineConfig,
         cluster_key: bytes | None,
+        grammars: GrammarCompiler | None = None,
     ) -> None:
-        super().__init__("decode", runner, store, config, cluster_key)
+        super().__init__("decode", runner, store, config, cluster_key, grammars)
         self._config = config
         self.landings = Landings(self.loop, runner, first_grant=self.epoch & 0xFFFFFFFFFFFF)
         self._offers: dict[str, Offer] = {}
@@ -125,10 +146,32 @@ class DecodeService(WorkerService):
             router.send(FrameType.BUSY, self._busy(xid, reason))
         else:
             # The request's fields are read now, so that a misshapen one is refused now.
-            reading(lambda b: read_request(b, xid, ()), body)
+            request = reading(lambda b: read_request(b, xid, ()), body)
             offer = Offer(xid, router, body, prompt_len, time.monotonic())
             if self._queue or not self._place(offer):
                 self._enqueue(offer)
+            if request.sampling.constraint is not None and xid.key in self._offers:
+                offer.compiling = self.spawn(self._compile(offer, request.sampling))
+
+    async def _compile(self, offer: Offer, sampling: SamplingParams) -> None:
+        """While prefill computes: what its first token was masked with, for the tokens after."""
+        try:
+            offer.constraint = await constraint_of(sampling, self.grammars)
+        except RequestError as error:
+            offer.router.send(FrameType.ABORT, refusal(offer.xid, error))
+        except EngineUnavailable as error:
+            offer.router.send(FrameType.ABORT, abort_body(offer.xid, "full", str(error)))
+        except Exception as error:
+            log.exception("compiling the constraint of %s failed", offer.xid.key)
+            body = abort_body(offer.xid, "engine", f"compiling the constraint failed: {error}")
+            offer.router.send(FrameType.ABORT, body)
+        else:
+            offer.compiling = None
+            attempt = self.landings.get(offer.xid)
+            if attempt is not None and isinstance(attempt.writer, Connection):
+                self._start_if_ready(attempt, attempt.writer)
+            return
+        self._drop(offer.xid)
 
     def _enqueue(self, offer: Offer) -> None:
         if len(self._queue) >= self._config.max_queue:
@@ -191,10 +234,10 @@ class DecodeService(WorkerService):
 
     def _start_if_ready(self, attempt: Attempt, peer: Connection) -> None:
         commit, offer = attempt.commit, self._offers[attempt.xid.key]
-        if attempt.stage is not Stage.READY or commit is None:
+        if attempt.stage is not Stage.READY or commit is None or offer.compiling is not None:
             return
         request = read_request(offer.body, attempt.xid, commit.tokens)
-        seq = LiveSequence(request, attempt.xid.key, time.monotonic())
+        seq = LiveSequence(request, attempt.xid.key, time.monotonic(), offer.constraint)
         seq.tokens.append(commit.first_token)
         seq.cached_tokens = commit.cached_tokens
         self.landings.run(attempt, seq)
@@ -243,6 +286,8 @@ class DecodeService(WorkerService):
             self.loop.abort(xid.key)
             return
         offer = self._offers.pop(xid.key)
+        if offer.compiling is not None and offer.compiling is not asyncio.current_task():
+            offer.compiling.cancel()
         if attempt is None:
             self._queue.remove(offer)
         else:
@@ -315,10 +360,21 @@ def _read_commit(body: Body) -> Commit:
     )
 
 
+# First match wins, so subclasses stand before their bases.
+_REFUSALS: tuple[tuple[type[RequestError], str], ...] = (
+    (CapacityError, "capacity"),
+    (SchemaTooComplex, "too_complex"),
+    (ConstraintError, "constraint"),
+    (ConstraintsUnavailable, "unenforceable"),
+    (RequestError, "request"),
+)
+
+
 def refusal(xid: Xid, error: RequestError) -> Body:
     """The ABORT for a request that this worker can never serve."""
     if isinstance(error, PromptTooLong):
         numbers = {"prompt_tokens": error.prompt_tokens, "max_tokens": error.max_tokens}
         return {**abort_body(xid, "too_long", str(error)), **numbers}
-    reason = "capacity" if isinstance(error, CapacityError) else "request"
-    return abort_body(xid, reason, str(error))
+    reason = next(word for kind, word in _REFUSALS if isinstance(error, kind))
+    body = abort_body(xid, reason, str(error))
+    return {**body, "param": error.param} if isinstance(error, ConstraintError) else body

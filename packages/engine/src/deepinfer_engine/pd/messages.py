@@ -10,6 +10,7 @@ import numpy as np
 
 from deepinfer_engine.core.pictures import Picture, picture_digest
 from deepinfer_engine.core.types import (
+    Constraint,
     FinishReason,
     GenerateRequest,
     SamplingParams,
@@ -80,6 +81,8 @@ def read_request(
     known = {field.name for field in dataclasses.fields(SamplingParams)}
     sampling: dict[str, Any] = {k: v for k, v in body["sampling"].items() if k in known}
     sampling["stop_token_ids"] = tuple(int(t) for t in sampling.get("stop_token_ids", ()))
+    constraint = sampling.get("constraint")
+    sampling["constraint"] = None if constraint is None else _read_constraint(constraint)
     sampling["logit_bias"] = tuple((int(t), float(b)) for t, b in sampling.get("logit_bias", ()))
     return GenerateRequest(
         request_id=xid.rid,
@@ -119,6 +122,13 @@ def _read_pictures(rows: Sequence[Any], pixels: bytes | None) -> tuple[Picture, 
     if pixels is not None and at != len(pixels):
         raise ValueError(f"{len(pixels)} bytes of pixels for pictures of {at}")
     return tuple(pictures)
+
+
+def _read_constraint(body: Body) -> Constraint:
+    grammar, prefix, needed = body["grammar"], body["prefix"], body["needed"]
+    if not (isinstance(grammar, str) and isinstance(prefix, str) and isinstance(needed, bool)):
+        raise TypeError("a constraint is two texts and a flag")
+    return Constraint(grammar, prefix, needed)
 
 
 def logprobs_body(logprobs: Sequence[TokenLogprob]) -> list[Any]:

@@ -10,9 +10,11 @@ from dataclasses import dataclass, field
 
 from deepinfer_engine.backend.base import StepRunner
 from deepinfer_engine.core.config import EngineConfig
+from deepinfer_engine.core.constraint import ConstraintState
 from deepinfer_engine.core.plan import Chunk, Progress
 from deepinfer_engine.core.types import GenerateRequest
 from deepinfer_engine.errors import ConfigError, EngineUnavailable, RequestError, TransferError
+from deepinfer_engine.grammar.compiler import GrammarCompiler, constraint_of
 from deepinfer_engine.kv.store import PrefixStore
 from deepinfer_engine.pd import transport
 from deepinfer_engine.pd.decode import refusal
@@ -66,6 +68,8 @@ class Job:
     steps: asyncio.Queue[ChunkDone | Progress] = field(
         default_factory=asyncio.Queue["ChunkDone | Progress"]
     )
+    compiling: asyncio.Task[None] | None = None
+    """Set until the scheduler has the prompt."""
     pusher: asyncio.Task[None] | None = None
     decode: Connection | None = None
     committed_at: float | None = None
@@ -79,16 +83,18 @@ async def serve_prefill(
     *,
     config: EngineConfig | None = None,
     cluster_key: bytes | None = None,
+    grammars: GrammarCompiler | None = None,
     ready: Callable[[str], None] = lambda address: None,
     stop: asyncio.Event | None = None,
     drain_timeout_s: float = 120.0,
 ) -> None:
     """Serve prefill on `listen` ("host:port", port 0 = any) until SIGTERM, SIGINT or `stop`; drain.
 
-    Calls `ready("host:port")` once with the bound address. `store` is closed at the end.
-    Raises ConfigError for an unusable address, or a non-loopback one without `cluster_key`.
+    Calls `ready("host:port")` once with the bound address. `store` and `grammars` are closed at
+    the end. Raises ConfigError for an unusable address, or a non-loopback one without
+    `cluster_key`.
     """
-    service = PrefillService(runner, store, config or EngineConfig(), cluster_key)
+    service = PrefillService(runner, store, config or EngineConfig(), cluster_key, grammars)
     await service.serve(listen, ready=ready, stop=stop, drain_timeout_s=drain_timeout_s)
 
 
@@ -101,8 +107,9 @@ class PrefillService(WorkerService):
         store: PrefixStore | None,
         config: EngineConfig,
         cluster_key: bytes | None,
+        grammars: GrammarCompiler | None = None,
     ) -> None:
-        super().__init__("prefill", runner, store, config, cluster_key)
+        super().__init__("prefill", runner, store, config, cluster_key, grammars)
         self._jobs: dict[str, Job] = {}
         self._pixels: dict[str, Pixels] = {}
         """Of pictures whose prompt has not been announced yet."""
@@ -135,6 +142,9 @@ class PrefillService(WorkerService):
                 # Acknowledged when the step that uses its memory is over.
                 if job is None:
                     self._pixels.pop(xid.key, None)
+                    peer.send(FrameType.ABORT_ACK, xid_body(xid))
+                elif job.compiling is not None:
+                    self._forget(job)
                     peer.send(FrameType.ABORT_ACK, xid_body(xid))
                 else:
                     self._stop_pushing(job)
@@ -173,10 +183,33 @@ class PrefillService(WorkerService):
         out = Outgoing(self.runner, grant, xid.attempt, len(request.token_ids))
         job = Job(xid, router, address, epoch, out)
         self._jobs[xid.key] = job
+        if request.sampling.constraint is None:
+            self._submit(job, request, None)
+        else:
+            job.compiling = self.spawn(self._compile(job, request))
+
+    async def _compile(self, job: Job, request: GenerateRequest) -> None:
+        """The prompt waits for its grammar here, not in the scheduler's queue."""
         try:
-            self.loop.submit(request, xid.key, time.monotonic())
+            constraint = await constraint_of(request.sampling, self.grammars)
         except RequestError as error:
-            self._fail(job, "", "", body=refusal(xid, error))
+            self._fail(job, "", "", body=refusal(job.xid, error))
+        except EngineUnavailable as error:
+            self._fail(job, "full", str(error))
+        except Exception as error:
+            log.exception("compiling the constraint of %s failed", job.xid.key)
+            self._fail(job, "engine", f"compiling the constraint failed: {error}")
+        else:
+            self._submit(job, request, constraint)
+
+    def _submit(
+        self, job: Job, request: GenerateRequest, constraint: ConstraintState | None
+    ) -> None:
+        job.compiling = None
+        try:
+            self.loop.submit(request, job.xid.key, time.monotonic(), constraint)
+        except RequestError as error:
+            self._fail(job, "", "", body=refusal(job.xid, error))
         except EngineUnavailable as error:
             self._fail(job, "full", str(error))
         else:
@@ -313,8 +346,9 @@ class PrefillService(WorkerService):
         self._jobs.pop(job.xid.key, None)
 
     def _stop_pushing(self, job: Job) -> None:
-        if job.pusher is not None and job.pusher is not asyncio.current_task():
-            job.pusher.cancel()
+        for task in (job.compiling, job.pusher):
+            if task is not None and task is not asyncio.current_task():
+                task.cancel()
 
     def peer_lost(self, peer: Connection) -> None:
         self._pixels = {key: p for key, p in self._pixels.items() if p.router is not peer}

@@ -20,6 +20,7 @@ from deepinfer_engine.core.config import EngineConfig
 from deepinfer_engine.core.loop import EngineLoop
 from deepinfer_engine.core.plan import Chunk, Progress
 from deepinfer_engine.errors import ConfigError, EngineLost, TransferError
+from deepinfer_engine.grammar.compiler import GrammarCompiler
 from deepinfer_engine.kv.connector import KVConnector
 from deepinfer_engine.kv.parking import HostParking
 from deepinfer_engine.kv.store import PrefixStore
@@ -47,7 +48,11 @@ class WorkerService(ABC):
         store: PrefixStore | None,
         config: EngineConfig,
         cluster_key: bytes | None,
+        grammars: GrammarCompiler | None = None,
     ) -> None:
+        """`grammars` compiles constraints and is closed at the end; None serves none that is
+        needed."""
+        self.grammars = grammars
         self.role: Literal["prefill", "decode"] = role
         self.runner = runner
         self.cluster_key = cluster_key
@@ -135,6 +140,8 @@ class WorkerService(ABC):
             await asyncio.to_thread(self._thread.stop)
             if self.connector is not None:
                 await asyncio.to_thread(self.connector.close)
+            if self.grammars is not None:
+                await asyncio.to_thread(self.grammars.close)
         if self.failure is not None:
             raise EngineLost(f"the {self.role} worker's step failed: {self.failure}")
 
@@ -251,6 +258,9 @@ class WorkerService(ABC):
         if self.connector is not None:
             counters |= self.connector.counters()
             gauges |= self.connector.gauges()
+        if self.grammars is not None:
+            counters |= self.grammars.counters()
+            gauges |= self.grammars.gauges()
         gauges["last_step_seconds"] = self._thread.last_step_s
         return counters | self.extra_counters(), gauges | self.extra_gauges()
 

@@ -17,11 +17,14 @@ from deepinfer_engine.core.types import (
 )
 from deepinfer_engine.errors import (
     CapacityError,
+    ConstraintError,
+    ConstraintsUnavailable,
     EngineError,
     EngineLost,
     EngineUnavailable,
     PromptTooLong,
     RequestError,
+    SchemaTooComplex,
 )
 from deepinfer_engine.pd.messages import (
     pack_tokens,
@@ -243,6 +246,12 @@ class _Attempt:
                 return PromptTooLong(int(body["prompt_tokens"]), int(body["max_tokens"]))
             case "capacity":
                 return CapacityError(message)
+            case "too_complex":
+                return SchemaTooComplex(message, param=body.get("param"))
+            case "constraint":
+                return ConstraintError(message, param=body.get("param"))
+            case "unenforceable":
+                return ConstraintsUnavailable(message)
             case "request":
                 return RequestError(message)
             case _:

@@ -14,6 +14,7 @@ from deepinfer_engine.core.loop import EngineLoop
 from deepinfer_engine.core.plan import Chunk, Progress
 from deepinfer_engine.core.types import FinishEvent, GenerateEvent, GenerateRequest, TokensEvent
 from deepinfer_engine.errors import EngineLost, EngineUnavailable, RequestError
+from deepinfer_engine.grammar.compiler import GrammarCompiler, constraint_of
 from deepinfer_engine.kv.connector import KVConnector
 from deepinfer_engine.kv.parking import HostParking
 from deepinfer_engine.kv.store import PrefixStore
@@ -38,7 +39,8 @@ class _Stream:
 class LocalEngine:
     """EngineClient on one runner in this process: prefill and decode, steps in their own thread.
 
-    The engine owns the store and closes it. Usable from several event loops.
+    The engine owns the store and the grammar compiler and closes them. Usable from several event
+    loops.
     """
 
     def __init__(
@@ -47,8 +49,10 @@ class LocalEngine:
         *,
         store: PrefixStore | None = None,
         config: EngineConfig | None = None,
+        grammars: GrammarCompiler | None = None,
         name: str = "local",
     ) -> None:
+        self._grammars = grammars
         self._runner = runner
         self._name = name
         config = config or EngineConfig()
@@ -78,10 +82,15 @@ class LocalEngine:
             raise RequestError(f"request {key} runs already; every request needs its own id")
         stream = self._streams[key] = _Stream(asyncio.get_running_loop(), asyncio.Queue())
         timer = None
+        started = time.monotonic()
         try:
-            self.loop.submit(request, key, time.monotonic())
+            constraint = None
+            if request.sampling.constraint is not None:
+                constraint = await constraint_of(request.sampling, self._grammars)
+            self.loop.submit(request, key, started, constraint)
             if request.timeout_s is not None:
-                timer = stream.loop.call_later(request.timeout_s, self.loop.abort, key)
+                left = max(0.0, request.timeout_s - (time.monotonic() - started))
+                timer = stream.loop.call_later(left, self.loop.abort, key)
             while True:
                 progress = await stream.queue.get()
                 if progress.finish == "error" and (self._failure is not None or self._closed):
@@ -113,6 +122,9 @@ class LocalEngine:
         if self._connector is not None:
             counters |= self._connector.counters()
             gauges |= self._connector.gauges()
+        if self._grammars is not None:
+            counters |= self._grammars.counters()
+            gauges |= self._grammars.gauges()
         gauges["last_step_seconds"] = self._thread.last_step_s
         failed = self._failure is not None or self._closed
         return [
@@ -140,6 +152,8 @@ class LocalEngine:
         self.loop.abort_all("error")
         if self._connector is not None:
             await asyncio.to_thread(self._connector.close)
+        if self._grammars is not None:
+            await asyncio.to_thread(self._grammars.close)
 
     # -- Sink, from the step thread -------------------------------------------------------------
 

@@ -30,6 +30,12 @@ def validate(params: SamplingParams, vocab_size: int) -> None:
         raise RequestError(
             f"min_tokens must be in 0..max_tokens ({params.max_tokens}), got {params.min_tokens}"
         )
+    if params.constraint is not None and (params.ignore_eos or params.min_tokens):
+        name = "ignore_eos" if params.ignore_eos else "min_tokens"
+        raise RequestError(
+            f"{name} cannot be combined with a constraint: where the constraint ends the output, "
+            "nothing may follow"
+        )
     if params.logprobs is not None and not 0 <= params.logprobs <= MAX_LOGPROBS:
         raise RequestError(f"logprobs must be in 0..{MAX_LOGPROBS}, got {params.logprobs}")
     if params.seed is not None and not 0 <= params.seed < 2**63:

@@ -86,8 +86,12 @@ class AnswerResponse(Response):
 
     async def _answer(self, generation: Generation, writer: AnswerWriter, receive: Receive) -> None:
         settings = self.services.settings
+        silence_first = settings.first_byte_s if writer.stream else settings.keepalive_s
+        if generation.prepared.sampling.constraint is not None:
+            # A schema may be refused after all the time it may take, and with a status of its own.
+            silence_first += settings.xgrammar_timeout
         timing = Timing(
-            silence_first=settings.first_byte_s if writer.stream else settings.keepalive_s,
+            silence_first=silence_first,
             silence=settings.keepalive_s,
             first_token=settings.first_token_timeout_s,
             between_tokens=settings.token_timeout_s,

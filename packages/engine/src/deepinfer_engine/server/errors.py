@@ -25,10 +25,12 @@ from typing import Any, Literal
 
 from deepinfer_engine.errors import (
     CapacityError,
+    ConstraintsUnavailable,
     EngineLost,
     EngineUnavailable,
     PromptTooLong,
     RequestError,
+    SchemaTooComplex,
     UnknownModel,
 )
 
@@ -50,6 +52,8 @@ _INVALID = Row(400, "invalid_request_error", "invalid_value", 400, "invalid_requ
 _TOO_LONG = Row(
     400, "invalid_request_error", "context_length_exceeded", 400, "invalid_request_error"
 )
+_TOO_COMPLEX = Row(400, "invalid_request_error", "schema_too_complex", 400, "invalid_request_error")
+_NOT_HERE = Row(501, "invalid_request_error", "not_implemented", 501, "api_error")
 _NO_MODEL = Row(404, "invalid_request_error", "model_not_found", 404, "not_found_error")
 _OVERLOADED = Row(503, "server_error", "overloaded", 529, "overloaded_error")
 _TIMEOUT = Row(504, "server_error", "timeout", 504, "timeout_error")
@@ -131,6 +135,8 @@ _TABLE: tuple[tuple[type[BaseException], Row], ...] = (
     (UnknownModel, _NO_MODEL),
     (PromptTooLong, _TOO_LONG),
     (CapacityError, _TOO_LONG),
+    (SchemaTooComplex, _TOO_COMPLEX),
+    (ConstraintsUnavailable, _NOT_HERE),
     (RequestError, _INVALID),
     (EngineUnavailable, _OVERLOADED),
     (TimeoutError, _TIMEOUT),

@@ -1,0 +1,150 @@
+"""Constraints on `deepinfer_recipe`: what a request promises, and the service that compiles it."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+from deepinfer_engine.core.constraint import Grammar, Matcher
+from deepinfer_engine.core.types import Constraint, SamplingParams
+from deepinfer_engine.errors import (
+    ConstraintError,
+    ConstraintsUnavailable,
+    EngineUnavailable,
+    SchemaTooComplex,
+)
+from deepinfer_engine.server.errors import InvalidRequest
+from deepinfer_recipe import (
+    CompiledGrammar,
+    ConversationRequest,
+    GrammarBusy,
+    GrammarError,
+    GrammarService,
+    GrammarTooComplex,
+    GrammarUnavailable,
+    GrammarVocabulary,
+    ModelVersion,
+    OutputConstraint,
+    ParsingOptions,
+    Tokenizer,
+    constraint_grammar,
+    request_grammar,
+)
+
+
+def free_constraint(kind: Literal["json", "regex"], schema: str) -> Constraint:
+    """The constraint of a whole output, without a conversation around it.
+
+    Raises ConstraintError, SchemaTooComplex.
+    """
+    try:
+        text = constraint_grammar(
+            OutputConstraint(kind, schema),
+            parsing_options=ParsingOptions(parse_tool_calls=False),
+            version=ModelVersion.DeepseekV41Flash,
+        )
+    except GrammarError as exc:
+        raise constraint_error(exc) from exc
+    return Constraint(text)
+
+
+def constrained(sampling: SamplingParams, request: ConversationRequest) -> SamplingParams:
+    """With the constraint of the request. Without a way to enforce it, calls of tools that are
+    not strict are asked for in the prompt alone; every other constraint is a promise."""
+    try:
+        grammar = request_grammar(request)
+    except GrammarError as exc:
+        raise constraint_error(exc) from exc
+    if grammar is None:
+        return sampling
+    tools = request.conversation.tools
+    needed = not tools or any(tool.strict for tool in tools)
+    if sampling.ignore_eos or sampling.min_tokens:
+        if needed:
+            name = "ignore_eos" if sampling.ignore_eos else "min_tokens"
+            raise InvalidRequest(
+                f"{name} cannot be combined with a format of the answer", param=name
+            )
+        return sampling
+    return replace(sampling, constraint=Constraint(grammar.text, grammar.prefix, needed))
+
+
+def constraint_error(error: GrammarError) -> ConstraintError:
+    """The engine's error for one of the codec's."""
+    kind = SchemaTooComplex if isinstance(error, GrammarTooComplex) else ConstraintError
+    return kind(str(error), param=error.param)
+
+
+class RecipeGrammars:
+    """`grammar.compiler.GrammarCompiler` on the codec's service."""
+
+    def __init__(
+        self,
+        tokenizer_path: Path,
+        vocab_size: int,
+        *,
+        timeout_s: float = 20.0,
+        cache_bytes: int = 256 << 20,
+    ) -> None:
+        """Nothing is loaded before the first grammar. Raises ConstraintsUnavailable."""
+
+        def vocabulary() -> GrammarVocabulary:
+            tokenizer = Tokenizer.from_file(str(tokenizer_path))
+            return GrammarVocabulary.of(tokenizer, vocab_size=vocab_size)
+
+        try:
+            self._service = GrammarService(vocabulary, timeout_s=timeout_s, cache_bytes=cache_bytes)
+        except GrammarUnavailable as exc:
+            raise ConstraintsUnavailable(str(exc)) from exc
+
+    def submit(self, text: str) -> Future[Grammar]:
+        try:
+            inner = self._service.submit(text)
+        except GrammarBusy as exc:
+            raise EngineUnavailable(str(exc)) from exc
+        outer: Future[Grammar] = Future()
+        inner.add_done_callback(lambda done: _pass_on(done, outer))
+        return outer
+
+    def counters(self) -> dict[str, float]:
+        return self._service.counters()
+
+    def gauges(self) -> dict[str, float]:
+        return self._service.gauges()
+
+    def close(self) -> None:
+        self._service.close()
+
+
+def _pass_on(done: Future[CompiledGrammar], outer: Future[Grammar]) -> None:
+    error = EngineUnavailable("the grammar compiler is closed") if done.cancelled() else None
+    error = error or done.exception()
+    if not outer.set_running_or_notify_cancel():
+        return
+    match error:
+        case None:
+            outer.set_result(_RecipeGrammar(done.result()))
+        case GrammarError():
+            outer.set_exception(constraint_error(error))
+        case GrammarUnavailable():
+            outer.set_exception(ConstraintsUnavailable(str(error)))
+        case GrammarBusy():
+            outer.set_exception(EngineUnavailable(str(error)))
+        case _:
+            outer.set_exception(error)
+
+
+class _RecipeGrammar:
+    """`core.constraint.Grammar` on a compiled one."""
+
+    def __init__(self, compiled: CompiledGrammar) -> None:
+        self._compiled = compiled
+        self.mask_words = compiled.vocabulary.mask_words
+
+    def matcher(self, prefix: str) -> Matcher:
+        try:
+            return self._compiled.matcher(prefix)
+        except GrammarError as exc:
+            raise ConstraintError(str(exc), param="messages") from exc

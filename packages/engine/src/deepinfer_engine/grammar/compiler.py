@@ -1,0 +1,58 @@
+"""What turns a request's constraint into something a step can walk.
+
+A worker compiles for its own vocabulary, away from the step's thread: in processes that die with
+a schema that takes too long. A constraint travels as text and is compiled where it is enforced,
+on prefill for the first token and on decode for the others, at the same time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import Future
+from typing import Protocol
+
+from deepinfer_engine.core.constraint import ConstraintState, Grammar
+from deepinfer_engine.core.types import SamplingParams
+from deepinfer_engine.errors import ConstraintsUnavailable
+
+
+class GrammarCompiler(Protocol):
+    """Compiles grammars; thread-safe."""
+
+    def submit(self, text: str) -> Future[Grammar]:
+        """One text is compiled once. The future raises ConstraintError and its kinds.
+
+        Raises EngineUnavailable when too many wait.
+        """
+        ...
+
+    def counters(self) -> dict[str, float]: ...
+
+    def gauges(self) -> dict[str, float]: ...
+
+    def close(self) -> None:
+        """Kill what compiles."""
+        ...
+
+
+async def constraint_of(
+    sampling: SamplingParams, compiler: GrammarCompiler | None
+) -> ConstraintState | None:
+    """Where a new request stands in its grammar; None if it has none, or may do without.
+
+    Raises ConstraintError, SchemaTooComplex, ConstraintsUnavailable, EngineUnavailable.
+    """
+    constraint = sampling.constraint
+    if constraint is None:
+        return None
+    if compiler is None:
+        if not constraint.needed:
+            return None
+        raise ConstraintsUnavailable(
+            "this engine cannot enforce the format of an answer: xgrammar is not installed where "
+            'it runs; install "deepinfer-engine[grammar]" there'
+        )
+    future = asyncio.wrap_future(compiler.submit(constraint.grammar))
+    # Shielded: others may wait for the same grammar.
+    grammar = await asyncio.shield(future)
+    return ConstraintState(grammar, constraint.prefix)

@@ -1,0 +1,189 @@
+"""Constrained requests through processes' parts: compiled on both sides, refused with a reason."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import pytest
+from toy_engine import ask, cluster, greedy, prompt, request, run, toy, until
+from toy_grammar import TENS, ToyCompiler, obeys
+
+from deepinfer_engine.core.types import Constraint
+from deepinfer_engine.errors import (
+    ConstraintError,
+    ConstraintsUnavailable,
+    EngineUnavailable,
+    SchemaTooComplex,
+)
+from deepinfer_engine.router.local import LocalEngine
+
+TOKENS = prompt(1, 30)
+SAMPLING = greedy(20, constraint=TENS)
+BAD = Constraint("bad")
+
+
+def bad_compiler(error):
+    compiler = ToyCompiler()
+    compiler.errors["bad"] = error
+    return compiler
+
+
+@contextlib.asynccontextmanager
+async def local(compiler):
+    engine = LocalEngine(toy(), grammars=compiler)
+    try:
+        yield engine
+    finally:
+        await engine.close()
+
+
+def test_the_answer_is_the_same_in_one_process_and_over_workers():
+    async def body():
+        one, two = ToyCompiler(), ToyCompiler()
+        async with local(ToyCompiler()) as engine:
+            alone = await ask(engine, request("r", TOKENS, SAMPLING))
+        async with cluster(prefill_grammars=lambda: one, decode_grammars=lambda: two) as it:
+            apart = await ask(it.engine, request("r", TOKENS, SAMPLING))
+            await until(it.idle)
+        assert apart.tokens == alone.tokens
+        assert obeys("tens", apart.tokens)
+        assert one.submitted == two.submitted == ["tens"]
+        assert one.closed
+        assert two.closed
+
+    run(body())
+
+
+@pytest.mark.parametrize("slow", ["prefill", "decode"])
+def test_a_grammar_that_takes_long_holds_up_its_own_request_alone(slow):
+    async def body():
+        compilers = {"prefill": ToyCompiler(), "decode": ToyCompiler()}
+        compilers[slow].hold("tens")
+        async with cluster(
+            prefill_grammars=lambda: compilers["prefill"],
+            decode_grammars=lambda: compilers["decode"],
+        ) as it:
+            waiting = asyncio.create_task(ask(it.engine, request("slow", TOKENS, SAMPLING)))
+            await until(lambda: compilers[slow].submitted)
+            other = await ask(it.engine, request("fast", TOKENS, greedy(8, ignore_eos=True)))
+            assert len(other.tokens) == 8
+            assert not waiting.done()
+            compilers[slow].let_go("tens")
+            assert obeys("tens", (await waiting).tokens)
+            await until(it.idle)
+
+    run(body())
+
+
+@pytest.mark.parametrize("slow", ["prefill", "decode"])
+def test_a_client_that_leaves_while_a_grammar_compiles_leaves_nothing_behind(slow):
+    async def body():
+        compilers = {"prefill": ToyCompiler(), "decode": ToyCompiler()}
+        compilers[slow].hold("tens")
+        async with cluster(
+            prefill_grammars=lambda: compilers["prefill"],
+            decode_grammars=lambda: compilers["decode"],
+        ) as it:
+            task = asyncio.create_task(ask(it.engine, request("r", TOKENS, SAMPLING)))
+            await until(lambda: compilers[slow].submitted)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            await until(it.idle)
+            # Others may wait for the same grammar: it was not called off.
+            assert not compilers[slow].held["tens"].cancelled()
+            compilers[slow].let_go("tens")
+            assert obeys("tens", (await ask(it.engine, request("s", TOKENS, SAMPLING))).tokens)
+
+    run(body())
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ConstraintError("no such type", param="response_format"),
+        SchemaTooComplex("too long", param="tools"),
+        ConstraintsUnavailable("no xgrammar"),
+    ],
+)
+def test_a_refused_constraint_is_told_with_its_kind_and_field(error):
+    async def refused(engine):
+        with pytest.raises(type(error), match=str(error)) as caught:
+            await ask(engine, request("bad", TOKENS, greedy(constraint=BAD)))
+        assert type(caught.value) is type(error)
+        assert getattr(caught.value, "param", None) == getattr(error, "param", None)
+        assert obeys("tens", (await ask(engine, request("good", TOKENS, SAMPLING))).tokens)
+
+    async def body():
+        async with local(bad_compiler(error)) as engine:
+            await refused(engine)
+        for sick in ("prefill", "decode"):
+            sides = {"prefill": ToyCompiler(), "decode": ToyCompiler()}
+            sides[sick] = bad_compiler(error)
+            async with cluster(
+                prefill_grammars=lambda s=sides: s["prefill"],
+                decode_grammars=lambda s=sides: s["decode"],
+            ) as it:
+                await refused(it.engine)
+                await until(it.idle)
+
+    run(body())
+
+
+def test_a_beginning_that_does_not_fit_is_the_clients_fault():
+    async def body():
+        async with local(ToyCompiler()) as engine:
+            with pytest.raises(ConstraintError, match="does not fit"):
+                await ask(
+                    engine, request("r", TOKENS, greedy(constraint=Constraint("tens", "wrong")))
+                )
+
+    run(body())
+
+
+def test_without_a_compiler_only_what_is_promised_is_refused():
+    async def refused(engine):
+        with pytest.raises(ConstraintsUnavailable, match=r"deepinfer-engine\[grammar\]"):
+            await ask(engine, request("r", TOKENS, SAMPLING))
+        free = await ask(engine, request("free", TOKENS, greedy(9)))
+        hoped = greedy(9, constraint=Constraint("tens", needed=False))
+        assert (await ask(engine, request("hoped", TOKENS, hoped))).tokens == free.tokens
+
+    async def body():
+        async with local(None) as engine:
+            await refused(engine)
+        async with cluster() as it:
+            await refused(it.engine)
+            await until(it.idle)
+
+    run(body())
+
+
+def test_a_full_compiler_is_a_reason_to_try_again():
+    class Full(ToyCompiler):
+        def submit(self, text):
+            raise EngineUnavailable("too many grammars wait")
+
+    async def body():
+        async with local(Full()) as engine:
+            with pytest.raises(EngineUnavailable, match="wait"):
+                await ask(engine, request("r", TOKENS, SAMPLING))
+        async with cluster(prefill_grammars=ToyCompiler, decode_grammars=Full) as it:
+            with pytest.raises(EngineUnavailable):
+                await ask(it.engine, request("r", TOKENS, SAMPLING))
+            await until(it.idle)
+
+    run(body())
+
+
+def test_the_workers_report_their_compilers():
+    async def body():
+        async with cluster(prefill_grammars=ToyCompiler, decode_grammars=ToyCompiler) as it:
+            await ask(it.engine, request("r", TOKENS, SAMPLING))
+            for worker in it.workers:
+                counters, gauges = worker.service.load()
+                assert counters["grammar_compilations"] == 1
+                assert gauges["grammar_queue"] == 0
+                assert counters["constrained_requests"] == 1
+
+    run(body())
