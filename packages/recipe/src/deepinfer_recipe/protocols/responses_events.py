@@ -202,6 +202,17 @@ class ResponsesChunkGenerator(ChunkGenerator[ResponsesStreamEvent]):
         self._sequence += 1
         self.out.append(ResponsesStreamEvent(kind, compact_json(event), data=data))
 
+    def _emit_text(self, kind: str, payload: dict[str, Any], text: str, data: Any = None) -> None:
+        """Emit an event that repeats a whole text: in `payload` it is empty and the last `text`.
+
+        The text is put into the JSON only when that is asked for.
+        """
+        event = compact_json({"type": kind, **payload, "sequence_number": self._sequence})
+        self._sequence += 1
+        # Inside strings quotes are escaped, so these characters are a member.
+        head, _, tail = event.rpartition('"text":""')
+        self.out.append(ResponsesStreamEvent(kind, f'{head}"text":', text, tail, data))
+
     def _response(self, **changes: Any) -> dict[str, Any]:
         return response_object(self._id, self._model, self._created, self._echo, **changes)
 
@@ -258,13 +269,12 @@ class ResponsesChunkGenerator(ChunkGenerator[ResponsesStreamEvent]):
         place = {"item_id": self._item["id"], "output_index": number}
         item = {**self._item, "status": status}
         if kind in ("reasoning", "message"):
-            part = self._part(text)
             logprobs = {"logprobs": self._logprobs} if kind == "message" else {}
             name = "output_text" if kind == "message" else "reasoning_text"
-            self._emit(
-                f"response.{name}.done", {"content_index": 0, **place, **logprobs, "text": text}
-            )
-            self._emit("response.content_part.done", {"content_index": 0, **place, "part": part})
+            start = {"content_index": 0, **place}
+            self._emit_text(f"response.{name}.done", {**start, **logprobs, "text": ""}, text)
+            part = self._part("")
+            self._emit_text("response.content_part.done", {**start, "part": part}, text)
             item["content"] = [part]
             if kind == "reasoning" and self._seal is not None:
                 item["encrypted_content"] = self._seal(text)
@@ -278,9 +288,15 @@ class ResponsesChunkGenerator(ChunkGenerator[ResponsesStreamEvent]):
             item["input"] = text
         if kind not in ("reasoning", "message") and self._logprobs:
             item["logprobs"] = self._logprobs
-        self._items.append(item)
         self._kind = None
-        self._emit("response.output_item.done", {"item": item, "output_index": number}, item)
+        done = {"item": item, "output_index": number}
+        if kind in ("reasoning", "message"):
+            whole = {**item, "content": [{**item["content"][0], "text": text}]}
+            self._items.append(whole)
+            self._emit_text("response.output_item.done", done, text, whole)
+        else:
+            self._items.append(item)
+            self._emit("response.output_item.done", done, item)
 
     def reasoning(self, text: str) -> None:
         self._misses_thinking = False

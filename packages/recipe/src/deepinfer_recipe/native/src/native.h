@@ -16,6 +16,24 @@
  * instructions, unless it is so few that they unroll the loop first. */
 #define BLOCK 32
 
+#ifdef __SSE2__
+#include <emmintrin.h>
+
+/* A bit for each of the 16 bytes from `text` on that a JSON string cannot hold as it is; with
+ * `and_wide` also for those that are no ASCII. */
+static inline unsigned special_bits(const unsigned char *text, int and_wide)
+{
+    __m128i bytes = _mm_loadu_si128((const __m128i *)(const void *)text);
+    __m128i control = _mm_cmpeq_epi8(_mm_min_epu8(bytes, _mm_set1_epi8(0x1f)), bytes);
+    __m128i quote = _mm_cmpeq_epi8(bytes, _mm_set1_epi8('"'));
+    __m128i backslash = _mm_cmpeq_epi8(bytes, _mm_set1_epi8('\\'));
+    __m128i special = _mm_or_si128(control, _mm_or_si128(quote, backslash));
+    if (and_wide)
+        special = _mm_or_si128(special, bytes); /* the mask takes the highest bit of each */
+    return (unsigned)_mm_movemask_epi8(special);
+}
+#endif
+
 /* Strings of old extension modules may still lack the form that is read here. Returns 0, or -1
  * with an error set. */
 static inline int make_ready(PyObject *text)

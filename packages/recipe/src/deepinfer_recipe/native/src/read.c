@@ -1,6 +1,6 @@
 /* Reading JSON text: the strict rules of `json_text.loads`.
  *
- * The text is UTF-8. Runs of plain ASCII are passed a block at a time and copied; a string with
+ * The text is UTF-8. Runs of plain ASCII are passed many bytes at a time and copied; a string with
  * escapes or other characters takes one more pass. The end of the input is checked before every
  * byte that is looked at.
  */
@@ -48,14 +48,13 @@ static int passes(Reader *reader, char wanted)
 /* The first byte from `at` on that is no plain ASCII of a string, or `end`. */
 static const unsigned char *plain_end(const unsigned char *at, const unsigned char *end)
 {
-    for (; end - at >= BLOCK; at += BLOCK) {
-        unsigned char special = 0;
-        for (int i = 0; i < BLOCK; i++)
-            special |= (unsigned char)((at[i] < 0x20) | (at[i] == '"') | (at[i] == '\\') |
-                                       (at[i] >= 0x80));
+#ifdef __SSE2__
+    for (; end - at >= 16; at += 16) {
+        unsigned special = special_bits(at, 1);
         if (special)
-            break;
+            return at + __builtin_ctz(special);
     }
+#endif
     while (at < end && *at >= 0x20 && *at < 0x80 && *at != '"' && *at != '\\')
         at++;
     return at;

@@ -1,7 +1,7 @@
 /* Writing JSON text: `json_text.quote`, `json_text.between`, `prompt_json` and `compact_json`.
  *
  * Text is written at the width of its widest character (1, 2 or 4 bytes), as Python keeps it.
- * Clean runs are found a block at a time and copied.
+ * Runs without escapes are found many characters at a time and copied.
  */
 #include "native.h"
 
@@ -58,14 +58,30 @@ static void escape(Py_UCS4 character, char out[6])
     }
 }
 
-#define DEFINE_SCAN(IN)                                                                        \
-    /* Length of the run that `text` begins with and that needs no escape. */                  \
+/* Length of the run that `text` begins with and that needs no escape. */
+
+static Py_ssize_t clean_Py_UCS1(const Py_UCS1 *text, Py_ssize_t length)
+{
+    Py_ssize_t at = 0;
+#ifdef __SSE2__
+    for (; length - at >= 16; at += 16) {
+        unsigned special = special_bits(text + at, 0);
+        if (special)
+            return at + __builtin_ctz(special);
+    }
+#endif
+    while (at < length && !needs_escape(text[at]))
+        at++;
+    return at;
+}
+
+#define DEFINE_CLEAN(IN)                                                                       \
     static Py_ssize_t clean_##IN(const IN *text, Py_ssize_t length)                            \
     {                                                                                          \
         Py_ssize_t at = 0;                                                                     \
         for (; length - at >= BLOCK; at += BLOCK) {                                            \
             IN dirty = 0;                                                                      \
-            for (int i = 0; i < BLOCK; i++)                                             \
+            for (int i = 0; i < BLOCK; i++)                                                    \
                 dirty |= (IN)((text[at + i] < 0x20) | (text[at + i] == '"') |                  \
                               (text[at + i] == '\\'));                                         \
             if (dirty)                                                                         \
@@ -74,8 +90,9 @@ static void escape(Py_UCS4 character, char out[6])
         while (at < length && !needs_escape(text[at]))                                         \
             at++;                                                                              \
         return at;                                                                             \
-    }                                                                                          \
-                                                                                               \
+    }
+
+#define DEFINE_LENGTH(IN)                                                                      \
     /* Length of `text` with its escapes; -1 if that is more than there can be. */             \
     static Py_ssize_t escaped_length_##IN(const IN *text, Py_ssize_t length)                   \
     {                                                                                          \
@@ -117,9 +134,11 @@ static void escape(Py_UCS4 character, char out[6])
         }                                                                                      \
     }
 
-DEFINE_SCAN(Py_UCS1)
-DEFINE_SCAN(Py_UCS2)
-DEFINE_SCAN(Py_UCS4)
+DEFINE_CLEAN(Py_UCS2)
+DEFINE_CLEAN(Py_UCS4)
+DEFINE_LENGTH(Py_UCS1)
+DEFINE_LENGTH(Py_UCS2)
+DEFINE_LENGTH(Py_UCS4)
 DEFINE_COPY(Py_UCS1, Py_UCS1)
 DEFINE_COPY(Py_UCS1, Py_UCS2)
 DEFINE_COPY(Py_UCS1, Py_UCS4)
