@@ -1,6 +1,13 @@
-from typing import Any
+from typing import Any, Self
 
 SOURCE_CHECKSUM: str
+
+class Event:
+    kind: str
+    text: str | None
+    data: Any
+    @classmethod
+    def of(cls, kind: str, head: str, text: str | None, tail: str, data: Any, /) -> Self: ...
 
 def loads(text: bytes | str, /) -> Any: ...
 def copy(value: Any, /) -> Any: ...

@@ -9,7 +9,7 @@ from deepinfer_recipe.inference import InferenceFinishReason, PromptUsage
 from deepinfer_recipe.json_text import compact_json
 from deepinfer_recipe.options import Profile
 from deepinfer_recipe.protocols.generator import CallIds, ChunkGenerator, Ending
-from deepinfer_recipe.protocols.stream_event import StreamEvent
+from deepinfer_recipe.protocols.stream_event import StreamEvent, maker
 
 _REASONS = {
     InferenceFinishReason.Stop: "stop",
@@ -22,6 +22,10 @@ class ChatCompletionChunk(StreamEvent):
     """A Chat Completions chunk consumed by response accumulation."""
 
     __slots__ = ()
+
+
+_event = maker(ChatCompletionChunk)
+_NOT_FINISHED = ',"logprobs":null,"finish_reason":null}]'
 
 
 def usage_of(prompt: PromptUsage, completion_tokens: int, reasoning_tokens: int | None) -> Any:
@@ -71,6 +75,7 @@ class ChatCompletionChunkGenerator(ChunkGenerator[ChatCompletionChunk]):
     __slots__ = (
         "_arguments_head",
         "_arguments_tail",
+        "_before_delta",
         "_calls",
         "_content_head",
         "_content_tail",
@@ -118,6 +123,10 @@ class ChatCompletionChunkGenerator(ChunkGenerator[ChatCompletionChunk]):
     def start(self, usage: PromptUsage, fingerprint: str | None) -> None:
         self.prompt_usage = usage
         self._fingerprint = fingerprint
+        head = {**self._stamp, "system_fingerprint": fingerprint}
+        self._before_delta = (
+            f'{compact_json(head)[:-1]},"choices":[{{"index":{self._index},"delta":'
+        )
         self._content_head, self._content_tail = self._around(
             {"content": None, "reasoning_content": None} if self._thinking else {"content": None},
             "content",
@@ -139,22 +148,12 @@ class ChatCompletionChunkGenerator(ChunkGenerator[ChatCompletionChunk]):
         usage: Any = None,
         logprobs: Any = None,
     ) -> str:
-        chunk: dict[str, Any] = {
-            **self._stamp,
-            "system_fingerprint": self._fingerprint,
-            "choices": [
-                {
-                    "index": self._index,
-                    "delta": delta,
-                    "logprobs": logprobs,
-                    "finish_reason": finish_reason,
-                }
-            ],
-        }
+        ending = {"logprobs": logprobs, "finish_reason": finish_reason}
+        end = f",{compact_json(ending)[1:]}]" if logprobs or finish_reason else _NOT_FINISHED
         # The reference reports usage at the end even unasked.
         if self._include_usage or (usage is not None and self._profile == "parity"):
-            chunk["usage"] = usage
-        return compact_json(chunk)
+            end += f',"usage":{compact_json(usage)}'
+        return f"{self._before_delta}{compact_json(delta)}{end}}}"
 
     def _around(self, delta: dict[str, Any], key: str) -> tuple[str, str]:
         """The JSON of a chunk before and behind the text of `delta[key]`."""
@@ -169,16 +168,12 @@ class ChatCompletionChunkGenerator(ChunkGenerator[ChatCompletionChunk]):
     def reasoning(self, text: str) -> None:
         self._misses_thinking = False
         self.out.append(
-            ChatCompletionChunk(
-                "reasoning", self._reasoning_head, text, self._reasoning_tail, self._index
-            )
+            _event("reasoning", self._reasoning_head, text, self._reasoning_tail, self._index)
         )
 
     def content(self, text: str) -> None:
         self.out.append(
-            ChatCompletionChunk(
-                "content", self._content_head, text, self._content_tail, self._index
-            )
+            _event("content", self._content_head, text, self._content_tail, self._index)
         )
 
     def reasoning_with_logprobs(self, text: str, entries: list[dict[str, Any]]) -> None:
@@ -217,9 +212,7 @@ class ChatCompletionChunkGenerator(ChunkGenerator[ChatCompletionChunk]):
 
     def call_arguments(self, piece: str, raw: str | None = None) -> None:
         self.out.append(
-            ChatCompletionChunk(
-                "arguments", self._arguments_head, piece, self._arguments_tail, self._index
-            )
+            _event("arguments", self._arguments_head, piece, self._arguments_tail, self._index)
         )
 
     def call_arguments_with_logprobs(

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from deepinfer_recipe.inference import InferenceFinishReason, PromptUsage
 from deepinfer_recipe.json_text import compact_json
 from deepinfer_recipe.protocols.generator import CallIds, ChunkGenerator, Ending
-from deepinfer_recipe.protocols.stream_event import StreamEvent
+from deepinfer_recipe.protocols.stream_event import StreamEvent, maker
 
 _REASONS = {
     InferenceFinishReason.Stop: "end_turn",
@@ -24,6 +24,9 @@ class MessagesStreamEvent(StreamEvent):
     """A Messages event consumed by response accumulation."""
 
     __slots__ = ()
+
+
+_event = maker(MessagesStreamEvent)
 
 
 def usage_of(prompt: PromptUsage, output_tokens: int) -> dict[str, Any]:
@@ -129,12 +132,12 @@ class MessagesChunkGenerator(ChunkGenerator[MessagesStreamEvent]):
         self._misses_thinking = False
         if self._open != "thinking":
             self._open_block("thinking", {"type": "thinking", "thinking": "", "signature": ""})
-        self.out.append(MessagesStreamEvent("content_block_delta", self._head, text, "}}"))
+        self.out.append(_event("content_block_delta", self._head, text, "}}", None))
 
     def content(self, text: str) -> None:
         if self._open != "text":
             self._open_block("text", {"type": "text", "text": ""})
-        self.out.append(MessagesStreamEvent("content_block_delta", self._head, text, "}}"))
+        self.out.append(_event("content_block_delta", self._head, text, "}}", None))
 
     def call_started(self, name: str) -> None:
         call_id = self.call_id(self._calls)
@@ -143,7 +146,7 @@ class MessagesChunkGenerator(ChunkGenerator[MessagesStreamEvent]):
         self._open_block("tool_use", block)
 
     def call_arguments(self, piece: str, raw: str | None = None) -> None:
-        self.out.append(MessagesStreamEvent("content_block_delta", self._head, piece, "}}"))
+        self.out.append(_event("content_block_delta", self._head, piece, "}}", None))
 
     def call_ended(self) -> None:
         self._close_block()

@@ -13,7 +13,7 @@ from deepinfer_recipe.options import Profile
 from deepinfer_recipe.protocols.custom_input import CustomInput
 from deepinfer_recipe.protocols.generator import CallIds, ChunkGenerator, Ending
 from deepinfer_recipe.protocols.responses_echo import ResponsesEcho
-from deepinfer_recipe.protocols.stream_event import StreamEvent
+from deepinfer_recipe.protocols.stream_event import StreamEvent, maker
 
 ItemKind = Literal["reasoning", "message", "function_call", "custom_tool_call"]
 _INCOMPLETE = {
@@ -42,6 +42,9 @@ class ResponsesStreamEvent(StreamEvent):
     """A Responses event consumed by response accumulation."""
 
     __slots__ = ()
+
+
+_event = maker(ResponsesStreamEvent)
 
 
 def usage_of(
@@ -117,6 +120,7 @@ class ResponsesChunkGenerator(ChunkGenerator[ResponsesStreamEvent]):
         "_created",
         "_custom_input",
         "_custom_tools",
+        "_delta_kind",
         "_echo",
         "_head",
         "_id",
@@ -168,7 +172,7 @@ class ResponsesChunkGenerator(ChunkGenerator[ResponsesStreamEvent]):
         self._logprobs: list[dict[str, Any]] = []
         self._calls = 0
         self._custom_input = CustomInput()
-        self._head = self._middle = ""
+        self._delta_kind = self._head = self._middle = ""
 
     def _copy(self, **changes: Any) -> ResponsesChunkGenerator:
         self.consume()
@@ -241,7 +245,8 @@ class ResponsesChunkGenerator(ChunkGenerator[ResponsesStreamEvent]):
             self._emit("response.content_part.added", {"content_index": 0, **place, "part": part})
         index = '"content_index":0,' if kind in ("reasoning", "message") else ""
         logprobs = '"logprobs":[],' if kind == "message" else ""
-        self._head = f'{{"type":"{_DELTA[kind]}",{index}"delta":'
+        self._delta_kind = _DELTA[kind]
+        self._head = f'{{"type":"{self._delta_kind}",{index}"delta":'
         self._middle = (
             f',"item_id":{compact_json(item_id)},{logprobs}"output_index":{number},'
             '"sequence_number":'
@@ -256,9 +261,7 @@ class ResponsesChunkGenerator(ChunkGenerator[ResponsesStreamEvent]):
         tail = f"{self._middle}{self._sequence}}}"
         self._sequence += 1
         self._texts.append(text)
-        self.out.append(
-            ResponsesStreamEvent(_DELTA[self._kind or "message"], self._head, text, tail)
-        )
+        self.out.append(_event(self._delta_kind, self._head, text, tail, None))
 
     def _close(self, *, status: str = "completed", before_call: bool = False) -> None:
         kind = self._kind

@@ -28,13 +28,15 @@ static PyMethodDef methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
-static int add_constants(PyObject *module)
+static int fill(PyObject *module)
 {
+    if (add_event_type(module) < 0)
+        return -1;
     return PyModule_AddStringConstant(module, "SOURCE_CHECKSUM", SOURCE_CHECKSUM);
 }
 
 static PyModuleDef_Slot slots[] = {
-    {Py_mod_exec, (void *)add_constants},
+    {Py_mod_exec, (void *)fill},
     {0, NULL},
 };
 

@@ -67,6 +67,9 @@ PyObject *json_find_list(PyObject *module, PyObject *const *args, Py_ssize_t cou
 /* plain.c */
 PyObject *text_is_plain(PyObject *module, PyObject *const *args, Py_ssize_t count);
 
+/* event.c */
+int add_event_type(PyObject *module);
+
 /* join.c */
 PyObject *text_join(PyObject *module, PyObject *const *args, Py_ssize_t count);
 
