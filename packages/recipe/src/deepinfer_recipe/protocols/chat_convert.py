@@ -40,7 +40,7 @@ from deepinfer_recipe.protocols.tools import (
     check_name,
     check_same_strictness,
     check_unique,
-    define,
+    checked_tool,
 )
 from deepinfer_recipe.special_tokens import SpecialToken
 from deepinfer_recipe.tool_types import ToolCall, ToolDefinition
@@ -356,7 +356,7 @@ def _tools(declared: Sequence[wire.Tool], profile: Profile) -> list[ToolDefiniti
         function = tool.function
         definition = function.definitions.get(profile)
         if definition is None:
-            definition = function.definitions[profile] = define(
+            definition = function.definitions[profile] = checked_tool(
                 function.name,
                 function.description,
                 function.parameters,

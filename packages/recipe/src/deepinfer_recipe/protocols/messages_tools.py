@@ -15,7 +15,7 @@ from deepinfer_recipe.protocols.tools import (
     check_name,
     check_same_strictness,
     check_unique,
-    define,
+    checked_tool,
 )
 from deepinfer_recipe.protocols.web_search import WEB_SEARCH, definition, server_tool
 from deepinfer_recipe.tool_types import ToolDefinition
@@ -79,7 +79,7 @@ def client_tools(
             if parameters is None:
                 # Unlike the other protocols, parameters are not optional here.
                 require_schema(None, f"Invalid schema for function '{tool.name}'", place)
-            known = tool.definitions[draft.profile] = define(
+            known = tool.definitions[draft.profile] = checked_tool(
                 tool.name,
                 tool.description,
                 parameters,

@@ -1,14 +1,17 @@
-"""Lists of tools that were sent before: recognised by their bytes, not read and checked again.
+"""Lists of tools that were sent before: recognised, not checked and printed again.
 
-Agents send the same tools with every turn, and they are a large part of the body. The list is
-found in the body's bytes; if it is known, the rest is read with `null` in its place and the
-known declarations are put in. A body reads exactly as it would otherwise: what is cut out is, to
-the byte, one whole JSON value that was accepted before, so the body is valid with it if and only
-if the rest is valid with `null`.
+Agents send the same tools with every turn, and they are a large part of the body. In a body of
+bytes the compiled part finds the list, and if its bytes are known, the rest is read with `null`
+in its place and the known declarations are put in. A body reads exactly as it would otherwise:
+what is cut out is, to the byte, one whole JSON value that was accepted before, so the body is
+valid with it if and only if the rest is valid with `null`. Otherwise the list is recognised once
+it is read, by the bytes of `marshal` (version 2: no sharing, so equal values give equal bytes;
+they are never read back).
 """
 
 from __future__ import annotations
 
+import marshal
 from collections import OrderedDict
 from threading import Lock
 from typing import Any, TypeVar
@@ -27,31 +30,38 @@ MIN_LIST_BYTES = 512
 B = TypeVar("B", bound=Body)
 
 
+Key = tuple[type[Body], str, bytes]
+"""What a list was parsed as, how its bytes spell it, and its bytes."""
+
+
 class KnownLists:
-    """Remembers lists by what they were parsed as and their bytes; the oldest use goes first."""
+    """Remembers parsed lists; those whose last use is longest ago go first."""
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
         self._max_bytes = max_bytes
-        self._lists: OrderedDict[tuple[type[Body], bytes], list[Body]] = OrderedDict()
+        self._lists: OrderedDict[Key, list[Body]] = OrderedDict()
         self._bytes = 0
         self._lock = Lock()
 
-    def recall(self, model: type[Body], raw: bytes) -> list[Body] | None:
-        """The list that was remembered for these bytes; nobody may change it."""
+    def recall(self, key: Key) -> list[Body] | None:
+        """The list that was remembered; nobody may change it."""
         with self._lock:
-            known = self._lists.get((model, raw))
+            known = self._lists.get(key)
             if known is not None:
-                self._lists.move_to_end((model, raw))
+                self._lists.move_to_end(key)
             return known
 
-    def remember(self, model: type[Body], raw: bytes, tools: list[Body]) -> None:
+    def remember(self, key: Key, tools: list[Body]) -> None:
         """Keep the list, and forget others if together they are too large."""
+        size = len(key[2])
+        if not MIN_LIST_BYTES <= size <= MAX_LIST_BYTES:
+            return
         with self._lock:
-            if (model, raw) not in self._lists:
-                self._bytes += len(raw)
-            self._lists[model, raw] = tools
+            if key not in self._lists:
+                self._bytes += size
+            self._lists[key] = tools
             while self._bytes > self._max_bytes:
-                (_, oldest), _ = self._lists.popitem(last=False)
+                (_, _, oldest), _ = self._lists.popitem(last=False)
                 self._bytes -= len(oldest)
 
 
@@ -60,20 +70,34 @@ _known = KnownLists()
 
 def parse_request(model: type[B], body: Any) -> B:
     """Parse a body whose `tools` are a list of frozen models. Raises `RequestParseError`."""
-    place = None
     if native is not None and type(body) is bytes:
         place = native.find_list(body, "tools")
-    if place is None or not MIN_LIST_BYTES <= place[1] - place[0] <= MAX_LIST_BYTES:
-        return parse_body(model, load_body(body))
-    raw = body[place[0] : place[1]]
-    known = _known.recall(model, raw)
+        if place is not None and place[1] - place[0] >= MIN_LIST_BYTES:
+            return _parse_around(model, body, *place)
+    value = load_body(body)
+    tools = value.get("tools") if isinstance(value, dict) else None
+    if not isinstance(tools, list) or not tools:
+        return parse_body(model, value)
+    key = (model, "marshal", marshal.dumps(tools, 2))
+    return _parse(model, key, value, _known.recall(key))
+
+
+def _parse_around(model: type[B], body: bytes, start: int, end: int) -> B:
+    """Parse a body whose list of tools lies at `start`."""
+    key = (model, "json", body[start:end])
+    known = _known.recall(key)
+    try:
+        rest = body if known is None else body[:start] + b"null" + body[end:]
+        value = load_body(rest)
+    except RequestParseError:
+        # The error must tell of the body as it was sent.
+        value = load_body(body)
+    return _parse(model, key, value, known)
+
+
+def _parse(model: type[B], key: Key, value: Any, known: list[Body] | None) -> B:
     if known is not None:
-        try:
-            rest = load_body(body[: place[0]] + b"null" + body[place[1] :])
-        except RequestParseError:
-            # The error must tell of the body as it was sent.
-            rest = load_body(body)
-        return parse_body(model, {**rest, "tools": known})
-    parsed = parse_body(model, load_body(body))
-    _known.remember(model, raw, parsed.tools)  # type: ignore[attr-defined]
+        return parse_body(model, {**value, "tools": known})
+    parsed = parse_body(model, value)
+    _known.remember(key, parsed.tools)  # type: ignore[attr-defined]
     return parsed

@@ -92,6 +92,21 @@ def checked_parameters(
     return parameters
 
 
+def checked_tool(
+    name: str,
+    description: str | None,
+    parameters: Any,
+    param: str,
+    *,
+    strict: bool | None,
+    profile: Profile,
+    defer_loading: bool = False,
+) -> ToolDefinition:
+    """A tool with its parameters checked. Raises `ConversionError` naming `param`."""
+    checked = checked_parameters(name, parameters, param, strict=bool(strict), profile=profile)
+    return ToolDefinition(name, description, checked, strict, defer_loading)
+
+
 _MAX_DEFINITIONS = 1024
 _MAX_KEY_BYTES = 65536
 _definitions: OrderedDict[bytes, ToolDefinition] = OrderedDict()
@@ -109,9 +124,9 @@ def define(
 ) -> ToolDefinition:
     """A checked tool. The same declaration, sent again, is the same object.
 
-    Tool lists repeat from turn to turn, and checking and printing them is most of the work of
-    a conversion. The bytes of `marshal` (version 2: no sharing, so equal values give equal
-    bytes) are the cheapest exact key; they are never read back.
+    For tools that are not recognised as part of a list (see `tool_lists`). The bytes of
+    `marshal` (version 2: no sharing, so equal values give equal bytes) are the cheapest exact
+    key; they are never read back.
     """
     is_extended = profile == "extended"
     declaration = (name, description, parameters, strict, is_extended, defer_loading)
@@ -119,8 +134,15 @@ def define(
     known = _definitions.get(key)
     if known is not None:
         return known
-    checked = checked_parameters(name, parameters, param, strict=bool(strict), profile=profile)
-    tool = ToolDefinition(name, description, checked, strict, defer_loading)
+    tool = checked_tool(
+        name,
+        description,
+        parameters,
+        param,
+        strict=strict,
+        profile=profile,
+        defer_loading=defer_loading,
+    )
     if len(key) <= _MAX_KEY_BYTES:
         _definitions[key] = tool
         if len(_definitions) > _MAX_DEFINITIONS:

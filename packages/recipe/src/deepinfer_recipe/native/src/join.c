@@ -1,7 +1,5 @@
 /* Joining the pieces of a prompt: the compiled form of `prompt_builder._join`. */
-#include "native.h"
-
-#include <string.h>
+#include "widths.h"
 
 /* What is noted of a piece: where it begins, and whether it is a special token. */
 typedef struct {
@@ -42,11 +40,15 @@ static PyObject *joined(PyObject *parts, const Piece *pieces, Py_UCS4 max_char)
 {
     Py_ssize_t count = PyList_GET_SIZE(parts);
     PyObject *text = PyUnicode_New(pieces[count].start, max_char);
-    for (Py_ssize_t i = 0; text != NULL && i < count; i++) {
+    if (text == NULL)
+        return NULL;
+    int width = (int)PyUnicode_KIND(text);
+    char *out = PyUnicode_DATA(text);
+    for (Py_ssize_t i = 0; i < count; i++) {
         PyObject *part = PyList_GET_ITEM(parts, i);
-        Py_ssize_t length = PyUnicode_GET_LENGTH(part);
-        if (PyUnicode_CopyCharacters(text, pieces[i].start, part, 0, length) < 0)
-            Py_CLEAR(text);
+        int part_width = (int)PyUnicode_KIND(part);
+        out += width * BY_WIDTHS(copy, part_width, width, out, PyUnicode_DATA(part),
+                                 PyUnicode_GET_LENGTH(part));
     }
     return text;
 }

@@ -4,6 +4,7 @@
  * Runs without escapes are found many characters at a time and copied.
  */
 #include "native.h"
+#include "widths.h"
 
 #include <math.h>
 #include <string.h>
@@ -105,17 +106,7 @@ static Py_ssize_t clean_Py_UCS1(const Py_UCS1 *text, Py_ssize_t length)
         return total;                                                                          \
     }
 
-#define DEFINE_COPY(IN, OUT)                                                                   \
-    static Py_ssize_t copy_##IN##_##OUT(OUT *out, const IN *text, Py_ssize_t length)           \
-    {                                                                                          \
-        if (sizeof(IN) != sizeof(OUT))                                                         \
-            for (Py_ssize_t i = 0; i < length; i++)                                            \
-                out[i] = text[i];                                                              \
-        else if (length > 0)                                                                   \
-            memcpy(out, text, (size_t)length * sizeof(IN));                                    \
-        return length;                                                                         \
-    }                                                                                          \
-                                                                                               \
+#define DEFINE_ESCAPED(IN, OUT)                                                                \
     /* Returns how many characters were written. */                                            \
     static Py_ssize_t put_escaped_##IN##_##OUT(OUT *out, const IN *text, Py_ssize_t length)    \
     {                                                                                          \
@@ -139,26 +130,12 @@ DEFINE_CLEAN(Py_UCS4)
 DEFINE_LENGTH(Py_UCS1)
 DEFINE_LENGTH(Py_UCS2)
 DEFINE_LENGTH(Py_UCS4)
-DEFINE_COPY(Py_UCS1, Py_UCS1)
-DEFINE_COPY(Py_UCS1, Py_UCS2)
-DEFINE_COPY(Py_UCS1, Py_UCS4)
-DEFINE_COPY(Py_UCS2, Py_UCS2)
-DEFINE_COPY(Py_UCS2, Py_UCS4)
-DEFINE_COPY(Py_UCS4, Py_UCS4)
-
-/* Call FUNCTION of the widths of a string and of what is written, which is not narrower. */
-#define BY_WIDTHS(FUNCTION, in_width, out_width, out, text, length)                            \
-    ((in_width) == 1 && (out_width) == 1                                                       \
-         ? FUNCTION##_Py_UCS1_Py_UCS1((Py_UCS1 *)(out), (const Py_UCS1 *)(text), (length))     \
-     : (in_width) == 1 && (out_width) == 2                                                     \
-         ? FUNCTION##_Py_UCS1_Py_UCS2((Py_UCS2 *)(out), (const Py_UCS1 *)(text), (length))     \
-     : (in_width) == 1                                                                         \
-         ? FUNCTION##_Py_UCS1_Py_UCS4((Py_UCS4 *)(out), (const Py_UCS1 *)(text), (length))     \
-     : (in_width) == 2 && (out_width) == 2                                                     \
-         ? FUNCTION##_Py_UCS2_Py_UCS2((Py_UCS2 *)(out), (const Py_UCS2 *)(text), (length))     \
-     : (in_width) == 2                                                                         \
-         ? FUNCTION##_Py_UCS2_Py_UCS4((Py_UCS4 *)(out), (const Py_UCS2 *)(text), (length))     \
-         : FUNCTION##_Py_UCS4_Py_UCS4((Py_UCS4 *)(out), (const Py_UCS4 *)(text), (length)))
+DEFINE_ESCAPED(Py_UCS1, Py_UCS1)
+DEFINE_ESCAPED(Py_UCS1, Py_UCS2)
+DEFINE_ESCAPED(Py_UCS1, Py_UCS4)
+DEFINE_ESCAPED(Py_UCS2, Py_UCS2)
+DEFINE_ESCAPED(Py_UCS2, Py_UCS4)
+DEFINE_ESCAPED(Py_UCS4, Py_UCS4)
 
 static Py_ssize_t escaped_length(PyObject *text)
 {
