@@ -9,7 +9,7 @@ from deepinfer_recipe.conversation import Conversation
 from deepinfer_recipe.formats.prompt_format import PromptFormat
 from deepinfer_recipe.image_source import ImageSource
 from deepinfer_recipe.json_text import parse_object, prompt_json
-from deepinfer_recipe.messages import Message, SystemMessage
+from deepinfer_recipe.messages import Message, Role, SystemMessage
 from deepinfer_recipe.prompt_builder import PromptBuilder
 from deepinfer_recipe.special_tokens import SpecialToken, SpecialTokens
 from deepinfer_recipe.tool_types import ToolCall, ToolDefinition
@@ -134,7 +134,7 @@ def _assistant_turn(
     """Render an assistant turn that is complete."""
     out.text(out.assistant)
     start = _thinking_part(out, message, conversation, keeps=conversation.has_tools)
-    out.message(message)
+    out.text(message.segments[0])  # an assistant shows no pictures
     if calls:
         _calls(out, calls)
     out.text(out.eos)
@@ -216,11 +216,11 @@ def _user_turn(out: PromptBuilder, run: Sequence[Message], calls: Sequence[ToolC
         separator = "\n\n"
 
 
-def _user_runs(form: PromptFormat, messages: Sequence[Message], start: int) -> int:
+def _run_end(form: PromptFormat, roles: Sequence[Role], start: int) -> int:
     """End of the run of user and tool messages that begins at `start`."""
     end = start
-    while end < len(messages):
-        role = messages[end].role
+    while end < len(roles):
+        role = roles[end]
         if role == "system" and not form.system_in_place:
             end += 1
             continue
@@ -228,10 +228,8 @@ def _user_runs(form: PromptFormat, messages: Sequence[Message], start: int) -> i
             break
         # Without in-place system text a result behind user text opens a turn of its own.
         if not form.system_in_place and role == "tool" and end > start:
-            previous = next(
-                (m.role for m in reversed(messages[start:end]) if m.role != "system"), "tool"
-            )
-            if previous == "user":
+            others = (r for r in reversed(roles[start:end]) if r != "system")
+            if next(others, "tool") == "user":
                 break
         end += 1
     return end
@@ -284,12 +282,12 @@ def _turns(out: PromptBuilder, conversation: Conversation, index: int) -> bool:
     form = out.format
     calls: Sequence[ToolCall] = ()
     left_open = False
+    roles = [message.role for message in messages]
     while index < len(messages):
-        message = messages[index]
-        role = message.role
+        message, role = messages[index], roles[index]
         left_open = False
         if role in ("user", "tool"):
-            end = _user_runs(form, messages, index)
+            end = _run_end(form, roles, index)
             run: Sequence[Message] = messages[index:end]
             if not form.system_in_place:
                 run = [m for m in run if m.role != "system"]
@@ -304,7 +302,7 @@ def _turns(out: PromptBuilder, conversation: Conversation, index: int) -> bool:
                 _assistant_turn(out, message, conversation, calls)
         elif role == "latest_reminder":
             # The V4.1 models were served with only the first reminder of a run.
-            is_first = index == 0 or messages[index - 1].role != "latest_reminder"
+            is_first = index == 0 or roles[index - 1] != "latest_reminder"
             if is_first or not form.system_in_place:
                 out.special(SpecialToken.LatestReminder)
                 out.message(message)

@@ -258,36 +258,42 @@ def _messages(turns: Sequence[wire.Turn], draft: Draft) -> list[Message]:
 
 
 def _assistant(turn: wire.AssistantTurn, index: int, draft: Draft) -> AssistantMessage:
-    place = f"messages[{index}]"
-    if turn.content is None and turn.tool_calls is None:
+    content, calls = turn.content, turn.tool_calls
+    if content is None and calls is None:
         raise ConversionError(
-            "Invalid assistant message: content or tool_calls must be set", param=place
+            "Invalid assistant message: content or tool_calls must be set",
+            param=f"messages[{index}]",
         )
-    calls = turn.tool_calls
-    if calls is not None and not calls:
-        raise ConversionError(
-            f"Invalid '{place}.tool_calls': empty array. Expected an array with minimum length "
-            "1, but got an empty array instead.",
-            param=f"{place}.tool_calls",
-        )
-    text = turn.content or ""
-    if not isinstance(text, str):
-        content = JoinedContent(True, "").extend(_parts(text, f".{place}", draft))
-        if content.sources:
+    history = None if calls is None else _calls(calls, index)
+    if content is not None and not isinstance(content, str):
+        place = f"messages[{index}]"
+        joined = JoinedContent(True, "").extend(_parts(content, f".{place}", draft))
+        if joined.sources:
             raise ConversionError("Image in assistant message is not supported", param=place)
-        text = content.text
+        content = joined.text
+    return AssistantMessage(content or "", turn.reasoning_content, history, bool(turn.prefix))
+
+
+def _calls(calls: Sequence[wire.Call], index: int) -> list[ToolCall]:
+    """The calls of the assistant turn at `index`."""
+    param = f"messages[{index}].tool_calls"
+    if not calls:
+        raise ConversionError(
+            f"Invalid '{param}': empty array. Expected an array with minimum length 1, but got "
+            "an empty array instead.",
+            param=param,
+        )
     seen: set[str] = set()
-    for call in calls or ():
+    history: list[ToolCall] = []
+    for call in calls:
         if call.id in seen:
             raise ConversionError(
                 f"Duplicate value for 'tool_call_id' of {call.id} in message[{index}]",
-                param=f"{place}.tool_calls",
+                param=param,
             )
         seen.add(call.id)
-    history = [ToolCall(c.id, c.function.name, c.function.arguments) for c in calls or ()]
-    return AssistantMessage(
-        text, turn.reasoning_content, None if calls is None else history, bool(turn.prefix)
-    )
+        history.append(ToolCall(call.id, call.function.name, call.function.arguments))
+    return history
 
 
 def _results(turns: Sequence[wire.Turn], index: int, draft: Draft) -> list[ToolMessage]:
