@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 import deepinfer_recipe
+from deepinfer_recipe.protocols.stream_event import StreamEvent
 
 PACKAGE = Path(__file__).parents[1]
 SOURCE = PACKAGE / "src"
@@ -68,6 +69,8 @@ def class_lines(name: str, value: type) -> list[str]:
                 lines.append(f"  .{member}: {returns}")
             elif isinstance(item, staticmethod):
                 lines.append(f"  .{member}: static{signature(item.__func__)}")
+            elif member == "to_json" and issubclass(value, StreamEvent):
+                lines.append("  .to_json(self) -> 'str'")  # may be the compiled form
             elif inspect.isfunction(item):
                 lines.append(f"  .{member}{signature(item)}")
     return [lines[0], *sorted(lines[1:])]

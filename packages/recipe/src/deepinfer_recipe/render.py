@@ -282,7 +282,7 @@ def _turns(out: PromptBuilder, conversation: Conversation, index: int) -> bool:
     form = out.format
     calls: Sequence[ToolCall] = ()
     left_open = False
-    roles = [message.role for message in messages]
+    roles: list[Role] = [message.role for message in messages]
     while index < len(messages):
         message, role = messages[index], roles[index]
         left_open = False

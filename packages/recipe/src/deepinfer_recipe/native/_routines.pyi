@@ -6,6 +6,7 @@ class Event:
     kind: str
     text: str | None
     data: Any
+    def to_json(self) -> str: ...
     @classmethod
     def of(cls, kind: str, head: str, text: str | None, tail: str, data: Any, /) -> Self: ...
 

@@ -268,38 +268,43 @@ class ResponsesChunkGenerator(ChunkGenerator[ResponsesStreamEvent]):
         if kind is None:
             return
         text = "".join(self._texts)
-        number = len(self._items)
-        place = {"item_id": self._item["id"], "output_index": number}
         item = {**self._item, "status": status}
-        if kind in ("reasoning", "message"):
-            logprobs = {"logprobs": self._logprobs} if kind == "message" else {}
-            name = "output_text" if kind == "message" else "reasoning_text"
-            start = {"content_index": 0, **place}
-            self._emit_text(f"response.{name}.done", {**start, **logprobs, "text": ""}, text)
-            part = self._part("")
-            self._emit_text("response.content_part.done", {**start, "part": part}, text)
-            item["content"] = [part]
-            if kind == "reasoning" and self._seal is not None:
+        place = {"item_id": item["id"], "output_index": len(self._items)}
+        if kind == "reasoning":
+            if self._seal is not None:
                 item["encrypted_content"] = self._seal(text)
-            if kind == "message" and before_call:
+            self._close_text("reasoning_text", item, place, text)
+        elif kind == "message":
+            if before_call:
                 item["phase"] = "commentary"
+            self._close_text("output_text", item, place, text)
         elif kind == "function_call":
-            self._emit("response.function_call_arguments.done", {"arguments": text, **place})
-            item["arguments"] = text
+            self._close_call("response.function_call_arguments.done", "arguments", item, text)
         else:
-            self._emit("response.custom_tool_call_input.done", {"input": text, **place})
-            item["input"] = text
-        if kind not in ("reasoning", "message") and self._logprobs:
-            item["logprobs"] = self._logprobs
+            self._close_call("response.custom_tool_call_input.done", "input", item, text)
         self._kind = None
-        done = {"item": item, "output_index": number}
-        if kind in ("reasoning", "message"):
-            whole = {**item, "content": [{**item["content"][0], "text": text}]}
-            self._items.append(whole)
-            self._emit_text("response.output_item.done", done, text, whole)
-        else:
-            self._items.append(item)
-            self._emit("response.output_item.done", done, item)
+
+    def _close_text(
+        self, name: str, item: dict[str, Any], place: dict[str, Any], text: str
+    ) -> None:
+        part = self._part("")
+        whole = {**item, "content": [{**part, "text": text}]}
+        start = {"content_index": 0, **place}
+        logprobs = {"logprobs": self._logprobs} if name == "output_text" else {}
+        self._emit_text(f"response.{name}.done", {**start, **logprobs, "text": ""}, text)
+        self._emit_text("response.content_part.done", {**start, "part": part}, text)
+        done = {"item": {**item, "content": [part]}, "output_index": len(self._items)}
+        self._items.append(whole)
+        self._emit_text("response.output_item.done", done, text, whole)
+
+    def _close_call(self, kind: str, field: str, item: dict[str, Any], text: str) -> None:
+        number = len(self._items)
+        self._emit(kind, {field: text, "item_id": item["id"], "output_index": number})
+        item[field] = text
+        if self._logprobs:
+            item["logprobs"] = self._logprobs
+        self._items.append(item)
+        self._emit("response.output_item.done", {"item": item, "output_index": number}, item)
 
     def reasoning(self, text: str) -> None:
         self._misses_thinking = False

@@ -21,6 +21,12 @@ if TYPE_CHECKING or native is None:
         _tail: str
         data: Any
 
+        def to_json(self) -> str:
+            """The event as compact JSON text."""
+            if self.text is None:
+                return self._head
+            return between(self._head, self.text, self._tail)
+
 else:
     _Fields = native.Event
 
@@ -43,12 +49,6 @@ class StreamEvent(_Fields):
         self.text = text
         self._tail = tail
         self.data = data
-
-    def to_json(self) -> str:
-        """The event as compact JSON text."""
-        if self.text is None:
-            return self._head
-        return between(self._head, self.text, self._tail)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.to_json()})"

@@ -7,7 +7,7 @@
 #include <stddef.h>
 #include <structmember.h>
 
-#define FIELDS 5
+enum { KIND, HEAD, TEXT, TAIL, DATA, FIELDS };
 
 typedef struct {
     PyObject_HEAD
@@ -18,8 +18,8 @@ typedef struct {
     {name, T_OBJECT_EX, offsetof(Event, fields) + (index) * sizeof(PyObject *), 0, NULL}
 
 static PyMemberDef event_members[] = {
-    FIELD("kind", 0), FIELD("_head", 1), FIELD("text", 2), FIELD("_tail", 3), FIELD("data", 4),
-    {NULL, 0, 0, 0, NULL},
+    FIELD("kind", KIND), FIELD("_head", HEAD), FIELD("text", TEXT),
+    FIELD("_tail", TAIL), FIELD("data", DATA), {NULL, 0, 0, 0, NULL},
 };
 
 static int event_traverse(PyObject *self, visitproc visit, void *arg)
@@ -59,9 +59,24 @@ static PyObject *event_of(PyObject *type, PyObject *const *args, Py_ssize_t coun
     return self;
 }
 
+static PyObject *event_to_json(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    PyObject *const *fields = ((Event *)self)->fields;
+    if (fields[HEAD] == NULL || fields[TEXT] == NULL || fields[TAIL] == NULL) {
+        PyErr_SetString(PyExc_AttributeError, "the event was not initialised");
+        return NULL;
+    }
+    if (fields[TEXT] == Py_None)
+        return Py_NewRef(fields[HEAD]);
+    return json_between(NULL, &fields[HEAD], 3); /* head, text and tail stand side by side */
+}
+
 static PyMethodDef event_methods[] = {
     {"of", (PyCFunction)(void (*)(void))event_of, METH_FASTCALL | METH_CLASS,
      "An event with these five fields: kind, head, text, tail, data."},
+    {"to_json", event_to_json, METH_NOARGS,
+     "to_json($self, /)\n--\n\nThe event as compact JSON text."},
     {NULL, NULL, 0, NULL},
 };
 
