@@ -284,7 +284,7 @@ def test_search_blocks_that_do_not_match_are_named() -> None:
         ([use], "no `web_search_tool_result`"),
         ([result], r"content\[0\].tool_use_id"),
         ([use, result, result], r"content\[2\].tool_use_id"),
-        ([{**use, "id": 3}], r"content\[0\]: expected `id`"),
+        ([{**use, "id": 3}], r"valid string, got 3 \(at messages\[1\].content\[0\].id\)"),
     ]:
         turns = [{"role": "user", "content": "x"}, {"role": "assistant", "content": blocks}]
         with pytest.raises(RecipeError, match=told):

@@ -86,7 +86,7 @@ def check_conversion(case: Case) -> Problems:
 
 
 def _converted(request: Any, encoding: str | None) -> dict[str, Any]:
-    version = _ENCODINGS.get(encoding, request.model_version)
+    version: ModelVersion = _ENCODINGS.get(encoding) or request.model_version
     rendered = encoding_for(version).render_conversation(request.conversation)
     inference = request.inference_options
     constraint = inference.output_constraint

@@ -89,15 +89,15 @@ class ToolResultBlock(Body):
 
 class ServerToolUseBlock(Body):
     type: Literal["server_tool_use"]
-    id: Any = None
-    name: Any = None
-    input: Any = None
+    id: str
+    name: str
+    input: Any
 
 
 class WebSearchResultBlock(Body):
     type: Literal["web_search_tool_result"]
-    tool_use_id: Any = None
-    content: Any = None
+    tool_use_id: str
+    content: Any
 
 
 Block = Annotated[

@@ -30,8 +30,6 @@ def search_turns(
     for position, block in enumerate(blocks):
         here = f"{place}[{position}]"
         if isinstance(block, wire.ServerToolUseBlock):
-            if not isinstance(block.id, str) or not isinstance(block.name, str):
-                raise ConversionError(f"{here}: expected `id` and `name` as strings", param=here)
             turn.waiting.add(block.id)
             use = wire.ToolUseBlock(
                 type="tool_use", id=block.id, name=block.name, input=block.input or {}
