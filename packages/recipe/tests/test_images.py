@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import io
 import threading
 from collections.abc import Iterator
@@ -193,7 +194,9 @@ def test_bad_data_urls_are_told_apart(url: str, kind: str) -> None:
         *("127.0.0.1", "10.1.2.3", "172.16.0.1", "192.168.1.1", "169.254.169.254", "0.0.0.0"),
         *("100.64.0.1", "192.0.0.8", "198.18.0.1", "224.0.0.1", "240.0.0.1", "255.255.255.255"),
         *("::1", "::", "fe80::1", "fe80::1%eth0", "fc00::1", "ff02::1", "::ffff:8.8.8.8"),
-        *("64:ff9b::808:808", "2002:a00:1::1", "fec0::1", "2001:db8::1"),
+        *("64:ff9b::808:808", "2002:a00:1::1", "fec0::1", "2001:db8::1", "::7f00:1", "::8.8.8.8"),
+        *("2001::1", "2001:2::1", "2001:10::1", "2001:20::1", "3fff::1", "5f00::1", "100::1"),
+        *("192.88.99.1", "192.0.2.1", "198.51.100.1", "203.0.113.1", "fd00::1", "::ffff:0:0"),
     ],
 )
 def test_addresses_that_are_not_public_are_denied_by_default(address: str) -> None:
@@ -217,12 +220,33 @@ class Site(BaseHTTPRequestHandler):
             self._redirect("/loop")
         elif self.path == "/missing":
             self.send_error(404)
+        elif self.path in ("/slow-head", "/slow-body"):
+            self._drip()
+        elif self.path == "/short":
+            self.send_response(200)
+            self.send_header("Content-Length", "500")
+            self.end_headers()
+            self.wfile.write(picture()[:50])
+            self.close_connection = True
         else:
             body = bytes(5000) if self.path == "/large" else picture()
             self.send_response(200)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
+
+    def _drip(self) -> None:
+        """Never silent for long, and never done in time."""
+        head = b"HTTP/1.1 200 OK\r\nContent-Length: 400\r\n"
+        if self.path == "/slow-head":
+            head += b"X-A: "
+        self.wfile.write(head if self.path == "/slow-head" else head + b"\r\n")
+        pace = threading.Event()
+        with contextlib.suppress(OSError):
+            for _ in range(400):
+                pace.wait(0.02)
+                self.wfile.write(b"x")
+                self.wfile.flush()
 
     def _redirect(self, target: str) -> None:
         self.send_response(302)
@@ -316,6 +340,19 @@ def test_fetch_gives_up_when_its_time_is_over(site: str) -> None:
     fetcher = ImageFetcher(destination_filter=lambda host, address: True, clock=lambda: next(ticks))
     with pytest.raises(ImageError, match=r"no answer in 20\.0 s"):
         fetcher.fetch(site + "/picture")
+
+
+@pytest.mark.parametrize("path", ["/slow-head", "/slow-body"])
+def test_a_server_that_drips_does_not_hold_the_fetcher(site: str, path: str) -> None:
+    fetcher = ImageFetcher(destination_filter=lambda host, address: True, timeout_s=0.3)
+    with pytest.raises(ImageError) as caught:
+        fetcher.fetch(site + path)
+    assert (caught.value.kind, caught.value.is_retryable) == ("Fetch", True)
+
+
+def test_a_picture_that_ends_early_is_an_error(site: str) -> None:
+    with pytest.raises(ImageError, match=r"ended 4\d\d bytes early"):
+        allowing_loopback().fetch(site + "/short")
 
 
 def test_filter_that_is_no_callable_is_misuse() -> None:

@@ -7,9 +7,11 @@ Redirects are followed by hand and checked in the same way. Proxies are never us
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import socket
 import ssl
+import threading
 import time
 from collections.abc import Callable
 from urllib.parse import SplitResult, urljoin, urlsplit
@@ -36,6 +38,11 @@ class _PinnedConnection(http.client.HTTPConnection):
         if self._tls:
             context = ssl.create_default_context()
             self.sock = context.wrap_socket(self.sock, server_hostname=self.host)
+
+    def cut(self) -> None:
+        """End the connection from another thread: a read that waits returns."""
+        with contextlib.suppress(OSError, AttributeError):
+            self.sock.shutdown(socket.SHUT_RDWR)
 
 
 class ImageFetcher:
@@ -108,6 +115,9 @@ class ImageFetcher:
         target = parts.path or "/"
         if parts.query:
             target += f"?{parts.query}"
+        # Every read has a timeout of its own; this bounds their sum, when a server drips.
+        watchdog = threading.Timer(self._remaining(deadline), connection.cut)
+        watchdog.start()
         try:
             connection.request("GET", target, headers={"Accept": "image/*"})
             with connection.getresponse() as response:
@@ -124,17 +134,25 @@ class ImageFetcher:
                 "Fetch", f"cannot fetch from {host}: {error}", is_retryable=True
             ) from None
         finally:
+            watchdog.cancel()
             connection.close()
 
     def _body(self, response: http.client.HTTPResponse, deadline: float) -> bytes:
         pieces: list[bytes] = []
         size = 0
-        while piece := response.read(_READ_BYTES):
+        # `read1` gives what has come: `read` would wait for the whole piece, however slowly it
+        # drips, and never look at the deadline.
+        while piece := response.read1(_READ_BYTES):
             size += len(piece)
             if size > self._max_bytes:
                 raise ImageError("ImageTooLarge", f"an image may have {self._max_bytes} bytes")
             self._remaining(deadline)
             pieces.append(piece)
+        if response.length:
+            raise ImageError(
+                "Fetch", f"the image ended {response.length} bytes early", is_retryable=True
+            )
+        self._remaining(deadline)
         return b"".join(pieces)
 
     def _vetted_address(self, host: str, port: int) -> str:

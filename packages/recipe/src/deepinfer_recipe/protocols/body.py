@@ -106,7 +106,8 @@ def parse_body(model: type[M], body: Any) -> M:
         elif worst["type"] == "union_tag_not_found":
             message = f"missing field `{(worst.get('ctx') or {})['discriminator'].strip(_QUOTE)}`"
         else:
-            message = f"{worst['msg']}, got {described[:80]}"
+            wanted = "Input should be an object" if worst["type"] == "model_type" else worst["msg"]
+            message = f"{wanted}, got {described[:80]}"
         where = f" (at {path})" if path else ""
         raise RequestParseError(
             f"invalid request body: {message}{where}", param=path or None

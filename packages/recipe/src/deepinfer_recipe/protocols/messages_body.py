@@ -28,7 +28,7 @@ class UrlSource(Body):
 
 class FileSource(Body):
     type: Literal["file"]
-    file_id: Any = None
+    file_id: str
 
 
 class ImageBlock(Body):

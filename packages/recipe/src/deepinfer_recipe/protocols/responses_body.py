@@ -135,6 +135,8 @@ class ToolSearchOutputItem(Body):
     call_id: str
     execution: Literal["client", "server"] | None = None
     tools: list[Any]
+    unsupported: Any = None
+    """Where the first tool of an unknown kind stands; set by `parse_items`."""
 
 
 Item = (
@@ -274,7 +276,9 @@ def parse_items(items: list[Any], earlier: int = 0) -> list[tuple[int, Item]]:
         parsed = _typed(place, model, item)
         if isinstance(parsed, ToolSearchOutputItem):
             found = parse_tools(parsed.tools, f"{place}.tools")
-            parsed = parsed.model_copy(update={"tools": found})
+            known_places = {place for place, _ in found}
+            unknown = next((n for n in range(len(parsed.tools)) if n not in known_places), None)
+            parsed = parsed.model_copy(update={"tools": found, "unsupported": unknown})
         known.append((index, parsed))
     return known
 

@@ -369,6 +369,9 @@ class _History:
 
     def _search_output(self, item: wire.ToolSearchOutputItem, place: str) -> None:
         tools = item.tools
+        if item.unsupported is not None:
+            here = f"{place}.tools[{item.unsupported}]"
+            raise ConversionError(f"{here}: tools of this type cannot be found", param=here)
         listed = compact_json([echoed(tool) for _, tool in tools])
         self._output(item.call_id, self._empty().extend([listed]), place)
         form = self._draft.version.prompt_format
