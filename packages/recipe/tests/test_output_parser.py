@@ -59,9 +59,6 @@ class Collected:
     def call_started(self, name: str) -> None:
         self.parts.append(["call", name])
 
-    def call_parameter(self, key: str) -> None:
-        assert self.parts
-
     def call_arguments(self, piece: str, raw: str | None = None) -> None:
         self._add("arguments", piece)
 

@@ -167,9 +167,6 @@ def test_what_training_teaches_is_parsed_back(
         def call_started(self, name: str) -> None:
             found["name"] = name
 
-        def call_parameter(self, key: str) -> None:
-            found["key"] = key
-
         def call_arguments(self, piece: str, raw: str | None = None) -> None:
             found["arguments"] += piece
 

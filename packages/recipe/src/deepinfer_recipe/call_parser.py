@@ -138,7 +138,6 @@ class CallParser:
         if flag is None:
             self.repairs.append(f"parameter {key!r} did not say whether it is a string")
         sink = self._sink
-        sink.call_parameter(key)
         sink.call_arguments(", " if self._parameters else "{")
         sink.call_arguments(quote(key))
         sink.call_arguments(": ")

@@ -20,10 +20,6 @@ class OutputSink(Protocol):
         """A tool call begins."""
         ...
 
-    def call_parameter(self, key: str) -> None:
-        """The next pieces of arguments belong to this parameter."""
-        ...
-
     def call_arguments(self, piece: str, raw: str | None = None) -> None:
         """More of the arguments' JSON text; `raw` is the piece unescaped, inside a string."""
         ...

@@ -140,10 +140,6 @@ class TokenReader:
         """A tool call begins."""
         self._generator.call_started(name)
 
-    def call_parameter(self, key: str) -> None:
-        """The next pieces of arguments belong to this parameter."""
-        self._generator.call_parameter(key)
-
     def call_arguments(self, piece: str, raw: str | None = None) -> None:
         """More of the arguments' JSON text; only values are spelled by tokens of their own.
 

@@ -108,10 +108,6 @@ class ChunkGenerator(ABC, Generic[E]):
     def call_started(self, name: str) -> None:
         """A tool call begins."""
 
-    def call_parameter(self, key: str) -> None:
-        """The next pieces of arguments belong to this parameter."""
-        return
-
     @abstractmethod
     def call_arguments(self, piece: str, raw: str | None = None) -> None:
         """More of the arguments' JSON; `raw` is the piece unescaped, inside a string value."""

@@ -136,10 +136,6 @@ class TurnGenerator(ChunkGenerator[Any]):
             self._client_calls += 1
             self._answer().call_started(name)
 
-    def call_parameter(self, key: str) -> None:
-        if self._current is None:
-            self._answer().call_parameter(key)
-
     def call_arguments(self, piece: str, raw: str | None = None) -> None:
         if self._current is None:
             self._answer().call_arguments(piece, raw)
