@@ -12,6 +12,9 @@ process, which is what to read on a machine that others use too.
     prefill tokens/s = batch * prompt / time to the first token of the whole batch
     decode tokens/s  = batch * steps / time of the steps after it
 
+Below the table: the step of a model of one layer and width 64, whose arithmetic is next to nothing,
+so that what is left is the cost of a step itself (no scheduler, speculation off).
+
 Without transformers only our rows are printed, and that is said.
 """
 
@@ -71,6 +74,21 @@ OURS = {
     "kv_source_layer_ids": [2, 4],
     "index_source_layer_ids": [2, 4],
 }
+NULL = {
+    **SHARED,
+    "vocab_size": 256,
+    "hidden_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 1,
+    "q_lora_rank": 32,
+    "o_lora_rank": 32,
+    "o_groups": 1,
+    "moe_intermediate_size": 32,
+    "qk_rope_head_dim": 16,
+    "compress_ratios": [0],
+    "kv_source_layer_ids": [],
+    "index_source_layer_ids": [],
+}
 THEIRS = {
     "qk_rope_head_dim": 16,
     "compress_ratios": [0, 0, 4, 4, 128, 128],
@@ -100,14 +118,14 @@ def timed(action: Callable[[], object]) -> tuple[float, float]:
     return time.perf_counter() - wall, time.process_time() - cpu
 
 
-def write_random_model(path: Path) -> int:
-    """A V4.1 checkpoint of the widths above with scaled random weights; returns its parameters."""
+def write_random_model(path: Path, text: dict[str, Any]) -> int:
+    """A V4.1 checkpoint with scaled random weights; returns its parameters."""
     root = {
         "architectures": ["DeepseekV41ForCausalLM"],
         "model_type": "deepseek_v41",
         "dtype": "bfloat16",
         "tokenizer_compatibility": "native",
-        "text_config": {**SHARED, **OURS},
+        "text_config": text,
     }
     (path / "config.json").write_text(json.dumps(root))
     generator = torch.Generator().manual_seed(0)
@@ -211,6 +229,20 @@ def compare(model_dir: Path, dtype: str, batch: int, repeats: int, steps: int) -
     return best
 
 
+def null_steps(model_dir: Path, batches: list[int], repeats: int, steps: int) -> str:
+    """Milliseconds of a step of the null model, wall (CPU), a batch size each."""
+    write_random_model(model_dir, NULL)
+    torch.set_num_threads(1)
+    texts: list[str] = []
+    for batch in batches:
+        prompts = np.random.default_rng(0).integers(4, NULL["vocab_size"], size=(batch, PROMPT))
+        side, best = Ours(model_dir, "float32", batch, prompts, steps), Sample()
+        for _ in range(1 + repeats):
+            best.keep_best(side.measure())
+        texts.append(f"{best.step * 1e3:.2f} ({best.step_cpu * 1e3:.2f})")
+    return " / ".join(texts)
+
+
 def rows_of(label: str, batch: int, sample: Sample, base: Sample | None) -> list[str]:
     """One line of the table; with `base`, how many times its rates ours are, wall (CPU)."""
     tokens = batch * PROMPT
@@ -242,14 +274,14 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--steps", type=int, default=16)
     options = parser.parse_args()
-    table = Table(title="tokens/s, best of the repeats; gain = ours / transformers, wall (CPU)")
+    table = Table(title="tokens/s, best of the repeats; gain = ours / theirs, wall (CPU)")
     for column in ("threads", "dtype", "engine", "batch", "prefill", "a CPU-s"):
         table.add_column(column, justify="right")
     for column in ("decode", "a CPU-s", "ms/step", "prefill gain", "decode gain"):
         table.add_column(column, justify="right")
     console = Console(width=120)
     with tempfile.TemporaryDirectory() as folder:
-        parameters = write_random_model(Path(folder))
+        parameters = write_random_model(Path(folder), {**SHARED, **OURS})
         for threads in options.threads:
             torch.set_num_threads(threads)
             for dtype in options.dtype:
@@ -260,9 +292,11 @@ def main() -> None:
                     base = theirs[0] if theirs else None
                     table.add_row(*rows_of(f"{threads}|{dtype}|ours", batch, ours, base))
                     if base is not None:
-                        label = f"{threads}|{dtype}|transformers"
+                        label = f"{threads}|{dtype}|theirs"
                         table.add_row(*rows_of(label, batch, base, None))
+        null = null_steps(Path(folder), options.batches, options.repeats, 4 * options.steps)
     console.print(table)
+    print(f"null model, ms a step at batch {' / '.join(map(str, options.batches))}: {null}")
     load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
     print(f"{parameters / 1e6:.1f} M parameters; prompt {PROMPT}; load average {load}")
     if importlib.util.find_spec("transformers") is None:

@@ -94,6 +94,35 @@ def test_instruction_set_of_the_machine_limits_the_levels(
 ) -> None:
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
     assert library._machine_levels() == ["base"]
+    for name, able in (("AVX2", {"v3", "base"}), ("AVX512", {"v4", "v3", "base"})):
+        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda name=name: name)
+        assert set(library._machine_levels()) == able & set(build.levels())
+
+
+def test_compiler_without_openmp_is_asked_again_without_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    body = 'case "$*" in *-fopenmp*) exit 1;; esac; while [ $# -gt 1 ]; do shift; done; : > "$1"'
+    monkeypatch.setenv("CXX", _script(tmp_path, body))
+    target = tmp_path / "out"
+    target.mkdir()
+    assert build.build(target) is None
+    assert len(list(target.iterdir())) == len(build.levels())
+
+
+def test_number_of_threads_changes_no_bit() -> None:
+    g = seeded(2)
+    streams, y = torch.randn(3000, 4, 192, generator=g), torch.randn(3000, 192, generator=g)
+    post, comb = torch.rand(3000, 4, generator=g), torch.rand(3000, 4, 4, generator=g)
+    before, results = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            results.append(ops.mhc_post(y, streams, post, comb))
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
 
 
 @pytest.mark.skipif(library.unavailable() is not None, reason="the native forms are not built here")

@@ -45,7 +45,7 @@ def levels() -> dict[str, tuple[str, ...]]:
 
 
 def platform_tag() -> str:
-    """The wheel tag of what was built; it links nothing but the C and C++ runtimes."""
+    """The wheel tag of what was built; it links the C, C++ and OpenMP runtimes and nothing else."""
     return sysconfig.get_platform().replace("-", "_").replace(".", "_")
 
 
