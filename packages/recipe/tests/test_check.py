@@ -75,7 +75,7 @@ class Server:
 @pytest.fixture
 def server() -> Iterator[Server]:
     made = Server()
-    thread = threading.Thread(target=made.http.serve_forever)
+    thread = threading.Thread(target=made.http.serve_forever, args=(0.01,))
     thread.start()
     yield made
     made.http.shutdown()

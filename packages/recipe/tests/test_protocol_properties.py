@@ -42,7 +42,7 @@ PROTOCOLS: dict[str, Any] = {
 EACH = pytest.mark.parametrize(
     ("protocol", "model"), [(protocol, model) for protocol in PROTOCOLS for model in MODELS]
 )
-MANY = settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+MANY = settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 @cache

