@@ -90,6 +90,33 @@ def test_ragged_rounds_give_the_logits_of_whole_texts_whatever_was_rejected(name
             state, active = target.select(state, np.array([0, 2])), [0, 2]
 
 
+def test_padding_asks_a_model_for_no_position_it_does_not_have() -> None:
+    model = gpt2()
+    target, texts = HFTarget(model), [list(range(28)), [5, 6]]
+    state, _ = target.start(texts)
+    # the first request stands on the last position, the second brings four rows
+    flat, at = np.array([27, 6, 1, 2, 3]), np.array([27, 1, 2, 3, 4])
+    out = target.forward(flat, np.array([0, 1, 5]), at, state)
+    assert torch.allclose(out.logits[0], whole(model, texts[0])[-1], atol=1e-10)
+    assert torch.allclose(out.logits[1:], whole(model, [5, 6, 1, 2, 3])[1:], atol=1e-10)
+
+
+def test_buffers_grow_and_keep_what_they_hold() -> None:
+    model = llama(max_position_embeddings=400)
+    target, texts = HFTarget(model), [[1, 2, 3] * 80, [4, 5] * 100]
+    state, _ = target.start(texts)
+    for _ in range(3):  # from 240 over 256
+        lens = np.array([8, 8])
+        flat = np.concatenate([[t[-1], *range(8)] for t in texts])
+        at = np.concatenate([np.arange(len(t) - 1, len(t) + 8) for t in texts])
+        out = target.forward(flat, np.array([0, 9, 18]), at, state)
+        target.commit(state, lens + 1)
+        texts = [[*t, *range(8), 7] for t in texts]
+    for r, text in enumerate(texts):
+        expected = whole(model, text[:-1])[-1]
+        assert torch.allclose(out.logits[9 * r + 8], expected, atol=1e-10)
+
+
 def test_entries_after_every_round_are_those_of_a_fresh_prefill() -> None:
     model, seen = llama(), []
 

@@ -12,13 +12,16 @@ import pytest
 
 from deepinfer_dspark import (
     BudgetScheduler,
+    Calibrator,
     CounterRng,
     DraftBatch,
     Penalties,
+    Proposal,
     RaggedIds,
     SamplingBatch,
     ShapeError,
     StepTable,
+    Verifier,
 )
 from deepinfer_dspark.loop import SpecLoop
 from deepinfer_dspark.mixed import DraftModelDrafter, MixedDrafter
@@ -228,3 +231,59 @@ def test_generate_names_what_does_not_fit(prompts, requests: int, new: int) -> N
 def test_no_requests_are_a_legal_batch() -> None:
     made = SpecLoop(NGramDrafter(2), toy.ToyTarget(MODEL))
     assert made.generate([], SamplingBatch.greedy(0), 4).tokens == []
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"history": [[1]]}, "1 histories"),
+        ({"anchors": np.zeros(3, dtype=int)}, "anchors of shape"),
+        ({"rounds": np.zeros((2, 1), dtype=int)}, "rounds of shape"),
+        ({"features": np.zeros((3, 4))}, "together"),
+        ({"features": np.zeros((3, 4)), "feature_cu": np.array([0, 1, 2])}, "ending at 3"),
+    ],
+)
+def test_a_draft_batch_names_what_does_not_fit(change, says: str) -> None:
+    given = {
+        "request_ids": [0, 1], "anchors": np.array([1, 2]), "positions": np.array([3, 4]),
+        "history": [[1], [2]], "sampling": SamplingBatch.greedy(2), "rounds": np.array([0, 0]),
+    }  # fmt: skip
+    with pytest.raises(ShapeError, match=says):
+        DraftBatch(**(given | change))
+
+
+def test_arrays_may_be_torch_tensors_everywhere() -> None:
+    torch = pytest.importorskip("torch")
+
+    def both(make):
+        """The same call with numpy arrays and with tensors."""
+        return make(np.asarray), make(lambda x: torch.from_numpy(np.asarray(x)))
+
+    conf = np.random.default_rng(0).random((3, 3))
+    lengths = np.array([3, 1, 2])
+    plan = scheduler("causal")
+    assert plan is not None
+    a, b = both(lambda t: plan.budget(t(conf), t(lengths)))
+    assert a == b
+    a, b = both(lambda t: plan.allocate(4, t(conf), t(lengths)))
+    assert a.tolist() == b.tolist()
+    a, b = both(lambda t: Calibrator(3).apply(t(conf)))
+    assert np.array_equal(a, b)
+    n = np.array([3, 0, 2])
+    a, b = both(lambda t: Calibrator(3).fit(t(conf), t(n), t(np.full(3, 3))))
+    assert np.array_equal(a, b)
+    drafts, logits = np.array([[1, 2, 0], [3, 0, 0], [2, 2, 0]]), np.zeros((9, 5))
+
+    def verify(t):
+        proposal = Proposal(t(drafts), t(lengths), q=t(np.full((3, 3, 5), 0.2)), conf=t(conf))
+        batch = SamplingBatch(t(np.ones(3)), np.arange(3, dtype=np.uint64), t(np.zeros(3, int)))
+        return Verifier().verify(t(logits), t(np.array([0, 4, 6, 9])), proposal, t(lengths), batch)
+
+    a, b = both(verify)
+    assert a.tokens.tolist() == b.tokens.tolist()
+    np.testing.assert_array_equal(a.accept_prob, b.accept_prob)
+    a, b = both(lambda t: DraftBatch(
+        [0, 1], t(np.array([2, 4])), t(np.array([1, 1])), [[1, 2], [3, 4]],
+        SamplingBatch.greedy(2), t(np.array([0, 0])),
+    ))  # fmt: skip
+    assert a.anchors.tolist() == b.anchors.tolist()

@@ -163,12 +163,13 @@ def test_rotation_turns_the_last_channels_as_pairs_and_back() -> None:
 
 def test_keys_are_rounded_with_the_smallest_power_of_two_that_fits() -> None:
     x = torch.zeros(4, 32)
-    x[0, :3] = torch.tensor([448.0, 1.0, -3.3])  # scale 1
-    x[1, :3] = torch.tensor([449.0, 1.0, -3.3])  # scale 2
+    # the smallest code tells the scales apart: it is 2^-9 of the scale
+    x[0, :4] = torch.tensor([448.0, 1.0, -3.3, 2.0**-9])  # scale 1
+    x[1, :4] = torch.tensor([449.0, 1.0, -3.3, 2.0**-9])  # scale 2
     x[2, 0] = 1e-9  # scale never below 2^-22, the power above 1e-4 / 448
     got = round_key(x)
-    assert got[0, :3].tolist() == [448.0, 1.0, -3.25]
-    assert got[1, :3].tolist() == [448.0, 1.0, -3.25]
+    assert got[0, :4].tolist() == [448.0, 1.0, -3.25, 2.0**-9]
+    assert got[1, :4].tolist() == [448.0, 1.0, -3.25, 0.0]
     assert got[2, 0] == 2.0**-8 * 2.0**-22
     assert got[3].abs().max() == 0.0
     for row in torch.randn(50, 32):

@@ -160,6 +160,19 @@ def test_acceptance_reaches_the_drafter() -> None:
     assert made.propose([[]], np.array([8]), table) == [[]]  # a prompt that is still computed
 
 
+def test_another_request_in_a_row_starts_anew() -> None:
+    made, table = NGramProposer(config(2)), np.zeros((1, 20), dtype=np.int64)
+    table[0, :5] = [1, 2, 3, 1, 2]
+    assert made.propose([[2]], 5, table) == [[3, 1]]
+    # one token longer, as if the first had gone on, but another text
+    table[0, :6] = [4, 5, 6, 7, 1, 2]
+    assert made.propose([[2]], 6, table) == [[]]
+    table[0, :7] = [4, 5, 6, 7, 1, 2, 9]
+    assert made.propose([[9]], 7, table) == [[]]
+    table[0, :9] = [4, 5, 6, 7, 1, 2, 9, 1, 2]
+    assert made.propose([[1, 2]], 9, table) == [[9, 1]]
+
+
 def test_drafts_stop_at_the_longest_text_the_model_takes() -> None:
     made = NGramProposer(config(4, length=7))
     table = np.array([[1, 2, 3, 1, 2, 0, 0]])

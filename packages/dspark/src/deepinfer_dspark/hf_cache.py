@@ -35,7 +35,7 @@ class RaggedCache(_Base):
         self._values: list[Tensor] = []
         self._rows: Tensor | None = None
         self._at = torch.zeros(0, 0, dtype=torch.int64)
-        self._slots = self._top = 0
+        self._slots = self._top = self._capacity = 0
 
     def begin(self, rows: Tensor | None, starts: Tensor, width: int, slots: int) -> None:
         """The next pass writes `width` entries for each row, from starts[i] on.
@@ -46,6 +46,8 @@ class RaggedCache(_Base):
         self._rows, self._slots = rows, slots
         self._at = starts[:, None] + torch.arange(width)
         self._top = int(self._at.max()) + 1
+        if self._top > self._capacity:  # doubled, so that growing costs O(1) an entry
+            self._capacity = max(-(-self._top // _GRAIN) * _GRAIN, 2 * self._capacity)
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
@@ -75,10 +77,7 @@ class RaggedCache(_Base):
         return held[: self._slots, :, : self._top]
 
     def _room(self, like: Tensor) -> Tensor:
-        capacity = -(-self._top // _GRAIN) * _GRAIN
-        if self._keys and self._keys[0].shape[2] < self._top:
-            capacity = max(capacity, 2 * self._keys[0].shape[2])
-        return like.new_zeros(self._slots, like.shape[1], capacity, like.shape[3])
+        return like.new_zeros(self._slots, like.shape[1], self._capacity, like.shape[3])
 
     def take(self, rows: Tensor) -> None:
         """Keep the given slots, in that order."""

@@ -30,7 +30,7 @@ from deepinfer_dspark.v41_layers import (
 _FP32 = re.compile(r"hc_\w+$|attn_sink$|gate\.bias$")
 _NOT_READ = re.compile(r"mtp\.\d+\.(embed|head)\.|.*\.gate\.bias_vl$")
 _EXPERT = re.compile(r"(mtp\.\d+\.ffn\.experts)\.(\d+)\.(w[123])\.weight$")
-E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+_E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
 
 
 class V41DraftModule(nn.Module):
@@ -126,6 +126,7 @@ def load_v41(
     last = f"mtp.{config.num_nextn_predict_layers - 1}."
     for name in [n for n in raw if not n.endswith(".scale")]:
         tensor = dequantised(name, raw).to(acc if _FP32.search(name) else dtype)
+        del raw[name]  # the stored form of a large module does not wait for the end
         expert = _EXPERT.match(name)
         if expert:
             stacks.setdefault(f"{expert[1]}.{expert[3]}", {})[int(expert[2])] = tensor
@@ -175,7 +176,7 @@ def dequantised(name: str, raw: Mapping[str, Tensor]) -> Tensor:
     else:
         codes = tensor.view(torch.uint8).to(torch.int64)
         codes = torch.stack([codes & 15, codes >> 4], dim=-1).flatten(1)
-        values = torch.where(codes < 8, 1.0, -1.0) * E2M1[codes & 7]
+        values = torch.where(codes < 8, 1.0, -1.0) * _E2M1[codes & 7]
         rows = 1
     wanted = (-(-values.shape[0] // rows), -(-values.shape[1] // 32))
     if tuple(scale.shape) != wanted:
