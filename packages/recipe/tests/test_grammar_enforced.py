@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from typing import Any
 
 import jsonschema_rs
@@ -12,8 +13,10 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from deepinfer_recipe import (
+    AssistantMessage,
     ChatCompletionRequest,
     ChatCompletionResponse,
+    Conversation,
     InferenceChunk,
     InferenceFinishReason,
     MessagesRequest,
@@ -22,7 +25,11 @@ from deepinfer_recipe import (
     ResponsesRequest,
     ResponsesResponse,
     StreamProcessor,
+    ToolCall,
+    ToolDefinition,
+    UserMessage,
     compile_grammar,
+    render_training,
     request_grammar,
 )
 
@@ -248,3 +255,79 @@ def test_json_answers_always_validate(protocol, model, thinking, schema, seed):
     value = json.loads(content_of(protocol, response))
     jsonschema_rs.validate(schema, value, validate_formats=True)
     assert ("</think>" in text) or not thinking
+
+
+CUSTOM = {
+    "lark": ('start: NUMBER "+" NUMBER\nNUMBER: /[0-9]{1,3}/\n', "[0-9]{1,3}[+][0-9]{1,3}"),
+    "regex": ("(add|sub) [a-f]{2}", "(add|sub) [a-f]{2}"),
+}
+
+
+@pytest.mark.parametrize("syntax", CUSTOM)
+@pytest.mark.parametrize("model", support.MODELS)
+def test_the_input_of_a_custom_tool_matches_its_grammar(model, syntax):
+    definition, expected = CUSTOM[syntax]
+    data = json.dumps(
+        {
+            "model": model,
+            "input": "go",
+            "reasoning": {"effort": "none"},
+            "tool_choice": "required",
+            "tools": [
+                {
+                    "type": "custom",
+                    "name": "calc",
+                    "format": {"type": "grammar", "syntax": syntax, "definition": definition},
+                }
+            ],
+        }
+    ).encode()
+    for seed in range(3):
+        response, repairs, text = answered("responses", model, data, seed)
+        assert repairs == []
+        calls = [item for item in response["output"] if item["type"] == "custom_tool_call"]
+        assert calls, text
+        assert all(re.fullmatch(expected, call["input"]) for call in calls)
+
+
+@pytest.mark.parametrize("model", support.MODELS)
+def test_parameters_of_any_name_come_where_the_schema_asks_for_them(model):
+    tools = [
+        {
+            "name": "put",
+            "parameters": {
+                "type": "object",
+                "additionalProperties": {"type": ["integer", "string"], "maxLength": 4},
+            },
+        }
+    ]
+    data = support.body("chat", model, thinking=False, tools=tools, choice="required")
+    assert sum(check_calls("chat", model, data, seed, tools) for seed in range(6)) >= 6
+
+
+@pytest.mark.parametrize("model", support.MODELS)
+@FEW
+@given(schema=SCHEMAS, seed=st.integers(0, 2**32))
+def test_what_the_renderer_writes_is_what_the_grammar_allows(model, schema, seed):
+    """A random call, rendered as history, is accepted by the grammar that made it."""
+    tools = [{"name": "tool_0", "parameters": schema}]
+    data = support.body("chat", model, thinking=False, tools=tools, choice="required")
+    response, _, text = answered("chat", model, data, seed)
+    calls = [
+        ToolCall(f"c{i:03}", name, json.dumps(arguments, ensure_ascii=False))
+        for i, (name, arguments) in enumerate(calls_of("chat", response))
+    ]
+    conversation = Conversation(
+        [UserMessage("go"), AssistantMessage("", tool_calls=calls)],
+        tools=[ToolDefinition("tool_0", None, schema)],
+        thinking_mode=False,
+    )
+    request = ChatCompletionRequest(data, profile="extended").convert(support.OPTIONS)
+    rendered = render_training(conversation, version=request.model_version).completion
+    _, _, inside = rendered[rendered.index("<｜DSML｜") :].partition("\n")
+    grammar = request_grammar(request)
+    assert grammar is not None
+    matcher = compile_grammar(grammar.text, support.vocabulary(model)).matcher()
+    for token in support.tokenizer(model).encode(inside):
+        assert matcher.accept(token), (inside, text)
+    assert matcher.terminated

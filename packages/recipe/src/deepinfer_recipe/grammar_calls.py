@@ -25,7 +25,7 @@ from deepinfer_recipe.grammar_formats import (
     token,
 )
 from deepinfer_recipe.grammar_rewrite import enforceable
-from deepinfer_recipe.grammar_schema import ParameterSplitter, ParameterValues
+from deepinfer_recipe.grammar_schema import ParameterSplitter, ParameterValues, check_schema
 
 _MAX_LEADING = 16
 """Parameters that may be the first one; each starts its own alternative, and the size of the
@@ -67,6 +67,9 @@ class CallsGrammar:
 
     def _parameters(self, tool: dict[str, Any]) -> Format:
         parameters = tool.get("parameters") or {}
+        check_schema(parameters)
+        if not isinstance(parameters, dict):
+            raise GrammarError("its parameters are not the schema of an object")
         splitter = ParameterSplitter(parameters, self._dsml)
         made = enforceable(splitter.resolve(parameters))
         if not isinstance(made, dict):

@@ -32,6 +32,7 @@ ANNOTATIONS = frozenset(
         "$id",
     )
 )
+_MAX_PAIRS = 64
 _LOWER_BOUNDS = ("minimum", "exclusiveMinimum", "minLength", "minItems", "minProperties")
 _UPPER_BOUNDS = ("maximum", "exclusiveMaximum", "maxLength", "maxItems", "maxProperties")
 
@@ -110,15 +111,33 @@ def flattened(schema: dict[str, Any]) -> dict[str, Any]:
     """Without `allOf`, and without keywords beside `anyOf` and `oneOf`."""
     made = {key: value for key, value in schema.items() if key != "allOf"}
     for member in schema.get("allOf", ()):
-        made = merge(made, member)
+        made = merge(made, flattened(member) if isinstance(member, dict) else member)
+    if not isinstance(made, dict):
+        return {"enum": []} if made is False else {}
     for key in ("anyOf", "oneOf"):
         members = made.get(key)
         apart = {key, "$defs", "definitions"} | ANNOTATIONS
         beside = {name: value for name, value in made.items() if name not in apart}
         if isinstance(members, list) and beside:
             rest = {name: value for name, value in made.items() if name in apart}
-            made = {**rest, key: [merge(beside, member) for member in members]}
+            possible = _possible(beside, members)
+            if not possible:
+                raise GrammarError(f"none of the schema's `{key}` goes with the keywords beside it")
+            made = {**rest, key: possible}
     return made
+
+
+def _possible(beside: Any, members: list[Any]) -> list[Any]:
+    """The alternatives that go with what stands beside them, merged into it."""
+    possible: list[Any] = []
+    for member in members:
+        try:
+            possible.append(
+                merge(beside, flattened(member) if isinstance(member, dict) else member)
+            )
+        except GrammarError:  # they contradict: nothing is both
+            continue
+    return possible
 
 
 def merge(left: Any, right: Any) -> Any:
@@ -158,10 +177,25 @@ def _both_properties(left: dict[str, Any], right: dict[str, Any]) -> dict[str, A
     }
 
 
+def _both_alternatives(left: list[Any], right: list[Any]) -> list[Any]:
+    """Every pair that goes together."""
+    if len(left) * len(right) > _MAX_PAIRS:
+        raise GrammarError(
+            f"the schema combines {len(left)} and {len(right)} alternatives of one value; at most "
+            f"{_MAX_PAIRS} pairs are enforced"
+        )
+    pairs = [one for member in left for one in _possible(member, right)]
+    if not pairs:
+        raise GrammarError("the schema demands alternatives of one value that contradict")
+    return pairs
+
+
 _COMBINED: dict[str, Callable[[Any, Any], Any]] = {
     **dict.fromkeys(_LOWER_BOUNDS, max),
     **dict.fromkeys(_UPPER_BOUNDS, min),
     "type": _both_types,
+    "anyOf": _both_alternatives,
+    "oneOf": _both_alternatives,
     "properties": _both_properties,
     "patternProperties": _both_properties,
     "$defs": _both_properties,

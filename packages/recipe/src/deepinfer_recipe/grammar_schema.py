@@ -27,6 +27,7 @@ from deepinfer_recipe.grammar_rewrite import (
     flattened,
     merge,
 )
+from deepinfer_recipe.protocols.schema_check import schema_problem
 
 _MAX_REFERENCES = 32
 _IMPLIED_TYPES = {
@@ -48,8 +49,16 @@ _NUMBER = 'root ::= "-"? ("0" | [1-9] [0-9]{0,17}) ("." [0-9]{1,17})? ([eE] [+-]
 
 def answer_json(schema: Any, *, excluded: str) -> Format:
     """An answer that is JSON by `schema`; its strings do not hold `excluded`."""
+    check_schema(schema)
     made = enforceable(schema)
     return json_schema(made, excluded=_excluded(made, excluded), max_whitespace=_ANSWER_WHITESPACE)
+
+
+def check_schema(schema: Any) -> None:
+    """Raise `GrammarError` unless this is a JSON Schema."""
+    problem = schema_problem(schema)
+    if problem is not None:
+        raise GrammarError(f"not a JSON Schema: {problem}")
 
 
 def _excluded(schema: Any, *marks: str) -> tuple[str, ...]:
@@ -101,12 +110,12 @@ class ParameterSplitter:
 
     def _target(self, reference: str) -> Any:
         found: Any = self._root
-        if not reference.startswith("#"):
+        if reference != "#" and not reference.startswith("#/"):
             raise GrammarError(f"the schema refers to {reference!r}; only `#/...` is followed")
         for part in reference[1:].split("/")[1:]:
             key = part.replace("~1", "/").replace("~0", "~")
             if not isinstance(found, dict) or key not in found:
-                raise GrammarError(f"the schema refers to {reference!r}, which is not there")
+                raise GrammarError(f"the schema refers to {reference!r}, which is no named schema")
             found = found[key]
         return found
 

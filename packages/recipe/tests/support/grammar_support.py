@@ -16,8 +16,12 @@ from deepinfer_recipe import (
     ConversionOptions,
     GrammarVocabulary,
     ModelVersion,
+    OutputConstraint,
+    ParsingOptions,
     SpecialToken,
     Tokenizer,
+    compile_grammar,
+    constraint_grammar,
 )
 
 MODELS = {"DeepSeek-V4-Pro": "v4", "DeepSeek-V4.1-Flash": "v41"}
@@ -159,3 +163,14 @@ def body(
         if schema is not None:
             out["output_config"] = {"format": {"type": "json_schema", "schema": schema}}
     return json.dumps(out).encode()
+
+
+@cache
+def compiled_null(model: str) -> CompiledGrammar:
+    """A grammar with one answer."""
+    text = constraint_grammar(
+        OutputConstraint("json", '{"type":"null"}'),
+        parsing_options=ParsingOptions(),
+        version=ModelVersion.DeepseekV4Pro,
+    )
+    return compile_grammar(text, vocabulary(model))

@@ -1,0 +1,193 @@
+"""Compiling in processes that can be killed: limits, memory of results, others going on."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+
+import pytest
+
+from deepinfer_recipe import (
+    CompiledGrammar,
+    GrammarBusy,
+    GrammarError,
+    GrammarService,
+    GrammarTooComplex,
+    GrammarUnavailable,
+    GrammarVocabulary,
+    ModelVersion,
+    OutputConstraint,
+    ParsingOptions,
+    constraint_grammar,
+)
+
+pytest.importorskip("xgrammar", reason="the grammar extra is not installed")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
+
+import grammar_support as support  # noqa: E402
+
+MODEL = "DeepSeek-V4.1-Flash"
+TIMEOUT_S = 3.0
+LONG = "(a{1,3000}b{1,3000}){1,3000}"
+"""Thirty characters that unfold into billions of states."""
+
+
+def text(schema) -> str:
+    return constraint_grammar(
+        OutputConstraint("json", json.dumps(schema)),
+        parsing_options=ParsingOptions(),
+        version=ModelVersion.DeepseekV41Flash,
+    )
+
+
+def vocabulary() -> GrammarVocabulary:
+    return support.vocabulary(MODEL)
+
+
+@pytest.fixture(scope="module")
+def service():
+    one = GrammarService(vocabulary, timeout_s=TIMEOUT_S)
+    one.compile(text({"type": "null"}))
+    yield one
+    one.close()
+
+
+def test_what_comes_back_enforces(service):
+    compiled = service.compile(text({"type": "boolean"}))
+    ids = support.random_answer(compiled, MODEL, 1)
+    assert support.tokenizer(MODEL).backend.decode(ids[:-1]) in ("true", "false")
+
+
+def test_a_result_is_kept_and_shared(service):
+    before = service.counters()
+    first, again = (service.submit(text({"type": "integer"})) for _ in range(2))
+    assert first.result() is again.result() is service.compile(text({"type": "integer"}))
+    after = service.counters()
+    assert after["grammar_compilations"] == before["grammar_compilations"] + 1
+
+
+def test_a_pathological_schema_dies_in_time_alone_and_is_remembered(service):
+    started = time.monotonic()
+    sick = service.submit(text({"type": "string", "pattern": LONG}))
+    assert service.compile(text({"enum": ["meanwhile"]})).nbytes > 0
+    with pytest.raises(GrammarTooComplex, match="longer than 3 s"):
+        sick.result()
+    assert time.monotonic() - started < 20 * TIMEOUT_S
+    before = service.counters()
+    with pytest.raises(GrammarTooComplex):
+        service.compile(text({"type": "string", "pattern": LONG}))
+    assert service.counters()["grammar_compilations"] == before["grammar_compilations"]
+    assert service.compile(text({"enum": ["afterwards"]})).nbytes > 0
+
+
+def test_what_is_no_grammar_is_told_in_the_librarys_words(service):
+    with pytest.raises(GrammarError, match="minimum greater than maximum"):
+        service.compile(text({"type": "integer", "minimum": 2, "maximum": 1}))
+    with pytest.raises(GrammarError, match="cannot be compiled"):
+        service.compile("not JSON at all")
+    assert service.counters()["grammar_failures"] >= 2
+
+
+def test_memory_beyond_the_limit_ends_the_compiler_not_the_program():
+    service = GrammarService(vocabulary, timeout_s=60, memory_bytes=64 << 20)
+    try:
+        with pytest.raises(GrammarTooComplex, match="memory"):
+            service.compile(text({"type": "string", "pattern": LONG}))
+        assert service.compile(text({"type": "null"})).nbytes > 0
+    finally:
+        service.close()
+
+
+def test_a_killed_compiler_is_replaced(service):
+    for compiler in list(service._compilers):
+        compiler.kill()
+    assert service.compile(text({"enum": ["new"]})).nbytes > 0
+
+
+def test_the_memory_of_results_is_bounded():
+    service = GrammarService(vocabulary, cache_bytes=1 << 20, processes=1)
+    try:
+        for n in range(5):
+            service.compile(text({"type": "object", "properties": {f"p{n}": {"type": "string"}}}))
+            assert service.gauges()["grammar_cache_bytes"] <= 1 << 20
+        before = service.counters()["grammar_compilations"]
+        service.compile(text({"type": "object", "properties": {"p4": {"type": "string"}}}))
+        assert service.counters()["grammar_compilations"] == before
+        service.compile(text({"type": "object", "properties": {"p0": {"type": "string"}}}))
+        assert service.counters()["grammar_compilations"] == before + 1
+    finally:
+        service.close()
+
+
+def test_too_many_are_refused_at_once():
+    gate = threading.Event()
+
+    def slow() -> GrammarVocabulary:
+        gate.wait()
+        return vocabulary()
+
+    service = GrammarService(slow, max_waiting=2)
+    try:
+        waiting = [service.submit(text({"enum": [n]})) for n in range(2)]
+        with pytest.raises(GrammarBusy, match="try again"):
+            service.submit(text({"enum": [2]}))
+        assert service.gauges()["grammar_queue"] == 2
+        gate.set()
+        for future in waiting:
+            assert future.result().nbytes > 0
+    finally:
+        gate.set()
+        service.close()
+    with pytest.raises(GrammarBusy, match="closed"):
+        service.submit(text({"enum": [3]}))
+
+
+def test_closing_ends_what_compiles():
+    service = GrammarService(vocabulary, timeout_s=60)
+    service.compile(text({"type": "null"}))
+    sick = service.submit(text({"type": "string", "pattern": LONG}))
+    processes = [compiler._process for compiler in service._compilers]
+    service.close()
+    with pytest.raises((GrammarBusy, GrammarTooComplex)):
+        sick.result()
+    assert all(process.poll() is not None for process in processes)
+
+
+def test_without_the_library_the_error_names_the_extra(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(GrammarUnavailable, match=r"deepinfer-recipe\[grammar\]"):
+        GrammarService(vocabulary)
+
+
+def test_a_grammar_of_another_vocabulary_is_refused():
+    compiled = support.compiled_null(MODEL)
+    small = GrammarVocabulary.of(support.tokenizer(MODEL), vocab_size=129_300)
+    with pytest.raises(GrammarError, match="vocabulary"):
+        CompiledGrammar.deserialize(compiled.serialize(), small)
+    again = CompiledGrammar.deserialize(compiled.serialize(), support.vocabulary(MODEL))
+    assert support.random_answer(again, MODEL, 0)
+
+
+def test_a_walk_goes_back_over_everything_it_went():
+    matcher = support.compiled_null(MODEL).matcher()
+    ids = support.tokenizer(MODEL).encode("null")
+    for token in ids:
+        assert matcher.accept(token)
+    assert matcher.completed
+    assert not matcher.accept(ids[0])
+    matcher.rollback(len(ids))
+    assert matcher.accepted == 0
+    with pytest.raises(ValueError, match="gone 0"):
+        matcher.rollback(1)
+
+
+def test_a_beginning_that_fits_no_answer_is_refused():
+    with pytest.raises(GrammarError, match="beginning"):
+        support.compiled_null(MODEL).matcher("nu-")
+    assert (
+        support.compiled_null(MODEL).matcher("nu").accept(support.tokenizer(MODEL).encode("ll")[0])
+    )
