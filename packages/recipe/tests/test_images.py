@@ -8,7 +8,7 @@ import io
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -209,7 +209,9 @@ def test_public_addresses_are_allowed(address: str) -> None:
 
 
 class Site(BaseHTTPRequestHandler):
-    """Serves a picture, a redirect, a redirect loop, and something large."""
+    """Serves a picture, a redirect, a redirect loop, something large, something slow."""
+
+    outlasted: ClassVar[list[str]] = []
 
     def do_GET(self) -> None:
         if self.path == "/to-picture":
@@ -236,17 +238,19 @@ class Site(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def _drip(self) -> None:
-        """Never silent for long, and never done in time."""
-        head = b"HTTP/1.1 200 OK\r\nContent-Length: 400\r\n"
-        if self.path == "/slow-head":
-            head += b"X-A: "
-        self.wfile.write(head if self.path == "/slow-head" else head + b"\r\n")
+        """A good answer that takes too long; `outlasted` tells when it was heard out."""
+        body = b"x" * 60
+        head = b"HTTP/1.1 200 OK\r\nContent-Length: 60\r\n"
+        self.wfile.write(head + (b"X-A: " if self.path == "/slow-head" else b"\r\n"))
+        rest = b"\r\n\r\n" + body if self.path == "/slow-head" else b""
         pace = threading.Event()
         with contextlib.suppress(OSError):
-            for _ in range(400):
+            for _ in body:
                 pace.wait(0.02)
                 self.wfile.write(b"x")
                 self.wfile.flush()
+            self.outlasted.append(self.path)
+            self.wfile.write(rest)
 
     def _redirect(self, target: str) -> None:
         self.send_response(302)
@@ -348,6 +352,7 @@ def test_a_server_that_drips_does_not_hold_the_fetcher(site: str, path: str) -> 
     with pytest.raises(ImageError) as caught:
         fetcher.fetch(site + path)
     assert (caught.value.kind, caught.value.is_retryable) == ("Fetch", True)
+    assert path not in Site.outlasted
 
 
 def test_a_picture_that_ends_early_is_an_error(site: str) -> None:

@@ -24,9 +24,9 @@ from deepinfer_recipe.protocols.responses_body import (
     parse_items,
     parse_tools,
 )
-from deepinfer_recipe.protocols.responses_convert import ParsedResponses
 from deepinfer_recipe.protocols.responses_echo import ResponsesEcho
 from deepinfer_recipe.protocols.responses_events import ResponsesChunkGenerator, Seal
+from deepinfer_recipe.protocols.responses_items import ParsedResponses
 from deepinfer_recipe.protocols.responses_tools import namespace_map
 from deepinfer_recipe.protocols.tool_lists import parse_request
 from deepinfer_recipe.response_history import message_item
