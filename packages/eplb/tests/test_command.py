@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import xml.etree.ElementTree as ET
 
 import numpy as np
@@ -56,6 +57,12 @@ def test_a_pickled_array_is_refused(tmp_path, capsys) -> None:
     assert "not a plain .npy" in capsys.readouterr().err
 
 
+def test_without_torch_the_live_example_names_the_extra(monkeypatch, capsys) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert main(["demo"]) == 1
+    assert "deepinfer-eplb[torch]" in capsys.readouterr().err
+
+
 def test_usage_errors_exit_with_two() -> None:
     with pytest.raises(SystemExit) as stop:
         main(["bench", "--kinds", "nonsense"])
@@ -65,7 +72,6 @@ def test_usage_errors_exit_with_two() -> None:
 def test_four_gloo_processes_rearrange_live_and_stay_bit_identical(capfd) -> None:
     pytest.importorskip("torch", reason="the gloo example needs torch")
     import subprocess
-    import sys
 
     run = subprocess.run(
         [sys.executable, "-m", "deepinfer_eplb.cli", "demo", "--steps", "45"],

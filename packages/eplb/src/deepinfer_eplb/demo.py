@@ -19,6 +19,7 @@ from deepinfer_eplb.balancer import Balancer, Gate
 from deepinfer_eplb.dispatch import dispatch
 from deepinfer_eplb.evaluation import evaluate
 from deepinfer_eplb.placement import initial_placement
+from deepinfer_eplb.transport import GlooTransport, require_torch
 from deepinfer_eplb.window import LoadWindow
 
 RANKS: Final = 4
@@ -73,8 +74,6 @@ def _apply(matrices: Float, x: Float) -> Float:
 def worker(rank: int, port: int, steps: int, results: Any) -> None:
     """One rank: serve `steps` steps, report digests and what was moved."""
     import torch.distributed as dist  # pyright: ignore[reportMissingImports]
-
-    from deepinfer_eplb.transport import GlooTransport
 
     dist.init_process_group(
         "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=RANKS
@@ -135,8 +134,7 @@ def _serve(
 
 def run_demo(steps: int) -> int:
     """Start the processes, compare every step with one process, print what happened."""
-    import torch.distributed  # noqa: F401  # pyright: ignore
-
+    require_torch()
     port = _free_port()
     # forked after torch is loaded: four imports of it would take longer than the demo itself
     context = mp.get_context("fork")

@@ -89,7 +89,7 @@ def _directions(sums: Float, counted: Float, mean: Float) -> tuple[Float, Float,
     """(path [K, r] of unit variance, directions [r, L, E], noise relative to Poisson counts)."""
     K, L, E = sums.shape
     # a layer that was idle for a block says nothing about it: its mean stands in
-    seen = (mean > 0) & (counted > 0).any(axis=0)[:, None]
+    seen = (mean > 0) & (counted.sum(axis=0) > 0)[:, None]
     busy = counted[:, :, None] > 0
     share = np.divide(sums, counted[:, :, None], out=np.tile(mean, (K, 1, 1)), where=busy)
     unit = np.sqrt(np.divide(1.0, mean, out=np.zeros_like(mean), where=seen))

@@ -62,15 +62,22 @@ class Alone:
         return None
 
 
+def require_torch() -> Any:
+    """torch with its distributed part, or an ImportError that names the extra."""
+    try:
+        import torch  # pyright: ignore[reportMissingImports]
+        import torch.distributed  # pyright: ignore
+    except ImportError as e:
+        raise ImportError("gloo needs torch: pip install 'deepinfer-eplb[torch]'") from e
+    return torch
+
+
 class GlooTransport:
     """torch.distributed on host buffers (backend gloo); the process group must be initialised."""
 
     def __init__(self, group: Any | None = None) -> None:
-        import torch  # pyright: ignore[reportMissingImports]
-        import torch.distributed as dist  # pyright: ignore[reportMissingImports]
-
-        self._torch: Any = torch
-        self._dist: Any = dist
+        self._torch: Any = require_torch()
+        self._dist: Any = self._torch.distributed
         self._group = group
 
     @property
