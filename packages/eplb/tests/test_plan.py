@@ -177,8 +177,9 @@ def test_moves_stay_inside_a_node_where_they_can() -> None:
     assert aware[0] / aware[1] < 0.7 * blind[0] / blind[1]
 
 
-def test_few_groups_go_to_the_nodes_that_balance_best() -> None:
-    rng = np.random.default_rng(1)
+@pytest.mark.parametrize("seed", range(6))
+def test_few_groups_go_to_the_nodes_that_balance_best(seed: int) -> None:
+    rng = np.random.default_rng(seed)
     c, noise = rng.gamma(2.0, size=(3, 24)), np.full(24, 1e-3)
     solver = Solver(num_gpus=8, num_slots=24, nodes=2)
     home = groups_to_nodes(solver, c, noise, None, 6)
