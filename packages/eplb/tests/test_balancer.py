@@ -258,6 +258,18 @@ def test_only_rank_0_plans_and_all_take_over_its_plan(monkeypatch) -> None:
             )
 
 
+def test_the_planner_is_told_where_nodes_end(monkeypatch) -> None:
+    seen = []
+
+    def spy(*arguments, **named):
+        seen.append(named["num_nodes"])
+        return plan(*arguments, **named)
+
+    monkeypatch.setattr(balancer_module, "plan", spy)
+    threads.run_ranks(G, lambda t: serve(t, steps=8, ranks_per_node=2))
+    assert seen == [2]
+
+
 def test_a_planner_that_fails_is_reported_on_every_rank_at_the_same_step(monkeypatch) -> None:
     def broken(*_, **__):
         raise MemoryError("no room for the window")

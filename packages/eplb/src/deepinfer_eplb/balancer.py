@@ -130,6 +130,8 @@ class Balancer:
         self._check_every, self._rearrange_every = check_every, rearrange_every
         self._record_every, self._plan_steps = record_every, plan_steps
         self._layers_per_step, self._ranks_per_node = layers_per_step, ranks_per_node
+        if num_groups == num_nodes == 1 and ranks_per_node and num_gpus % ranks_per_node == 0:
+            num_nodes = num_gpus // ranks_per_node  # a global plan that knows what a move costs
         self._plan_args = {"num_groups": num_groups, "num_nodes": num_nodes, "max_swaps": max_swaps}
         self._weights, self._on_commit = weights, on_commit
         self._staging = None if not weights else allocate_staging(weights[0])
