@@ -1,0 +1,46 @@
+"""Two slots a rank on moving loads: the peaks of steps decide."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from deepinfer_eplb import evaluate, plan
+from deepinfer_eplb.baselines import per_step_policy, totals_policy
+from deepinfer_eplb.loads import generate
+from deepinfer_eplb.narrow import peaks, place_by_peaks
+from deepinfer_eplb.replicas import by_peaks, by_power
+
+
+def test_experts_that_peak_in_the_same_step_do_not_share_a_rank() -> None:
+    steps = np.array([[9.0, 9.0, 1.0, 1.0], [1.0, 1.0, 9.0, 9.0], [4.0, 4.0, 4.0, 4.0]])
+    slots = place_by_peaks(np.arange(4), steps, 2)
+    assert all({0, 1} != set(row) != {2, 3} for row in slots.tolist())
+    assert peaks(slots, steps) == (10.0 + 10.0 + 8.0) / 3
+
+
+def test_only_what_raises_the_peak_of_its_step_counts() -> None:
+    # rank 0 holds the tower of step 0, but in step 1 it is as free as any: the tie is its
+    steps = np.array([[10.0, 0.0, 2.0, 0.0], [0.0, 6.0, 5.0, 4.0]])
+    slots = place_by_peaks(np.array([0, 1, 2, 3]), steps, 2)
+    assert sorted(slots[0].tolist()) == [0, 1]
+
+
+def test_a_spare_replica_goes_where_the_towering_steps_are() -> None:
+    steps = np.ones((20, 6))
+    steps[:, 0] = 3.0  # always the heaviest, a little
+    steps[:5, 1] = 20.0  # in a quarter of the steps a tower
+    assert by_peaks(steps, 1, 6).tolist() == [1, 2, 1, 1, 1, 1]
+    assert by_power(steps.mean(axis=0), 1, 6).tolist() == [1, 2, 1, 1, 1, 1]
+    steps[:5, 1] = 8.0
+    assert by_peaks(steps, 2, 6).tolist() == [2, 2, 1, 1, 1, 1]
+
+
+def test_two_slots_a_rank_are_balanced_about_as_well_as_by_the_better_policy() -> None:
+    ratios = []
+    for kind in ("skew", "burst", "drift"):
+        trace = generate(kind, 41, steps=200, layers=6, experts=256)
+        window, truth = trace.counts[:100], trace.expected[100:]
+        made = evaluate(truth, plan(window, 144, 288).phy2log, 144).B - 1
+        others = [policy(window, 144, 288) for policy in (per_step_policy, totals_policy)]
+        ratios.append(made / min(evaluate(truth, p, 144).B - 1 for p in others))
+    assert np.mean(ratios) < 1.05, ratios
