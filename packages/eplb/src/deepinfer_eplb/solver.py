@@ -75,8 +75,9 @@ class Solver:
         peak = c[0] + PEAK_SIGMAS * np.sqrt((c[1:] ** 2).sum(axis=0))
         slots = np.full((G, S // G), -1, dtype=np.int64)
         steps = None
-        if narrow and model.path.size:
-            steps = np.maximum(c[0] + model.path @ c[1:], 0.1 * c[0])
+        if narrow:
+            # without directions every step looks the same
+            steps = np.maximum(c[0] + model.path @ c[1:], 0.1 * c[0]) if len(c) > 1 else c[:1]
         if old is not None:
             slots[:] = old.reshape(G, -1)
             held = np.bincount(old, minlength=E)
