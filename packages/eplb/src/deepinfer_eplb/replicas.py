@@ -46,7 +46,9 @@ def by_peaks(steps: Float, extra: int, ranks: int) -> Int:
         share[rows, first] = top
         relieved = np.maximum(second, steps[rows, first] / (n[first] + 1))
         saved = np.bincount(first, weights=top - relieved, minlength=n.size)
-        e = int(np.where((n < ranks) == (n < ranks).any(), saved, -np.inf).argmax())
+        saved = np.where((n < ranks) == (n < ranks).any(), saved, -np.inf)
+        # equal loads tie at nothing saved: the heaviest replicas in sum go first then
+        e = int(np.where(saved == saved.max(), share.sum(axis=0), -np.inf).argmax())
         n[e] += 1
         share[:, e] = steps[:, e] / n[e]
     return n
