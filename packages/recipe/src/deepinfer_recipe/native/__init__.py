@@ -20,13 +20,13 @@ _SWITCH = "DEEPINFER_RECIPE_PURE"
 
 def _load() -> tuple[ModuleType | None, str]:
     if os.environ.get(_SWITCH, "0") not in ("", "0"):
-        return None, f"pure Python ({_SWITCH} is set)"
+        return None, f"pure Python: {_SWITCH} is set"
     try:
         from deepinfer_recipe.native import _routines
     except ImportError:
-        return None, "pure Python (no C compiler or no Python headers when it was installed)"
+        return None, "pure Python: not compiled when installed"
     if source_checksum() != _routines.SOURCE_CHECKSUM:
-        return None, "pure Python (the compiled part is of other sources; install again)"
+        return None, "pure Python: compiled from other sources; install again"
     return _routines, "compiled"
 
 
