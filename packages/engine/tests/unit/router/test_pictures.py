@@ -78,6 +78,13 @@ def test_the_picture_decides_the_answer_and_chunks_do_not(folder: Path) -> None:
     # Chunks of a block: the first border lies inside the span (tokens 110 to 153).
     (cut,) = answers(runner(folder), cat, max_num_batched_tokens=128)
     assert cut.tokens == one.tokens
+    # Here it lies two tokens behind the span: the look-back of the second chunk reaches into it.
+    early = request(model, "a", 1, text=82)
+    assert early.pictures[0].end == 126
+    (one,), (cut,) = (
+        answers(runner(folder), early, max_num_batched_tokens=size) for size in (2048, 128)
+    )
+    assert cut.tokens == one.tokens
 
 
 def test_decoding_right_behind_a_picture_equals_a_longer_prompt(folder: Path) -> None:
