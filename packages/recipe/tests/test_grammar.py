@@ -199,6 +199,12 @@ def test_optional_groups_are_counted():
     assert safe_pattern(r"(a+b)?c\)?[)?]x?(d)??") == r"(a+b){0,1}c\)?[)?]x?(d)??"
 
 
+def test_what_is_required_is_declared():
+    assert enforceable({"type": "object", "required": ["b"]})["properties"] == {"b": True}
+    made = enforceable({"required": ["b"], "additionalProperties": {"type": "null"}})
+    assert made["properties"] == {"b": {"type": "null"}}
+
+
 SMALL = st.recursive(
     st.sampled_from(
         [

@@ -6,6 +6,7 @@ import json
 import threading
 import time
 
+import numpy as np
 import pytest
 
 from deepinfer_recipe import (
@@ -19,6 +20,8 @@ from deepinfer_recipe import (
     ModelVersion,
     OutputConstraint,
     ParsingOptions,
+    ThinkingInitialStage,
+    compile_grammar,
     constraint_grammar,
 )
 
@@ -191,3 +194,33 @@ def test_a_beginning_that_fits_no_answer_is_refused():
     assert (
         support.compiled_null(MODEL).matcher("nu").accept(support.tokenizer(MODEL).encode("ll")[0])
     )
+
+
+@pytest.mark.parametrize("thinks", [False, True])
+def test_thinking_ends_once_even_where_strings_cannot_be_filtered(thinks):
+    options = ParsingOptions(
+        thinking_initial_stage=ThinkingInitialStage.ReasoningStart if thinks else None
+    )
+    bounded = OutputConstraint("json", '{"type":"string","maxLength":20}')
+    made = constraint_grammar(
+        bounded, parsing_options=options, version=ModelVersion.DeepseekV41Flash
+    )
+    matcher = compile_grammar(made, vocabulary()).matcher()
+    row = np.zeros(vocabulary().mask_words, dtype=np.int32)
+    end = vocabulary().think_end_id
+
+    def may_end() -> bool:
+        assert matcher.fill(row)
+        return support.allowed(row, end)
+
+    if thinks:
+        assert matcher.accept(support.tokenizer(MODEL).encode("hm")[0])
+        assert may_end()
+        assert matcher.accept(end)
+        assert not may_end()
+        matcher.rollback(1)
+        assert may_end()
+        assert matcher.accept(end)
+    assert matcher.accept(support.tokenizer(MODEL).encode('"')[0])
+    assert not may_end()
+    assert support.allowed(row, support.tokenizer(MODEL).encode("x")[0])
