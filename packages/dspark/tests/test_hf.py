@@ -230,3 +230,5 @@ def test_models_that_cannot_take_tokens_back_are_refused() -> None:
     model.config._attn_implementation = "flash_attention_2"
     with pytest.raises(UnsupportedModelError, match="sdpa"):
         HFCausal(model)
+    with pytest.raises(UnsupportedModelError, match="on meta"):
+        HFTarget(llama().to("meta"))

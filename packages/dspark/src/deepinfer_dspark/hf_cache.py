@@ -109,6 +109,10 @@ class Masks:
                 f"ragged batches need explicit masks: load the model with attn_implementation "
                 f"'sdpa' or 'eager', got {implementation!r}"
             )
+        if model.device.type != "cpu":
+            raise UnsupportedModelError(
+                f"this adapter was written for and tested on the CPU: got a model on {model.device}"
+            )
         self._kinds, self._window, self._dtype = kinds, int(window or 0), model.dtype
 
     def of(self, at: Tensor, top: int) -> Any:
