@@ -3,7 +3,7 @@
     OMP_NUM_THREADS=1 python packages/dspark/benches/bench_hf.py [--quick]
 
 Two targets: (a) random weights, large enough that a forward pass costs real time; (b) a small
-model trained here for a minute or two on text made by a grammar below, with a smaller one trained on
+model trained here for a minute or two on text from a grammar below, with a smaller one trained on
 the same text as its drafter. Plain greedy `generate` and each drafter take turns, so that a busy
 machine slows all alike; printed are medians of ratios, of CPU time (one thread) and of wall time.
 """
