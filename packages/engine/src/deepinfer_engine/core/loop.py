@@ -235,6 +235,7 @@ class EngineLoop:
             sampling=seq.request.sampling,
             max_draft=drafts,
             constraint=seq.constraint,
+            pictures=seq.request.pictures,
         )
 
     def _prefill_chunk(self, chunk: Chunk) -> PrefillChunk:

@@ -76,14 +76,12 @@ def test_the_picture_decides_the_answer_and_chunks_do_not(folder: Path) -> None:
     one, two = answers(model, cat, dog)
     assert one.tokens != two.tokens
     # Chunks of a block: the first border lies inside the span (tokens 110 to 153).
-    (cut,) = answers(runner(folder), cat, max_num_batched_tokens=128)
+    (cut,) = answers(model, cat, max_num_batched_tokens=128)
     assert cut.tokens == one.tokens
     # Here it lies two tokens behind the span: the look-back of the second chunk reaches into it.
     early = request(model, "a", 1, text=82)
     assert early.pictures[0].end == 126
-    (one,), (cut,) = (
-        answers(runner(folder), early, max_num_batched_tokens=size) for size in (2048, 128)
-    )
+    (one,), (cut,) = (answers(model, early, max_num_batched_tokens=size) for size in (2048, 128))
     assert cut.tokens == one.tokens
 
 
@@ -111,7 +109,7 @@ def test_the_same_picture_hits_the_cache_and_another_one_does_not(
     both = request(model, "a", 1, 2)
     asked = [both, replace(both, request_id="b"), request(model, "c", 1, 3), request(model, "d", 4)]
     found = answers(model, *asked, store=store)
-    cold = [answers(runner(folder), one)[0] for one in asked]
+    cold = answers(model, *asked)
     assert [a.tokens for a in found] == [a.tokens for a in cold]
     # Spans at 110 and 264: block 0 holds the first picture, block 2 the second.
     assert [a.cached for a in found] == [0, 384, 256, 0]
@@ -120,7 +118,7 @@ def test_the_same_picture_hits_the_cache_and_another_one_does_not(
 def test_workers_get_pixels_and_caches_from_each_other(folder: Path) -> None:
     model = runner(folder)
     cat, dog = request(model, "a", 1, 2), request(model, "b", 1, 3)
-    expected = [answers(runner(folder), one)[0].tokens for one in (cat, dog)]
+    expected = [one.tokens for one in answers(model, cat, dog)]
     shared = MemoryStore(model.layout)
     shared.close = lambda: None
 
