@@ -6,7 +6,6 @@ import json
 import threading
 import time
 
-import numpy as np
 import pytest
 
 from deepinfer_recipe import (
@@ -32,6 +31,7 @@ pytestmark = [
 ]
 
 import grammar_support as support  # noqa: E402
+import numpy as np  # noqa: E402
 
 MODEL = "DeepSeek-V4.1-Flash"
 TIMEOUT_S = 3.0
