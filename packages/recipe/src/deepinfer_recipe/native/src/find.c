@@ -65,7 +65,8 @@ static Place skip_value(Place at, Place end)
     return at;
 }
 
-/* Find the one member `name` of the object if its value is a list. Returns whether it did. */
+/* Find the member `name` of the object if its value is a list; of several the last, which is the
+ * one that counts when they are read. Returns whether it did. */
 static int find_list(Place at, Place end, const char *name, size_t name_length, Place *start,
                      Place *stop)
 {
@@ -91,7 +92,7 @@ static int find_list(Place at, Place end, const char *name, size_t name_length, 
         if (at == NULL)
             return 0;
         if (length == name_length && memcmp(key + 1, name, length) == 0) {
-            if (*start != NULL || *value != '[')
+            if (*value != '[')
                 return 0;
             *start = value;
             *stop = at;
