@@ -109,7 +109,7 @@ def _answer(constraint: OutputConstraint, options: ParsingOptions, version: Mode
         return regex(constraint.schema)
     if constraint.kind == "json":
         schema = json.loads(constraint.schema) if constraint.schema else {"type": "object"}
-        return answer_json(schema, excluded=think_end)
+        return answer_json(schema, excluded=(think_end, dsml))
     calls = CallsGrammar(constraint.schema, version.prompt_format, dsml)
     if options.starts_in_tool_calls:
         return calls.inside()

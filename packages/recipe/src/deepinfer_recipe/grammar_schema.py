@@ -6,6 +6,7 @@ of a parameter is split into the strings it allows and its other values.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,11 +48,11 @@ _NUMBER = 'root ::= "-"? ("0" | [1-9] [0-9]{0,17}) ("." [0-9]{1,17})? ([eE] [+-]
 """A number that a double holds; JSON's own grammar has no bound on the exponent."""
 
 
-def answer_json(schema: Any, *, excluded: str) -> Format:
-    """An answer that is JSON by `schema`; its strings do not hold `excluded`."""
+def answer_json(schema: Any, *, excluded: Sequence[str]) -> Format:
+    """An answer that is JSON by `schema`; its strings hold none of `excluded`."""
     check_schema(schema)
     made = enforceable(schema)
-    return json_schema(made, excluded=_excluded(made, excluded), max_whitespace=_ANSWER_WHITESPACE)
+    return json_schema(made, excluded=_excluded(made, *excluded), max_whitespace=_ANSWER_WHITESPACE)
 
 
 def check_schema(schema: Any) -> None:
@@ -188,7 +189,7 @@ class ParameterSplitter:
             for key in ("$defs", "definitions"):
                 if key in self._root:
                     made[key] = enforceable(self._root[key])
-        excluded = _excluded(made, f"</{self._mark}", f"<{self._mark}")
+        excluded = _excluded(made, self._mark)
         return json_schema(made, excluded=excluded, max_whitespace=_CALL_WHITESPACE)
 
 
