@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import stat
+import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -135,6 +136,14 @@ def test_a_file_outlives_its_process_and_is_private(tmp_path: Path) -> None:
     assert SqliteResponseStore(path).get("a", "r1") == stored("r1")
 
 
+def test_no_name_is_special(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    store = SqliteResponseStore(":memory:")
+    store.put("a", stored("r1"))
+    store.close()
+    assert SqliteResponseStore(":memory:").get("a", "r1") == stored("r1")
+
+
 def test_what_is_no_store_is_refused_and_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "other.db"
     path.write_bytes(b"not a database at all" * 100)
@@ -175,11 +184,18 @@ class BothStores(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.clock = Clock()
+        self.folder = tempfile.TemporaryDirectory()
         limits = StoreLimits(max_responses=4, max_bytes=900, max_response_bytes=400, max_age_s=20)
         self.stores: list[ResponseStore] = [
             MemoryResponseStore(limits, clock=self.clock),
-            SqliteResponseStore(":memory:", limits, clock=self.clock),
+            SqliteResponseStore(Path(self.folder.name) / "r.db", limits, clock=self.clock),
         ]
+
+    def teardown(self) -> None:
+        file = self.stores[1]
+        assert isinstance(file, SqliteResponseStore)
+        file.close()
+        self.folder.cleanup()
 
     def both(self, ask: Callable[[ResponseStore], Any]) -> None:
         self.clock.now += 1

@@ -42,7 +42,8 @@ class SqliteResponseStore:
         *,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._path = Path(path)
+        # Absolute, so that no name means anything special to SQLite.
+        self._path = Path(path).absolute()
         self._limits = limits
         self._clock = clock
         self._lock = threading.Lock()
