@@ -39,7 +39,8 @@ def test_what_is_sealed_opens_to_the_same_text(text: str) -> None:
 @given(st.integers(0, 60), st.sampled_from("ABCxyz019-_."))
 def test_no_changed_text_opens(at: int, other: str) -> None:
     sealed = SEALER.seal("a thought")
-    at %= len(sealed) - 1  # the last base64 character carries bits that decoding drops
+    # The last base64 character before the padding carries bits that decoding drops.
+    at %= len(sealed.rstrip("=")) - 1
     assume(sealed[at] != other)
     for changed in (sealed[:at] + other + sealed[at + 1 :], sealed[:at], sealed + other):
         with pytest.raises(SealError):
