@@ -37,7 +37,8 @@ class Script:
     """What the fake engine does with one request.
 
     reason: None breaks the stream off without a word. steps: token ids of each step. gates: an
-    event to wait for before step i. raise_at: (step, error).
+    event to wait for before step i. raise_at: (step, error). unspelled: more ids among the
+    likeliest tokens.
     """
 
     steps: Sequence[Sequence[int]] = ()
@@ -46,6 +47,7 @@ class Script:
     gates: dict[int, asyncio.Event] = field(default_factory=dict)
     raise_at: tuple[int, Exception] | None = None
     logprobs: bool = False
+    unspelled: Sequence[int] = ()
 
 
 class FakeEngine:
@@ -80,7 +82,12 @@ class FakeEngine:
                 ids = tuple(step)[:budget]
                 if ids:
                     logprobs = (
-                        tuple(TokenLogprob(i, -0.5, ((i, -0.5),)) for i in ids)
+                        tuple(
+                            TokenLogprob(
+                                i, -0.5, ((i, -0.5), *((u, -9.0) for u in script.unspelled))
+                            )
+                            for i in ids
+                        )
                         if script.logprobs
                         else ()
                     )

@@ -337,7 +337,7 @@ class RecipeEncoder:
         return self._push(InferenceChunk.ready(prompt_usage=usage))
 
     def tokens(self, event: TokensEvent) -> list[WireEvent]:
-        ids, logprobs = event.token_ids, _pairs(event)
+        ids, logprobs = event.token_ids, _pairs(event, self._prepared.codec.vocab_size)
         out: list[WireEvent] = []
         for start, stop, spells in self._runs(ids):
             if self.finished:
@@ -414,10 +414,18 @@ class RecipeEncoder:
         return [WireEvent(name(chunk), chunk.to_json()) for chunk in chunks]
 
 
-def _pairs(event: TokensEvent) -> list[tuple[float, tuple[tuple[int, float], ...]]] | None:
+def _pairs(
+    event: TokensEvent, vocab_size: int
+) -> list[tuple[float, tuple[tuple[int, float], ...]]] | None:
+    """Log probabilities for the codec, without alternatives that have no spelling: a model may have
+    more rows of logits than its tokenizer has tokens.
+    """
     if not event.logprobs:
         return None
-    return [(entry.logprob, entry.top) for entry in event.logprobs]
+    return [
+        (entry.logprob, tuple(pair for pair in entry.top if pair[0] < vocab_size))
+        for entry in event.logprobs
+    ]
 
 
 def _renamed(text: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 
 import httpx
 import pytest
@@ -279,6 +280,14 @@ def test_logprobs_come_back(ask, say):
     reply, _ = ask("chat", say("ab", logprobs=True), logprobs=True, top_logprobs=1)
     entries = reply.json()["choices"][0]["logprobs"]["content"]
     assert [(e["token"], e["logprob"]) for e in entries] == [("a", -0.5), ("b", -0.5)]
+
+
+def test_alternatives_beyond_the_tokenizer_are_left_out(ask, say):
+    script = replace(say("ab", logprobs=True), unspelled=[510])
+    reply, _ = ask("chat", script, logprobs=True, top_logprobs=2)
+    assert reply.status_code == 200
+    entries = reply.json()["choices"][0]["logprobs"]["content"]
+    assert [[t["token"] for t in e["top_logprobs"]] for e in entries] == [["a"], ["b"]]
 
 
 @pytest.mark.parametrize(
