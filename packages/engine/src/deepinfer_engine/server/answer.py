@@ -30,6 +30,9 @@ from deepinfer_engine.server.streaming import (
 
 log = logging.getLogger(__name__)
 
+# On a busy machine; two seconds of imports on an idle one.
+_COMPILER_START_S = 30.0
+
 
 class AnswerResponse(Response):
     """A response that is produced while it is sent: the whole request runs in `__call__`, where the
@@ -88,8 +91,9 @@ class AnswerResponse(Response):
         settings = self.services.settings
         silence_first = settings.first_byte_s if writer.stream else settings.keepalive_s
         if generation.prepared.sampling.constraint is not None:
-            # A schema may be refused after all the time it may take, and with a status of its own.
-            silence_first += settings.xgrammar_timeout
+            # A schema may be refused after all the time it may take, and with a status of its own;
+            # its compiler may have to start before.
+            silence_first += settings.xgrammar_timeout + _COMPILER_START_S
         timing = Timing(
             silence_first=silence_first,
             silence=settings.keepalive_s,
