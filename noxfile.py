@@ -26,7 +26,7 @@ TORCH_FREE = ("recipe", "kvtier", "eplb", "search_fetch")
 nox.needs_version = ">=2024.4.15"
 nox.options.default_venv_backend = "venv"
 nox.options.error_on_missing_interpreters = False
-nox.options.sessions = ["lint", "types", "tests", "integration", "conformance", "docs"]
+nox.options.sessions = ["lint", "types", "tests", "integration", "grammar", "conformance", "docs"]
 
 # One pin for everything that is installed here: an unpinned torch is a CUDA build of several GB.
 os.environ.setdefault("PIP_CONSTRAINT", str(ROOT / "constraints.txt"))
@@ -76,6 +76,19 @@ def integration(session: nox.Session) -> None:
     install(session, "engine", "[test]")
     session.run("python", "docs/run_readme.py", "README.md")
     session.run("pytest", "packages/engine/tests/integration", *session.posargs)
+
+
+@nox.session
+def grammar(session: nox.Session) -> None:
+    """Answers held to schemas and tools; elsewhere these tests skip, for want of xgrammar."""
+    session.env.update(OMP_NUM_THREADS="1")
+    siblings = [f"./packages/{name}" for name in LOCAL_DEPS["engine"] if name != "recipe"]
+    session.install("./packages/recipe[test,grammar]", *siblings, "./packages/engine[test,grammar]")
+    recipe = sorted((ROOT / "packages/recipe/tests").glob("test_grammar*.py"))
+    session.run("pytest", *map(str, recipe), *session.posargs)
+    engine = ROOT / "packages/engine/tests/integration"
+    chosen = [*sorted(engine.glob("test_constrain*.py")), engine / "test_kept_responses.py"]
+    session.run("pytest", *map(str, chosen), *session.posargs)
 
 
 @nox.session
