@@ -244,6 +244,34 @@ def test_value_that_is_not_json_becomes_a_string_and_is_reported() -> None:
     assert repairs == ["a value that is not JSON became a string"]
 
 
+@pytest.mark.parametrize(
+    ("value", "meant"),
+    [
+        ("1e400", 1.7976931348623157e308),
+        ('{"a": [-2.5E+999, "1e999", 3], "b\\"1e999": 1e-999}', None),
+        ("9" * 400, 1.7976931348623157e308),
+    ],
+)
+def test_a_number_beyond_a_double_becomes_the_largest_one(value: str, meant: float | None) -> None:
+    sink, repairs = recovered(
+        '<｜DSML｜ calls><｜DSML｜ invoke name="f"><｜DSML｜ parameter name="n" string="false">'
+        f"{value}</｜DSML｜ parameter></｜DSML｜ invoke>"
+    )
+    expected = meant or {"a": [-1.7976931348623157e308, "1e999", 3], 'b"1e999': 0.0}
+    assert json.loads(sink.arguments()[0]) == {"n": expected}
+    assert repairs == ["a number beyond a double became the largest one"]
+
+
+@given(st.text(alphabet='"\\{}[]:,-0123456789eE. a', max_size=60))
+def test_what_is_mended_is_json_whatever_the_value(value: str) -> None:
+    sink, _ = recovered(
+        '<｜DSML｜ calls><｜DSML｜ invoke name="f"><｜DSML｜ parameter name="n" string="false">'
+        f"{value}</｜DSML｜ parameter></｜DSML｜ invoke>"
+    )
+    got = json.loads(sink.arguments()[0])["n"]
+    assert got == value or not isinstance(got, str) or json.loads(value) == got
+
+
 def test_unclosed_parameter_ends_where_the_next_tag_begins() -> None:
     sink, repairs = recovered(
         '<｜DSML｜ calls><｜DSML｜ invoke name="f">'

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from deepinfer_recipe.holding import alternation, patterns_of
 from deepinfer_recipe.json_closing import closing_of
-from deepinfer_recipe.json_text import loads, quote
+from deepinfer_recipe.json_text import loads, quote, saturated
 from deepinfer_recipe.output_sink import OutputSink
 
 _HEADER = re.compile(r'"(.*?)"(?: [^>"]*"(true|false)"[^>]*)?>', re.DOTALL)
@@ -208,12 +208,15 @@ class CallParser:
             self._sink.call_arguments(self._as_json("".join(self._value)))
 
     def _as_json(self, text: str) -> str:
-        try:
-            loads(text)
-        except ValueError:
-            self.repairs.append("a value that is not JSON became a string")
-            return quote(text)
-        return text
+        if _is_json(text):
+            return text
+        # Numbers without bound are JSON, but readers refuse them, our own next turn included.
+        bounded = saturated(text)
+        if _is_json(bounded):
+            self.repairs.append("a number beyond a double became the largest one")
+            return bounded
+        self.repairs.append("a value that is not JSON became a string")
+        return quote(text)
 
     def finish(self, held: str, *, mends: bool) -> None:
         """The answer ended inside a call. `mends` makes its arguments a JSON object."""
@@ -248,3 +251,11 @@ class CallParser:
             self._sink.call_arguments(key)
         if space:
             self._sink.call_arguments(": ")
+
+
+def _is_json(text: str) -> bool:
+    try:
+        loads(text)
+    except ValueError:
+        return False
+    return True

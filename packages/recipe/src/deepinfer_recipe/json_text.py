@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
 from collections.abc import Callable
 from json.encoder import encode_basestring
 from typing import Any
@@ -22,6 +23,10 @@ from deepinfer_recipe.native import routines as native
 
 MAX_DEPTH = 127
 _SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
+# A string that does not end reaches to the end, so that no text is scanned twice.
+_STRING_OR_NUMBER = re.compile(
+    r'"(?:[^"\\]|\\.)*"?|-?[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?', re.DOTALL
+)
 _INT64_MIN = -(2**63)
 _UINT64_MAX = 2**64 - 1
 
@@ -159,6 +164,18 @@ def _load_body(body: Any) -> Any:
         return _loads(body)
     except (TypeError, ValueError, RecursionError) as error:
         raise RequestParseError(f"{kind}: {error}") from None
+
+
+def saturated(text: str) -> str:
+    """JSON text with each number beyond a double replaced by the double nearest to it."""
+    return _STRING_OR_NUMBER.sub(_saturated, text)
+
+
+def _saturated(match: re.Match[str]) -> str:
+    token = match.group()
+    if token[0] == '"' or not math.isinf(float(token)):
+        return token
+    return f"{'-' if token[0] == '-' else ''}{sys.float_info.max!r}"
 
 
 def parse_object(text: str) -> dict[str, Any] | None:
