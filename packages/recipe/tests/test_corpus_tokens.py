@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+import threading
+import time
 from importlib.resources import files
 from typing import Any
 
@@ -32,6 +35,39 @@ def test_prompt_encodes_to_the_recorded_ids(
     converted = ChatCompletionRequest(tokens_case["request"]).convert(ConversionOptions())
     encoding = DeepseekV4Encoding().with_tokenizer(v4_tokenizer)
     assert encoding.encode(converted.conversation) == tokens_case["expect"]["token_ids"]
+
+
+def test_a_long_text_has_the_ids_of_its_parts(v4_tokenizer: Tokenizer) -> None:
+    # No token of this vocabulary goes on over a line break followed by a letter.
+    line = "Ein Satz, 2 + 2 = 4; das <｜User｜> ist 日本語 😀.\n"
+    assert v4_tokenizer.encode_plain(line * 2000) == v4_tokenizer.encode_plain(line) * 2000
+    assert v4_tokenizer.encode(line * 2000) == v4_tokenizer.encode(line) * 2000
+
+
+def test_other_threads_run_while_a_long_text_is_encoded(v4_tokenizer: Tokenizer) -> None:
+    rounds, over = 0, threading.Event()
+
+    def count() -> None:
+        nonlocal rounds
+        while not over.is_set():
+            rounds += 1
+            time.sleep(0)  # hands the lock on
+
+    v4_tokenizer.encode_plain("")
+    counting = threading.Thread(target=count)
+    # Nobody is made to hand the lock on: what runs meanwhile was let.
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(60.0)
+    try:
+        counting.start()
+        before = rounds
+        v4_tokenizer.encode_plain("abc " * 50_000)
+        after = rounds
+        over.set()
+        counting.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert after > before
 
 
 def test_special_token_spelled_by_a_user_is_plain_text(v4_tokenizer: Tokenizer) -> None:

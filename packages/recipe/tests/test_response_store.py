@@ -347,6 +347,21 @@ def test_input_items_are_listed_page_by_page(make: Make) -> None:
             input_item_list(kept, **wrong)  # type: ignore[arg-type]
 
 
+def test_paging_ends_where_a_client_gave_an_id_twice(make: Make) -> None:
+    store = make()
+    items = [{"role": "user", "content": str(n), "id": "same"} for n in range(3)]
+    turn(store, "r1", items, "y")
+    kept = store.get("a", "r1")
+    assert kept is not None
+    seen: list[str] = []
+    after = None
+    for _ in items:
+        page = input_item_list(kept, limit=1, after=after, order="asc")
+        seen += [item["content"] for item in page["data"]]
+        after = page["last_id"]
+    assert (seen, page["has_more"]) == (["0", "1", "2"], False)
+
+
 def test_metadata_comes_back() -> None:
     exchange = turn(MemoryResponseStore(), "r1", "x", "y", metadata={"job": "7"})
     assert exchange.response()["metadata"] == {"job": "7"}

@@ -107,10 +107,15 @@ def _with_ids(given: Any) -> list[dict[str, Any]]:
         return []
     items = [message_item(given)] if isinstance(given, str) else given
     listed: list[dict[str, Any]] = []
+    taken: set[str] = set()
     for item in items:
         kind = item.get("type", "message")
-        new_id = f"{_ID_PREFIX.get(kind, 'item')}_{secrets.token_hex(16)}"
-        listed.append({**item, "type": kind, "id": item.get("id") or new_id})
+        item_id = item.get("id")
+        # A page goes on behind an id: with one given twice, paging would never come to its end.
+        if not item_id or item_id in taken:
+            item_id = f"{_ID_PREFIX.get(kind, 'item')}_{secrets.token_hex(16)}"
+        taken.add(item_id)
+        listed.append({**item, "type": kind, "id": item_id})
     return listed
 
 

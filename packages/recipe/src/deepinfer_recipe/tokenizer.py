@@ -35,6 +35,19 @@ def _backend() -> Any:
     return tokenizers.Tokenizer
 
 
+_LONG = 16 * 1024
+"""Characters from which a text is encoded with the interpreter's lock released."""
+
+
+def _ids(backend: tokenizers.Tokenizer, text: str) -> list[int]:
+    if len(text) < _LONG:
+        return backend.encode(text, add_special_tokens=False).ids
+    # `encode` holds the lock to its end, seconds for a text of megabytes, and no other thread of a
+    # server would answer meanwhile; a batch does not, and this one leaves out the offsets.
+    [encoding] = backend.encode_batch_fast([text], add_special_tokens=False)
+    return encoding.ids
+
+
 class Tokenizer:
     """A Hugging Face tokenizer loaded from a `tokenizer.json` file.
 
@@ -86,13 +99,13 @@ class Tokenizer:
         A special-token spelling in `text` encodes as that token's id. The post-processor adds
         no special tokens, such as a BOS token. This is not prompt encoding.
         """
-        return self._full.encode(text, add_special_tokens=False).ids
+        return _ids(self._full, text)
 
     def encode_plain(self, text: str) -> list[int]:
         """Encode `text` without the added vocabulary: what spells a special token stays text."""
         if self._plain is None:
             self._plain = self._without_added_vocabulary()
-        return self._plain.encode(text, add_special_tokens=False).ids
+        return _ids(self._plain, text)
 
     def _without_added_vocabulary(self) -> tokenizers.Tokenizer:
         spec = json.loads(self._full.to_str())

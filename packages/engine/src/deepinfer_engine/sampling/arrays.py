@@ -13,6 +13,10 @@ import numpy as np
 from deepinfer_engine.adapters.dspark import Penalties, RaggedIds, SamplingBatch
 from deepinfer_engine.core.types import SamplingParams
 
+_COLD = 1e-5
+"""A lower temperature is 0: logits divided by it pass the range of a number, and what is drawn is
+the likeliest token long before."""
+
 
 def sampling_batch(
     params: Sequence[SamplingParams],
@@ -32,7 +36,9 @@ def sampling_batch(
     )
     produced = [at - n for at, n in zip(lengths.tolist(), prompt_lens, strict=True)]
     return SamplingBatch(
-        temperature=np.array([p.temperature for p in params], dtype=np.float64),
+        temperature=np.array(
+            [p.temperature if p.temperature >= _COLD else 0.0 for p in params], dtype=np.float64
+        ),
         seeds=np.array([p.seed or 0 for p in params], dtype=np.uint64),
         positions=lengths,
         top_p=_unless_all([p.top_p for p in params], 1.0),

@@ -11,6 +11,8 @@ from deepinfer_engine.errors import RequestError
 MAX_LOGPROBS = 20
 MAX_STOP_IDS = 256
 MAX_BIASED_IDS = 1024
+MIN_REPETITION_PENALTY = 0.01
+"""Logits are divided by it: one near zero makes them infinite."""
 
 
 def validate(params: SamplingParams, vocab_size: int) -> None:
@@ -21,9 +23,11 @@ def validate(params: SamplingParams, vocab_size: int) -> None:
     _within("min_p", params.min_p, 0.0, 1.0)
     _within("presence_penalty", params.presence_penalty, -2.0, 2.0)
     _within("frequency_penalty", params.frequency_penalty, -2.0, 2.0)
-    _within("repetition_penalty", params.repetition_penalty, 0.0, 10.0, open_low=True)
-    if params.top_k < -1:
-        raise RequestError(f"top_k must be -1 or 0 (off) or positive, got {params.top_k}")
+    _within("repetition_penalty", params.repetition_penalty, MIN_REPETITION_PENALTY, 10.0)
+    if not -1 <= params.top_k < 2**63:
+        raise RequestError(
+            f"top_k must be -1 or 0 (off) or positive and below 2^63, got {params.top_k}"
+        )
     if params.max_tokens < 1:
         raise RequestError(f"max_tokens must be at least 1, got {params.max_tokens}")
     if not 0 <= params.min_tokens <= params.max_tokens:

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from deepinfer_engine.core.types import SamplingParams
+from deepinfer_engine.sampling.params import MIN_REPETITION_PENALTY
 from deepinfer_engine.server.errors import InvalidRequest
 
 
@@ -23,7 +24,9 @@ class Extras(BaseModel):
 
     top_k: Annotated[int, Field(ge=-1), _null_is_default(-1)] = -1
     min_p: Annotated[float, Field(ge=0, le=1), _null_is_default(0.0)] = 0.0
-    repetition_penalty: Annotated[float, Field(gt=0, le=10), _null_is_default(1.0)] = 1.0
+    repetition_penalty: Annotated[
+        float, Field(ge=MIN_REPETITION_PENALTY, le=10), _null_is_default(1.0)
+    ] = 1.0
     min_tokens: Annotated[int, Field(ge=0), _null_is_default(0)] = 0
     ignore_eos: Annotated[bool, _null_is_default(False)] = False
     stop_token_ids: Annotated[list[int], Field(max_length=64), _null_is_default([])] = []
@@ -55,8 +58,9 @@ def apply_extras(sampling: SamplingParams, body: bytes, vocab_size: int) -> Samp
         ) from exc
     return replace(
         sampling,
-        # Messages has a top_k of its own; 0 is how some clients spell "off".
-        top_k=extras.top_k or -1,
+        # Messages has a top_k of its own; 0 is how some clients spell "off". Any int may come, and
+        # the engine counts in 64 bits.
+        top_k=min(extras.top_k or -1, vocab_size),
         min_p=extras.min_p,
         repetition_penalty=extras.repetition_penalty,
         min_tokens=min(extras.min_tokens, sampling.max_tokens),
@@ -72,8 +76,9 @@ def apply_extras(sampling: SamplingParams, body: bytes, vocab_size: int) -> Samp
 
 def _token(value: int | str, param: str, vocab_size: int) -> int:
     text = str(value)
-    if not text.isascii() or not text.isdigit() or int(text) >= vocab_size:
+    # Python refuses to read an int of thousands of digits.
+    if not text.isascii() or not text.isdigit() or len(text) > 18 or int(text) >= vocab_size:
         raise InvalidRequest(
-            f"{param}: wanted token ids below {vocab_size}, got {value!r}", param=param
+            f"{param}: wanted token ids below {vocab_size}, got {text[:40]!r}", param=param
         )
     return int(text)

@@ -34,6 +34,8 @@ async def json_object(request: Request) -> dict[str, Any]:
         value = json.loads(await small_body(request))
     except ValueError as exc:
         raise InvalidRequest(f"the body is not JSON: {exc}") from exc
+    except RecursionError as exc:
+        raise InvalidRequest("the body is JSON that is nested too deeply") from exc
     if not isinstance(value, dict):
         raise InvalidRequest(f"the body must be a JSON object, got {type(value).__name__}")
     return value

@@ -4,13 +4,14 @@ one, the whole history comes with every request."""
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 
 from deepinfer_engine.server.answer import AnswerResponse
 from deepinfer_engine.server.codec import KeptResponses
-from deepinfer_engine.server.errors import NotFound
+from deepinfer_engine.server.errors import InvalidRequest, NotFound
 from deepinfer_engine.server.intake import identified
 from deepinfer_engine.server.services import services_of
 
@@ -50,9 +51,10 @@ async def list_input_items(
 ) -> dict[str, Any]:
     """What the request of a kept answer brought, page by page."""
     owner, kept = identified(request).owner, _kept(request)
-    number = int(limit) if limit.isascii() and limit.isdigit() and len(limit) < 9 else 0
+    if not re.fullmatch("[0-9]{1,8}", limit):
+        raise InvalidRequest(f"limit: expected 1 to 100, got {limit[:40]!r}", param="limit")
     page = await asyncio.to_thread(
-        kept.input_items, owner, response_id, limit=number, after=after, order=order
+        kept.input_items, owner, response_id, limit=int(limit), after=after, order=order
     )
     return _found(response_id, page)
 

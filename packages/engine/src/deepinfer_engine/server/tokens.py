@@ -27,7 +27,11 @@ async def tokenize(request: Request) -> dict[str, Any]:
         prepared = await services.off_loop(prepare, "chat", data, limit, size=len(data))
         tokens = list(prepared.token_ids)
     elif isinstance(prompt := body.get("prompt"), str):
-        tokens = services.codec.tokenize(prompt)
+        try:
+            prompt.encode()
+        except UnicodeEncodeError as exc:
+            raise InvalidRequest("prompt: lone surrogate in a string", param="prompt") from exc
+        tokens = await services.off_loop(services.codec.tokenize, prompt, size=len(prompt))
     else:
         raise InvalidRequest("wanted `prompt` (a string) or `messages` (a list)", param="prompt")
     return {"count": len(tokens), "max_model_len": limit, "tokens": tokens}
@@ -40,4 +44,5 @@ async def detokenize(request: Request) -> dict[str, str]:
     tokens = body.get("tokens")
     if not isinstance(tokens, list) or not all(type(token) is int for token in tokens):
         raise InvalidRequest("wanted `tokens`: a list of integers", param="tokens")
-    return {"prompt": services_of(request).codec.detokenize(tokens)}
+    services = services_of(request)
+    return {"prompt": await services.off_loop(services.codec.detokenize, tokens, size=len(tokens))}

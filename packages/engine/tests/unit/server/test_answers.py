@@ -227,6 +227,12 @@ def test_sampling_fields_reach_the_engine(ask, say):
     assert (got.logprobs, got.max_tokens) == (2, 9)
 
 
+def test_a_top_k_of_any_size_is_the_whole_vocabulary(ask, say):
+    reply, engine = ask("chat", say("x"), top_k=2**80)
+    assert reply.status_code == 200
+    assert 0 < engine.requests[0].sampling.top_k < 2**31
+
+
 def test_a_request_without_a_seed_gets_one(ask, say):
     _, engine = ask("chat", say("x"))
     assert engine.requests[0].sampling.seed == 1
@@ -240,11 +246,13 @@ def test_a_request_without_a_seed_gets_one(ask, say):
         ("top_k", -2),
         ("min_p", 2),
         ("repetition_penalty", 0),
+        ("repetition_penalty", 1e-300),
         ("min_tokens", -1),
         ("ignore_eos", "yes"),
         ("stop_token_ids", ["a"]),
         ("stop_token_ids", [10**6]),
         ("logit_bias", {"x": 1}),
+        ("logit_bias", {"9" * 5000: 1}),
         ("logit_bias", {"1": 101}),
         ("n", 2),
         ("seed", -1),
@@ -423,7 +431,7 @@ def test_a_drained_server_says_so(make_app, say):
     assert reply.json()["error"]["code"] == "overloaded"
 
 
-@pytest.mark.parametrize("value", ["0", "-1", "x", "1.5", "999999999999"])
+@pytest.mark.parametrize("value", ["0", "-1", "x", "1.5", "999999999999", "9" * 5000])
 def test_a_broken_request_timeout_is_400(ask, say, value):
     reply, _ = ask("chat", say("x"), headers={"x-request-timeout-ms": value})
     assert reply.status_code == 400

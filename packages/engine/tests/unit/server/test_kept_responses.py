@@ -153,9 +153,10 @@ def test_store_false_is_not_kept(responses):
 def test_wrong_page_parameters_are_named(responses, server):
     answer = ask(responses, input="2 + 3?")
     url = f"{server.url}/v1/responses/{answer.id}/input_items"
-    for name, value in [("limit", "x"), ("limit", "0"), ("order", "up"), ("after", "nobody")]:
+    for name, value in [("limit", "many"), ("limit", "0"), ("order", "up"), ("after", "nobody")]:
         reply = httpx.get(url, params={name: value})
         assert (reply.status_code, reply.json()["error"]["param"]) == (400, name)
+        assert value in reply.json()["error"]["message"]
 
 
 def test_one_key_neither_sees_nor_continues_what_is_anothers(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 
 import pytest
 from server_fakes import Script
@@ -240,10 +241,30 @@ def test_tokenize_and_back(request_json, codec):
         ("/detokenize", {"tokens": [True]}),
         ("/detokenize", {"tokens": [10**9]}),
         ("/detokenize", {"tokens": [-1]}),
+        ("/tokenize", {"prompt": "\ud800"}),
     ],
 )
 def test_wrong_tokenizer_bodies_are_400(request_json, path, body):
-    assert request_json(Script(), "POST", path, json=body).status_code == 400
+    assert request_json(Script(), "POST", path, content=json.dumps(body)).status_code == 400
+
+
+def test_a_long_text_is_tokenised_beside_the_event_loop(request_json, codec, monkeypatch):
+    threads = []
+
+    def tokenize(self, text):
+        threads.append(threading.current_thread())
+        return [1]
+
+    monkeypatch.setattr(type(codec), "tokenize", tokenize)
+    request_json(Script(), "POST", "/tokenize", json={"prompt": "a" * 100_000})
+    assert threads[0] is not threading.main_thread()
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/detokenize"])
+def test_a_body_nested_too_deeply_is_400(request_json, path):
+    reply = request_json(Script(), "POST", path, content="[" * 100_000)
+    assert reply.status_code == 400
+    assert "nested" in reply.json()["error"]["message"]
 
 
 def test_count_tokens_equals_the_prompt_that_would_be_sent(make_app, say):
