@@ -38,7 +38,6 @@ from deepinfer_recipe.protocols.tools import (
     Choice,
     Forced,
     check_name,
-    check_same_strictness,
     check_unique,
     checked_tool,
 )
@@ -371,5 +370,4 @@ def _tools(declared: Sequence[wire.Tool], profile: Profile) -> list[ToolDefiniti
                 profile=profile,
             )
         tools.append(definition)
-    check_same_strictness(tools)
     return tools

@@ -13,7 +13,6 @@ from deepinfer_recipe.protocols.tools import (
     Choice,
     Forced,
     check_name,
-    check_same_strictness,
     check_unique,
     checked_tool,
 )
@@ -96,7 +95,6 @@ def client_tools(
         )
     if checks_schemas:
         check_unique([tool.name for tool in tools])
-        check_same_strictness(tools)
     if not draft.version.prompt_format.system_in_place:
         tools = [
             ToolDefinition(tool.name, tool.description, tool.parameters, tool.strict)

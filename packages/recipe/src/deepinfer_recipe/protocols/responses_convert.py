@@ -23,7 +23,6 @@ from deepinfer_recipe.protocols.tools import (
     Allowed,
     Choice,
     Forced,
-    check_same_strictness,
     check_unique,
 )
 from deepinfer_recipe.protocols.web_search import WEB_SEARCH, server_tool
@@ -82,7 +81,6 @@ def convert(
     if draft.choice != "none":
         draft.tools = definitions(parsed.tools, form, options, profile) + found
         check_unique([tool.name for tool in draft.tools])
-        check_same_strictness(draft.tools)
         draft.server_tools = _server_tools(parsed, draft)
     draft.answer = _answer(body)
     if draft.answer == "json_object" and not mentions_json(draft.messages):

@@ -156,7 +156,7 @@ def check_unique(names: Sequence[str]) -> None:
         raise ConversionError("Tool names must be unique.", param="tools")
 
 
-def check_same_strictness(tools: Sequence[ToolDefinition]) -> None:
+def _check_same_strictness(tools: Sequence[ToolDefinition]) -> None:
     """Raise `ConversionError` if strict and other tools are mixed."""
     if len({bool(tool.strict) for tool in tools}) > 1:
         raise ConversionError(
@@ -196,6 +196,8 @@ def resolve_choice(
         raise ConversionError(
             "Thinking mode does not support this tool_choice", param="tool_choice"
         )
+    # Of the tools that stay: what a forced one leaves out may be of the other kind.
+    _check_same_strictness(tools)
     return list(tools), mode
 
 
