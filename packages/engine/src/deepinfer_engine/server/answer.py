@@ -23,7 +23,6 @@ from deepinfer_engine.server.services import Services
 from deepinfer_engine.server.streaming import (
     AnswerWriter,
     ClientGone,
-    Deadline,
     Timing,
     wait_disconnect,
     watch,
@@ -74,7 +73,7 @@ class AnswerResponse(Response):
             cause = exc.cause if isinstance(exc, ClientGone) else "disconnect"
             metrics.aborts.labels(self.protocol, cause).inc()
         except Exception as exc:
-            if isinstance(exc, Deadline):
+            if isinstance(exc, TimeoutError):
                 metrics.aborts.labels(self.protocol, "deadline").inc()
             await self._fail(exc, writer)
 

@@ -92,6 +92,9 @@ class Generation:
                     itl.observe(share)
                 last = now
             if isinstance(event, FinishEvent):
+                if event.reason == "abort" and self.timeout_s is not None:
+                    # The engine saw it before the server did.
+                    raise TimeoutError(f"the request's own limit of {self.timeout_s:g} s passed")
                 out += self.encoder.finish(event.reason)
                 await self._keep()
                 self._finished(event.reason, event.usage)

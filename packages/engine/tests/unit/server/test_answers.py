@@ -437,6 +437,13 @@ def test_a_broken_request_timeout_is_400(ask, say, value):
     assert reply.status_code == 400
 
 
+def test_a_request_that_the_engine_timed_out_is_504(ask, codec):
+    script = Script([codec.tokenize("abc")], reason="abort")
+    reply, _ = ask("chat", script, headers={"x-request-timeout-ms": "60000"})
+    assert reply.status_code == 504
+    assert "60 s" in reply.json()["error"]["message"]
+
+
 def test_the_request_timeout_reaches_the_engine(ask, say):
     _, engine = ask("chat", say("x"), headers={"x-request-timeout-ms": "1500"})
     assert engine.requests[0].timeout_s == 1.5
