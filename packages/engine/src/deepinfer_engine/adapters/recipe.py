@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from deepinfer_engine.adapters.recipe_grammars import constrained
+from deepinfer_engine.adapters.recipe_grammars import constrained, constraint_param
 from deepinfer_engine.adapters.recipe_pictures import PictureIntake, PicturePolicy, param_of
 from deepinfer_engine.adapters.recipe_responses import RecipeResponses
 from deepinfer_engine.core.pictures import Picture, place
@@ -186,7 +186,7 @@ class RecipeCodec:
             frequency_penalty=options.frequency_penalty,
             logprobs=(options.top_logprobs or 0) if options.logprobs else None,
         )
-        sampling = constrained(apply_extras(sampling, body, self.vocab_size), request)
+        sampling = constrained(apply_extras(sampling, body, self.vocab_size), request, protocol)
         return RecipeRequest(
             codec=self,
             protocol=protocol,
@@ -302,6 +302,10 @@ class RecipeRequest:
         conversation = self.request.conversation
         tools = bool(conversation.tools) or any(m.role == "tool" for m in conversation.messages)
         return "agent" if tools else "chat"
+
+    @property
+    def constraint_param(self) -> str:
+        return constraint_param(self.request, self.protocol)
 
     def encoder(self, response_id: str) -> RecipeEncoder:
         return RecipeEncoder(self, response_id)

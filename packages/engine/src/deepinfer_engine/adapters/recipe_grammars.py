@@ -15,7 +15,7 @@ from deepinfer_engine.errors import (
     EngineUnavailable,
     SchemaTooComplex,
 )
-from deepinfer_engine.server.errors import InvalidRequest
+from deepinfer_engine.server.errors import InvalidRequest, Protocol
 from deepinfer_recipe import (
     CompiledGrammar,
     ConversationRequest,
@@ -50,13 +50,31 @@ def free_constraint(kind: Literal["json", "regex"], schema: str) -> Constraint:
     return Constraint(text)
 
 
-def constrained(sampling: SamplingParams, request: ConversationRequest) -> SamplingParams:
+_FORMATS: dict[Protocol, str] = {
+    "chat": "response_format",
+    "responses": "text.format",
+    "messages": "output_config.format",
+}
+
+
+def constraint_param(request: ConversationRequest, protocol: Protocol) -> str:
+    """The field that a request's constraint comes from."""
+    constraint = request.inference_options.output_constraint
+    of_tools = constraint is not None and constraint.kind in ("tool_call", "tool_call_required")
+    return "tools" if of_tools else _FORMATS[protocol]
+
+
+def constrained(
+    sampling: SamplingParams, request: ConversationRequest, protocol: Protocol
+) -> SamplingParams:
     """With the constraint of the request. Without a way to enforce it, calls of tools that are
     not strict are asked for in the prompt alone; every other constraint is a promise."""
     try:
         grammar = request_grammar(request)
     except GrammarError as exc:
-        raise constraint_error(exc) from exc
+        error = constraint_error(exc)
+        error.param = constraint_param(request, protocol)
+        raise error from exc
     if grammar is None:
         return sampling
     tools = request.conversation.tools

@@ -15,6 +15,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from deepinfer_engine.errors import ConstraintError
 from deepinfer_engine.server.codec import PreparedRequest
 from deepinfer_engine.server.errors import InvalidRequest, Protocol, wire_error
 from deepinfer_engine.server.generation import Generation
@@ -114,6 +115,10 @@ class AnswerResponse(Response):
                         await writer.events(batch)
             if not writer.stream:
                 await writer.whole(generation.encoder.body())
+        except ConstraintError as exc:
+            # A worker knows the grammar, not the field that it came from.
+            exc.param = exc.param or generation.prepared.constraint_param
+            raise
         finally:
             gone.cancel()
             ending.cancel()

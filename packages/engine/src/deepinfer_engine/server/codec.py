@@ -78,6 +78,11 @@ class PreparedRequest(Protocol):
     @property
     def user_id(self) -> str | None: ...
 
+    @property
+    def constraint_param(self) -> str:
+        """The field of the body that `sampling.constraint` comes from."""
+        ...
+
     def encoder(self, response_id: str) -> AnswerEncoder: ...
 
 

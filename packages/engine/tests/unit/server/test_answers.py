@@ -10,7 +10,7 @@ import httpx
 import pytest
 from server_fakes import Script
 
-from deepinfer_engine.errors import EngineLost, EngineUnavailable
+from deepinfer_engine.errors import ConstraintError, EngineLost, EngineUnavailable
 
 CHAT = {
     "model": "toy",
@@ -18,7 +18,13 @@ CHAT = {
     "thinking": {"type": "disabled"},
 }
 MESSAGES = {**CHAT, "max_tokens": 40}
-PATHS = {"chat": "/v1/chat/completions", "messages": "/v1/messages"}
+SCHEMA = {"schema": {"type": "object"}}
+BODIES = {"chat": CHAT, "messages": MESSAGES, "responses": {"model": "toy", "input": "hi"}}
+PATHS = {
+    "chat": "/v1/chat/completions",
+    "messages": "/v1/messages",
+    "responses": "/v1/responses",
+}
 
 
 def events_of(text: str) -> list[tuple[str | None, str]]:
@@ -42,8 +48,8 @@ def ask(make_app):
             app, engine, _ = make_app(script, **(settings or {}))
             transport = httpx.ASGITransport(app, raise_app_exceptions=False)
             async with httpx.AsyncClient(transport=transport, base_url="http://t") as client:
-                base = CHAT if protocol == "chat" else MESSAGES
-                reply = await client.post(PATHS[protocol], json={**base, **body}, headers=headers)
+                whole = {**BODIES[protocol], **body}
+                reply = await client.post(PATHS[protocol], json=whole, headers=headers)
                 return reply, engine
 
         return asyncio.run(go())
@@ -435,6 +441,40 @@ def test_a_drained_server_says_so(make_app, say):
 def test_a_broken_request_timeout_is_400(ask, say, value):
     reply, _ = ask("chat", say("x"), headers={"x-request-timeout-ms": value})
     assert reply.status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("protocol", "fields", "param"),
+    [
+        (
+            "chat",
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "n", **SCHEMA}}},
+            "response_format",
+        ),
+        (
+            "responses",
+            {"text": {"format": {"type": "json_schema", "name": "n", **SCHEMA}}},
+            "text.format",
+        ),
+        (
+            "messages",
+            {"output_config": {"format": {"type": "json_schema", **SCHEMA}}},
+            "output_config.format",
+        ),
+        (
+            "messages",
+            {"tools": [{"name": "t", "input_schema": {"type": "object"}, "strict": True}]},
+            "tools",
+        ),
+    ],
+)
+def test_a_schema_that_a_worker_refuses_names_its_field(ask, protocol, fields, param):
+    script = Script([[1]], raise_at=(0, ConstraintError("no such expression")))
+    reply, _ = ask(protocol, script, **fields)
+    assert reply.status_code == 400
+    error = reply.json()["error"]
+    assert "no such expression" in error["message"]
+    assert param in (error["message"] if protocol == "messages" else error["param"] or "")
 
 
 def test_a_request_that_the_engine_timed_out_is_504(ask, codec):
