@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from deepinfer_eplb.checks import as_placement, check_topology
+from deepinfer_eplb.checks import as_placement, check_count, check_topology
 from deepinfer_eplb.errors import ShapeError
 from deepinfer_eplb.evaluation import Evaluation, evaluate
 from deepinfer_eplb.migration import movement
@@ -105,6 +105,8 @@ class Balancer:
         max_swaps: int = 64,
         on_commit: Callable[[int, npt.NDArray[np.int32]], None] | None = None,
     ) -> None:
+        check_count("layers", layers)
+        check_count("experts", experts)
         check_topology(experts, num_gpus, num_slots)
         self._transport: Transport = Alone() if transport is None else transport
         if self._transport.size not in (1, num_gpus):
@@ -121,6 +123,8 @@ class Balancer:
         self.num_gpus, self._experts = num_gpus, experts
         start = initial_placement(layers, experts, num_slots) if initial is None else initial
         self.phy2log = as_placement(start, experts, "initial").copy()
+        if self.phy2log.shape != (layers, num_slots):
+            raise ShapeError(f"initial wants shape {(layers, num_slots)}, got {self.phy2log.shape}")
         self.log2phy = np.full((layers, experts, num_slots - experts + 1), -1, dtype=np.int32)
         self.logcnt = np.zeros((layers, experts), dtype=np.int32)
         for layer in range(layers):
@@ -134,6 +138,12 @@ class Balancer:
             num_nodes = num_gpus // ranks_per_node  # a global plan that knows what a move costs
         self._plan_args = {"num_groups": num_groups, "num_nodes": num_nodes, "max_swaps": max_swaps}
         self._weights, self._on_commit = weights, on_commit
+        held = num_slots if self._transport.size == 1 else num_slots // num_gpus
+        sizes = [{len(w) for w in layer} for layer in weights or ()]
+        if weights is not None and sizes != [{held}] * layers:
+            raise ShapeError(
+                f"weights wants for each of {layers} layers arrays of {held} slots, got {sizes}"
+            )
         self._staging = None if not weights else allocate_staging(weights[0])
         self._slots = slice(
             self._transport.rank * num_slots // num_gpus,

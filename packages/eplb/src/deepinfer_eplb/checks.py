@@ -14,7 +14,24 @@ def as_numpy(x: Any) -> npt.NDArray[Any]:
     """numpy view or copy of an array-like; torch tensors are moved to the host."""
     if hasattr(x, "detach"):
         x = x.detach().cpu().numpy()
-    return np.asarray(x)
+    try:
+        return np.asarray(x)
+    except ValueError as e:  # ragged lists
+        raise ShapeError(f"want a rectangular array, got {type(x).__name__}: {e}") from None
+
+
+def as_ints(x: Any, name: str) -> npt.NDArray[np.int64]:
+    """int64 array of integers; an empty array of any type counts."""
+    values = as_numpy(x)
+    if values.size and values.dtype.kind not in "iu":
+        raise ShapeError(f"{name} wants integers, got {values.dtype} of shape {values.shape}")
+    return values.astype(np.int64)
+
+
+def check_count(name: str, value: Any, least: int = 1) -> None:
+    """Raise ShapeError unless `value` is an integer of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+        raise ShapeError(f"{name} wants an integer of at least {least}, got {value!r}")
 
 
 def as_loads(x: Any, name: str = "window") -> npt.NDArray[np.float64]:
@@ -36,6 +53,9 @@ def as_loads(x: Any, name: str = "window") -> npt.NDArray[np.float64]:
 
 def check_topology(num_experts: int, num_gpus: int, num_slots: int) -> None:
     """num_slots is a multiple of num_gpus and holds every expert at least once."""
+    for name, value in (("num_gpus", num_gpus), ("num_slots", num_slots)):
+        if isinstance(value, bool) or not isinstance(value, int | np.integer):
+            raise TopologyError(f"{name} wants an integer, got {value!r}")
     if num_gpus < 1:
         raise TopologyError(f"num_gpus wants at least 1, got {num_gpus}")
     if num_slots % num_gpus:

@@ -10,8 +10,8 @@ from typing import Any, Final, Literal
 import numpy as np
 import numpy.typing as npt
 
-from deepinfer_eplb.checks import as_numpy
-from deepinfer_eplb.errors import ShapeError
+from deepinfer_eplb.checks import as_ints, as_numpy, check_count
+from deepinfer_eplb.errors import LoadError, PlanError, ShapeError
 
 Mode = Literal["hash", "even", "local", "waterfill"]
 Float = npt.NDArray[np.float64]
@@ -44,8 +44,8 @@ def dispatch(
     slots_per_rank, ranks_per_node, source_rank: where slots lie, for "local".
     Returns int64 [T, k].
     """
-    ids = as_numpy(topk_logical).astype(np.int64)
-    table, count = as_numpy(log2phy).astype(np.int64), as_numpy(logcnt).astype(np.int64)
+    ids = as_ints(topk_logical, "topk_logical")
+    table, count = as_ints(log2phy, "log2phy"), as_ints(logcnt, "logcnt")
     if ids.ndim != 2 or table.ndim != 2 or count.shape != table.shape[:1]:
         raise ShapeError(
             f"dispatch wants topk [T, k], log2phy [E, X], logcnt [E]; got {ids.shape}, "
@@ -55,6 +55,15 @@ def dispatch(
         raise ShapeError(
             f"dispatch wants expert ids 0..{count.size - 1}, got {ids.min()}..{ids.max()}"
         )
+    if count.size and (count.min() < 1 or count.max() > table.shape[1]):
+        raise ShapeError(
+            f"dispatch wants logcnt in 1..{table.shape[1]}, the replicas log2phy lists, got "
+            f"{count.min()}..{count.max()}"
+        )
+    check_count("slots_per_rank", slots_per_rank)
+    if ranks_per_node is not None:
+        check_count("ranks_per_node", ranks_per_node)
+    check_count("source_rank", source_rank, 0)
     tokens = np.arange(ids.shape[0], dtype=np.uint32)[:, None]
     hashed = mix32(tokens, layer, step) % count[ids].astype(np.uint32)
     if mode == "hash":
@@ -74,13 +83,26 @@ def dispatch(
     if mode == "waterfill":
         if shares is None:
             raise ShapeError("dispatch mode 'waterfill' wants shares [S], see waterfill()")
-        return _by_shares(ids, table, count, np.asarray(shares, dtype=np.float64))
+        weights = as_numpy(shares)
+        if (
+            weights.ndim != 1
+            or weights.dtype.kind not in "iuf"
+            or weights.size <= table.max(initial=-1)
+        ):
+            raise ShapeError(
+                f"dispatch wants shares float [S] for slots 0..{table.max(initial=-1)}, got "
+                f"{weights.dtype} {weights.shape}"
+            )
+        if not np.isfinite(weights).all() or (weights < 0).any():
+            raise LoadError("dispatch wants shares that are finite and not negative")
+        return _by_shares(ids, table, count, weights.astype(np.float64))
     raise ShapeError(f"mode is 'hash', 'even', 'local' or 'waterfill', got {mode!r}")
 
 
 def mix32(token: npt.NDArray[np.uint32], layer: int, step: int) -> npt.NDArray[np.uint32]:
     """A 32-bit mixer (murmur3 finaliser) of (token, layer, step): no correlation with token % G."""
-    salt = (layer * 0x9E3779B1 + step * 0x85EBCA77 + 0x27D4EB2F) & 0xFFFFFFFF
+    # int: numpy scalars would overflow
+    salt = (int(layer) * 0x9E3779B1 + int(step) * 0x85EBCA77 + 0x27D4EB2F) & 0xFFFFFFFF
     x = token.astype(np.uint32) ^ np.uint32(salt)
     for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
         x = (x ^ (x >> np.uint32(shift))) * np.uint32(factor)
@@ -120,16 +142,27 @@ def waterfill(loads: Any, phy2log: Any, num_gpus: int, sweeps: int = 8) -> Float
     coordinate descent on sum(rank load ** 2), whose minimum also has the least maximum. All sweeps
     but the last overshoot (successive over-relaxation), since load travels over chains of ranks.
     """
-    v = np.asarray(as_numpy(loads), dtype=np.float64)
-    slots = as_numpy(phy2log).astype(np.int64)
+    v = as_numpy(loads)
+    slots = as_ints(phy2log, "phy2log")
     single = v.ndim == 1
-    v = np.atleast_2d(v)
+    if v.ndim not in (1, 2) or v.dtype.kind not in "iufb":
+        raise ShapeError(f"waterfill wants loads [T, E] or [E], got {v.dtype} {v.shape}")
+    v = np.atleast_2d(v).astype(np.float64)
+    if not np.isfinite(v).all() or (v < 0).any():
+        raise LoadError("waterfill wants loads that are finite and not negative")
+    check_count("num_gpus", num_gpus)
+    check_count("sweeps", sweeps, 0)
     if slots.ndim != 1 or slots.size % num_gpus:
         raise ShapeError(
             f"waterfill wants phy2log [S] with S a multiple of {num_gpus}, got {slots.shape}"
         )
     E = v.shape[1]
+    if slots.size and (slots.min() < 0 or slots.max() >= E):
+        raise PlanError(f"phy2log wants expert ids 0..{E - 1}, got {slots.min()}..{slots.max()}")
     count = np.bincount(slots, minlength=E)
+    lost = np.flatnonzero((count == 0) & (v > 0).any(axis=0))
+    if lost.size:
+        raise PlanError(f"phy2log has no replica of expert {lost[0]}, which has load")
     split = v[:, slots] / np.maximum(count, 1)[slots]
     rank = np.arange(slots.size) // (slots.size // num_gpus)
     load = np.zeros((v.shape[0], num_gpus))

@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from deepinfer_eplb.checks import as_numpy
+from deepinfer_eplb.checks import as_ints, check_count
 from deepinfer_eplb.errors import PlanError, ShapeError, TopologyError
 
 Int = npt.NDArray[np.int64]
@@ -133,15 +133,18 @@ def movement(
     Transfers run in `buckets` rounds by (src - dst) mod buckets, which bounds how many peers a
     rank talks to at once. Raises PlanError if `new` needs an expert that `old` does not hold.
     """
-    before, after = as_numpy(old).astype(np.int64), as_numpy(new).astype(np.int64)
+    before, after = as_ints(old, "old"), as_ints(new, "new")
     if before.ndim != 1 or before.shape != after.shape:
         raise ShapeError(
             f"movement wants old and new of one shape [S], got {before.shape}, {after.shape}"
         )
-    if num_gpus < 1 or before.size % num_gpus or buckets < 1:
+    for name, value in (("num_gpus", num_gpus), ("buckets", buckets)):
+        check_count(name, value)
+    if ranks_per_node is not None:
+        check_count("ranks_per_node", ranks_per_node)
+    if before.size % num_gpus:
         raise TopologyError(
-            f"movement wants S ({before.size}) to be a multiple of num_gpus ({num_gpus}) and at "
-            f"least one bucket ({buckets})"
+            f"movement wants S ({before.size}) to be a multiple of num_gpus ({num_gpus})"
         )
     C = before.size // num_gpus
     node = ranks_per_node or num_gpus

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 import numpy as np
 import numpy.typing as npt
 
-from deepinfer_eplb.checks import as_loads, as_placement, check_topology
+from deepinfer_eplb.checks import as_loads, as_placement, check_count, check_topology
 from deepinfer_eplb.errors import ShapeError
 from deepinfer_eplb.evaluation import imbalance, rank_loads, rank_shares
 from deepinfer_eplb.hierarchy import check_nodes, layer_by_nodes
@@ -120,10 +120,12 @@ def plan(
     check_topology(E, num_gpus, num_slots)
     if objective not in ("steps", "totals"):
         raise ShapeError(f"objective is 'steps' or 'totals', got {objective!r}")
-    if max_swaps < 0 or (scenarios != "auto" and scenarios < 1):
-        raise ShapeError(f"want max_swaps >= 0 and scenarios >= 1, got {max_swaps}, {scenarios}")
-    if num_nodes < 1 or num_groups < 1:
-        raise ShapeError(f"want num_groups, num_nodes >= 1, got {num_groups}, {num_nodes}")
+    check_count("max_swaps", max_swaps, 0)
+    if scenarios != "auto":
+        check_count("scenarios", scenarios)
+    check_count("num_groups", num_groups)
+    check_count("num_nodes", num_nodes)
+    check_count("seed", seed, 0)
     before = None if old is None else as_placement(old, E, "old")
     if before is not None and before.shape != (L, num_slots):
         raise ShapeError(f"old wants shape {(L, num_slots)}, got {before.shape}")

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from deepinfer_eplb.checks import as_numpy
+from deepinfer_eplb.checks import as_ints, as_numpy
 from deepinfer_eplb.errors import LoadError, ShapeError
 
 
@@ -37,12 +37,23 @@ class LoadWindow:
     def add(self, slot_counts: Any, slot_experts: npt.NDArray[np.integer[Any]]) -> None:
         """Record one step. slot_counts: int [L, C] tokens that each local slot took; slot_experts:
         int [L, C] logical expert of each local slot *at that step*."""
-        counts = as_numpy(slot_counts)
-        if counts.shape != slot_experts.shape or counts.shape[0] != self._ring.shape[1]:
+        counts, slot_experts = as_numpy(slot_counts), as_ints(slot_experts, "slot_experts")
+        layers, experts = self._ring.shape[1:]
+        if counts.shape != slot_experts.shape or counts.ndim != 2 or counts.shape[0] != layers:
             raise ShapeError(
                 f"add wants counts and experts of one shape [L, C] with L = {self._ring.shape[1]}, "
                 f"got {counts.shape} and {slot_experts.shape}"
             )
+        if counts.size and (slot_experts.min() < 0 or slot_experts.max() >= experts):
+            raise ShapeError(
+                f"add wants slot_experts in 0..{experts - 1}, got {slot_experts.min()}.."
+                f"{slot_experts.max()}"
+            )
+        # float sums of counts are common; a fraction or NaN is none
+        if counts.dtype.kind not in "iubf" or (
+            counts.dtype.kind == "f" and not (counts == np.floor(counts)).all()
+        ):
+            raise LoadError(f"slot_counts wants whole numbers, got {counts.dtype} that are not")
         if counts.size and counts.min() < 0:
             raise LoadError(
                 "slot counts are negative: an int32 counter overflowed or was not reset"

@@ -86,8 +86,8 @@ def assemble(
 def load_tokenizer(model_dir: Path) -> Tokenizer:
     """Read `tokenizer.json`. Raises CheckpointError when it is missing or unreadable."""
     path = model_dir / "tokenizer.json"
-    if not path.exists():
-        raise CheckpointError(f"{path}: missing")
+    if not path.is_file():
+        raise CheckpointError(f"{path}: missing, or not a regular file")
     try:
         return Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises bare Exception

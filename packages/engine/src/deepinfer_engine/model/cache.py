@@ -108,6 +108,8 @@ class Cache:
         taken back from the longest the sequence has been. Raises RequestError beyond.
         """
         self.require_state(self._memory)
+        if not isinstance(length, int | np.integer):
+            raise RequestError(f"truncate: length must be an integer, got {length!r}")
         if not self._earliest <= length <= self.length:
             raise RequestError(
                 f"truncate: this cache can go back to {self._earliest}..{self.length} tokens, "
@@ -119,7 +121,8 @@ class Cache:
         """uint8 [ceil(length/128), block bytes]: compressed entries of every token, last block
         partly filled."""
         self._require_open()
-        return self._memory.pools.blocks[self.blocks].clone()
+        # truncating keeps blocks for the tokens to come
+        return self._memory.pools.blocks[self.blocks[: -(-self.length // BLOCK_TOKENS)]].clone()
 
     def import_blocks(
         self, blocks: Tensor, tokens: Ids, is_image: npt.NDArray[np.bool_] | None = None
@@ -142,7 +145,7 @@ class Cache:
         if self.length:
             raise RequestError(f"import_blocks: this cache already holds {self.length} tokens")
         self.reserve(len(ids))
-        self._memory.pools.blocks[self.blocks] = blocks
+        self._memory.pools.blocks[self.blocks[: len(blocks)]] = blocks
         self.tokens, self._has_state, self._earliest = ids, False, len(ids)
         self.is_image = is_image
 
@@ -212,6 +215,8 @@ class Cache:
 
     @staticmethod
     def _check(what: str, given: Tensor, wanted: tuple[int, ...]) -> None:
+        if not isinstance(given, Tensor):
+            raise RequestError(f"{what} wants a tensor uint8 {list(wanted)}, got {type(given)}")
         if given.dtype != torch.uint8 or tuple(given.shape) != wanted:
             raise RequestError(
                 f"{what} wants uint8 {list(wanted)} of this model and dtype, got {given.dtype} "

@@ -9,6 +9,7 @@ wrong.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
@@ -20,6 +21,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from deepinfer_engine.errors import CheckpointError
+from deepinfer_engine.model.config import read_json
 from deepinfer_engine.model.quantised import (
     blocks_of,
     decode_fp4_rows,
@@ -159,15 +161,13 @@ class Checkpoint:
                 raise CheckpointError(f"{self._dir}: holds neither {index.name} nor {single.name}")
             return [single]
         try:
-            files: set[str] = set(
-                json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
-            )
+            files = set(read_json(index)["weight_map"].values())
         except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
             raise CheckpointError(f"{index}: not a weight index ({error!r})") from None
-        odd = sorted(f for f in files if Path(f).name != f)
+        odd = [f for f in files if not isinstance(f, str) or Path(f).name != f or f in ("", "..")]
         if odd:
             raise CheckpointError(f"{index}: shard name {odd[0]!r} must be a plain file name")
-        missing = sorted(f for f in files if not (self._dir / f).exists())
+        missing = sorted(f for f in files if not os.path.exists(self._dir / f))
         if missing:
             raise CheckpointError(
                 f"{self._dir}: {len(missing)} shard(s) missing: {', '.join(missing[:5])}"
@@ -175,6 +175,8 @@ class Checkpoint:
         return [self._dir / f for f in sorted(files)]
 
     def _open(self, path: Path) -> Any:
+        if not path.is_file():  # opening a pipe would wait for ever
+            raise CheckpointError(f"{path}: not a regular file")
         try:
             handle: Any = safe_open(str(path), framework="pt")
             return self._stack.enter_context(handle)

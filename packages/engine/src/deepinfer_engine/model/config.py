@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -18,6 +18,8 @@ from deepinfer_engine.core.pictures import PictureRules
 from deepinfer_engine.errors import CheckpointError
 
 BLOCK_TOKENS = 128
+MAX_EXPERTS = 1 << 16
+"""A larger number in a config.json is a damaged file: names of tensors are listed for each."""
 """Tokens per KV block: the grain of storage, transfer and prefix hits."""
 
 Record = Literal["fp8", "fp4", "index_fp4", "raw"]
@@ -51,7 +53,7 @@ class TextConfig(BaseModel):
     o_lora_rank: int = Field(gt=0)
     o_groups: int = Field(gt=0)
     moe_intermediate_size: int = Field(gt=0)
-    n_routed_experts: int = Field(gt=0)
+    n_routed_experts: int = Field(gt=0, le=MAX_EXPERTS)
     n_shared_experts: int = Field(1, gt=0)
     num_experts_per_tok: int = Field(gt=0)
     routed_scaling_factor: float = 1.5
@@ -97,13 +99,20 @@ class TextConfig(BaseModel):
     dspark_noise_token_id: int = 0
     dspark_target_layer_ids: tuple[int, ...] = ()
     dspark_markov_rank: int = 256
-    dspark_n_routed_experts: int = 128
-    dspark_num_experts_per_tok: int = 3
+    dspark_n_routed_experts: int = Field(128, gt=0, le=MAX_EXPERTS)
+    dspark_num_experts_per_tok: int = Field(3, gt=0)
     dspark_target_attn_input: Literal[True] = True
 
     @model_validator(mode="after")
     def _check(self) -> TextConfig:
         layers, nextn = self.num_hidden_layers, self.num_nextn_predict_layers
+        if self.num_experts_per_tok > self.n_routed_experts:
+            raise ValueError(
+                f"num_experts_per_tok is {self.num_experts_per_tok} of {self.n_routed_experts} "
+                "n_routed_experts"
+            )
+        if nextn and self.dspark_num_experts_per_tok > self.dspark_n_routed_experts:
+            raise ValueError("dspark_num_experts_per_tok exceeds dspark_n_routed_experts")
         if self.num_key_value_heads != 1:
             raise ValueError("num_key_value_heads must be 1")
         if len(self.compress_ratios) != layers + nextn:
@@ -284,6 +293,17 @@ class ModelConfig(BaseModel):
         )
 
 
+def read_json(path: Path) -> Any:
+    """A JSON file of a checkpoint. Raises OSError where it is no regular file, ValueError where it
+    is not JSON."""
+    if path.exists() and not path.is_file():  # reading a pipe would wait for ever
+        raise OSError("not a regular file")
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
 def load_config(model_dir: Path) -> ModelConfig:
     """Read and check `model_dir/config.json`.
 
@@ -296,10 +316,10 @@ def load_config(model_dir: Path) -> ModelConfig:
             f"{model_dir}: no such model directory; give a folder that holds config.json"
         )
     try:
-        raw: object = json.loads(path.read_text(encoding="utf-8"))
+        raw = read_json(path)
     except FileNotFoundError:
         raise CheckpointError(f"{path}: missing; is {model_dir} a model directory?") from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise CheckpointError(f"{path}: cannot be read as JSON ({error})") from None
     try:
         return ModelConfig.model_validate(raw)

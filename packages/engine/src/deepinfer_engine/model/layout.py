@@ -124,9 +124,9 @@ def model_fingerprint(model_dir: Path) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for name in ("config.json", "tokenizer.json"):
         path = model_dir / name
-        if path.exists():
+        if path.is_file():
             digest.update(path.read_bytes())
-    for shard in sorted(model_dir.glob("*.safetensors")):
+    for shard in sorted(p for p in model_dir.glob("*.safetensors") if p.is_file()):
         size = shard.stat().st_size
         digest.update(f"{shard.name}:{size}:".encode())
         with shard.open("rb") as file:

@@ -4,6 +4,7 @@ layout."""
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,9 @@ def edit(path: Path, **changes: Any) -> None:
         ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
         ({"head_dim": 48}, "multiples of 32"),
         ({"vocab_size": "many"}, "vocab_size.*many"),
+        ({"num_experts_per_tok": 100}, "num_experts_per_tok is 100"),
+        ({"n_routed_experts": 10**9}, "n_routed_experts"),
+        ({"dspark_num_experts_per_tok": 10**6}, "dspark_num_experts_per_tok"),
     ],
 )
 def test_an_unusable_config_is_refused_by_name(
@@ -79,6 +83,32 @@ def test_missing_and_broken_files_are_named(copy: Path, tmp_path: Path) -> None:
         load(copy)
     (copy / "config.json").write_text("{")
     with pytest.raises(CheckpointError, match=r"config\.json: cannot be read as JSON"):
+        load(copy)
+
+
+@pytest.mark.parametrize("name", ["", "..", "../m", 5, None, "x" * 5000, "a\0b"])
+def test_an_index_names_files_of_its_directory_alone(copy: Path, name: object) -> None:
+    index = {"weight_map": {"embed.weight": name}}
+    (copy / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(CheckpointError, match=r"plain file name|shard\(s\) missing"):
+        load(copy)
+
+
+@pytest.mark.parametrize(
+    "file",
+    ["config.json", "tokenizer.json", "model.safetensors", "model.safetensors.index.json"],
+)
+def test_a_pipe_is_refused_and_not_waited_for(copy: Path, file: str) -> None:
+    (copy / file).unlink(missing_ok=True)
+    os.mkfifo(copy / file)
+    with pytest.raises(CheckpointError, match="not a regular file"):
+        load(copy)
+
+
+@pytest.mark.parametrize("file", ["config.json", "model.safetensors.index.json"])
+def test_json_nested_too_deeply_is_refused(copy: Path, file: str) -> None:
+    (copy / file).write_text("[" * 200_000)
+    with pytest.raises(CheckpointError, match="nested too deeply"):
         load(copy)
 
 

@@ -106,6 +106,30 @@ def test_an_exported_cache_goes_on_in_another_model(tiny_dir: Path, length: int)
     assert torch.equal(first.decode(held, ids[length:]), second.decode(copy, ids[length:]))
 
 
+def test_a_truncated_cache_exports_the_blocks_of_its_length(model: Model) -> None:
+    ids = tokens(0, 130)
+    _, held = model.prefill(ids)
+    held.truncate(127)
+    blocks = held.export_blocks()
+    assert len(blocks) == 1
+    copy = model.new_cache()
+    copy.import_blocks(blocks, ids[:127])
+    copy.import_state(held.export_state())
+    fresh = model.prefill(ids[:127])[1]
+    assert (model.decode(copy, [5, 6]) - model.decode(fresh, [5, 6])).abs().max() < SAME
+
+
+def test_blocks_go_into_a_cache_that_was_emptied(model: Model) -> None:
+    ids = tokens(0, 127)
+    cache = model.new_cache()
+    cache.reserve(300)  # as after tokens that were taken back
+    held = model.prefill(ids)[1]
+    cache.import_blocks(held.export_blocks(), ids)
+    cache.import_state(held.export_state())
+    assert torch.equal(cache.export_blocks(), held.export_blocks())
+    assert (model.decode(cache, [5, 6]) - model.decode(held, [5, 6])).abs().max() < SAME
+
+
 def test_drafts_are_what_greedy_decoding_of_the_draft_module_gives(model: Model) -> None:
     ids = tokens(5, 140)
     caches = [model.prefill(ids[:90])[1], model.prefill(ids)[1]]
@@ -161,6 +185,8 @@ def test_memory_comes_back_when_a_cache_is_closed_or_dropped(tiny_dir: Path) -> 
         (lambda m, c: m.draft(c, 5, temperature=1.0), "with rng"),
         (lambda m, c: m.draft([c], [5, 6]), "one token for each of 1 caches"),
         (lambda m, c: c.import_state(torch.zeros(3)), "import_state wants uint8"),
+        (lambda m, c: c.import_state(None), "import_state wants a tensor"),
+        (lambda m, c: c.truncate(2.5), "must be an integer"),
         (lambda m, c: c.import_blocks(torch.zeros(1, 3, dtype=torch.uint8), [5]), "wants uint8"),
     ],
 )
