@@ -194,6 +194,9 @@ class BudgetScheduler:
         unless fewer drafts are available or the mode verifies fewer.
         """
         conf, lengths = self._check(conf, lengths)
+        if not budget == budget // 1:
+            raise ShapeError(f"want an integer budget, got {budget}")
+        budget = max(int(budget), 0)
         R, gamma = conf.shape
         cap = np.full(R, gamma, dtype=np.int64) if lengths is None else lengths
         if self.mode == "fixed":
@@ -253,24 +256,29 @@ class ConfidenceHistory:
 
     def record(self, slots: Any, conf: npt.NDArray[np.floating[Any]]) -> None:
         """Store the confidences of drafts just made. slots: int [R] distinct; conf: [R, gamma]."""
-        at = np.asarray(slots)
+        at = self._at(slots)
+        conf = to_host(conf)
+        if conf.shape != (at.size, self._rounds.shape[2]):
+            raise ShapeError(
+                f"want conf [{at.size}, {self._rounds.shape[2]}] for these slots, got {conf.shape}"
+            )
         self._rounds[1, at] = self._rounds[0, at]
-        self._rounds[0, at] = to_host(conf)
+        self._rounds[0, at] = conf
         self._count[at] += 1
 
     def reset(self, slots: Any) -> None:
         """Forget: a slot was given to another request, or its request was preempted."""
-        at = np.asarray(slots)
+        at = self._at(slots)
         self._rounds[:, at] = 0.0
         self._count[at] = 0
 
     def stop(self, slots: Any) -> None:
         """A stop token came out: no budget may be spent on these slots any more."""
-        self._rounds[:, np.asarray(slots)] = 0.0
+        self._rounds[:, self._at(slots)] = 0.0
 
     def newest(self, slots: Any) -> Float:
         """float64 [R, gamma]; the latest recorded round: for allocation."""
-        return self._rounds[0, np.asarray(slots)]
+        return self._rounds[0, self._at(slots)]
 
     def older(self, slots: Any, in_flight: Any = 0, has_drafts: Any = True) -> Float:
         """float64 [R, gamma]; what the budget of the next step may be computed from.
@@ -280,9 +288,18 @@ class ConfidenceHistory:
         with 1 the newest record is already one round older than those drafts.
         A request without such a record counts as certain (1) if it has drafts, else 0.
         """
-        at = np.asarray(slots)
+        at = self._at(slots)
         pending = np.broadcast_to(np.asarray(in_flight), at.shape)
         known = self._count[at] >= np.where(pending == 0, 2, 1)
         found = np.where((pending == 0)[:, None], self._rounds[1, at], self._rounds[0, at])
         missing = np.broadcast_to(np.asarray(has_drafts), at.shape).astype(np.float64)
         return np.where(known[:, None], found, missing[:, None])
+
+    def _at(self, slots: Any) -> Int:
+        """int64 [R], checked: a negative index would silently be another request's."""
+        at = to_host(slots)
+        if at.ndim != 1 or (at.size and at.dtype.kind not in "iu"):
+            raise ShapeError(f"want slots int [R], got {at.dtype} {at.shape}")
+        if at.size and (at.min() < 0 or at.max() >= self._count.size):
+            raise ShapeError(f"want slots in 0..{self._count.size - 1}, got {at.min()}..{at.max()}")
+        return at.astype(np.int64)

@@ -44,8 +44,8 @@ class CalibrationReport:
 
 
 def logit(p: npt.ArrayLike) -> Float:
-    """log(p / (1 - p)) with p kept away from 0 and 1."""
-    clipped = np.clip(np.asarray(p, dtype=np.float64), 1e-9, 1 - 1e-9)
+    """log(p / (1 - p)) with p kept away from 0 and 1; NaN counts as 0, as in `survival`."""
+    clipped = np.fmin(np.fmax(np.asarray(p, dtype=np.float64), 1e-9), 1 - 1e-9)
     return np.log(clipped) - np.log1p(-clipped)
 
 
@@ -117,7 +117,10 @@ class Calibrator:
     def apply(self, conf: npt.NDArray[np.floating[Any]]) -> Float:
         """Calibrated conditional confidences, float64 of the shape of `conf`; their running
         products do not increase, so allocation by survival stays lossless."""
-        return sigmoid(logit(to_host(conf)) / self.temperatures + self.shift)
+        conf = to_host(conf)
+        if conf.ndim == 0 or conf.shape[-1] != self.temperatures.size:
+            raise ShapeError(f"want conf [..., {self.temperatures.size}], got {conf.shape}")
+        return sigmoid(logit(conf) / self.temperatures + self.shift)
 
     def update(
         self,
@@ -132,7 +135,7 @@ class Calibrator:
         """
         if self._rate == 0.0:
             return
-        accepted, lengths = to_host(accepted), to_host(lengths)
+        conf, accepted, lengths = self._checked(conf, accepted, lengths)
         k = np.arange(self.temperatures.size)[None, :]
         judged = (k <= accepted[:, None]) & (k < lengths[:, None])
         hit = k < accepted[:, None]
@@ -170,14 +173,23 @@ class Calibrator:
         lengths: npt.NDArray[np.integer[Any]],
     ) -> tuple[Float, Float]:
         gamma = self.temperatures.size
-        conf, accepted, lengths = to_host(conf), to_host(accepted), to_host(lengths)
-        if conf.ndim != 2 or conf.shape[1] != gamma or accepted.shape != conf.shape[:1]:
-            raise ShapeError(
-                f"want conf [N, {gamma}] and accepted [N], got {conf.shape} and {accepted.shape}"
-            )
+        conf, accepted, lengths = self._checked(conf, accepted, lengths)
         full = lengths == gamma
         survived = np.arange(gamma)[None, :] < accepted[full][:, None]
         return logit(conf[full]), survived.astype(np.float64)
+
+    def _checked(
+        self, conf: Any, accepted: Any, lengths: Any
+    ) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]:
+        gamma = self.temperatures.size
+        conf, accepted, lengths = to_host(conf), to_host(accepted), to_host(lengths)
+        N = conf.shape[:1]
+        if conf.shape != (*N, gamma) or accepted.shape != N or lengths.shape != N:
+            raise ShapeError(
+                f"want conf [N, {gamma}], accepted [N] and lengths [N], got {conf.shape}, "
+                f"{accepted.shape} and {lengths.shape}"
+            )
+        return conf, accepted, lengths
 
 
 class ProxyConfidence:

@@ -134,9 +134,9 @@ class MixedDrafter:
     def propose(self, batch: DraftBatch, rng: Uniforms) -> Proposal:
         """See `Drafter.propose`."""
         a, b = self._first.propose(batch, rng), self._model.propose(batch, rng)
-        gains = np.stack(
+        gains = np.array(
             [self._gain.setdefault(r, np.array([1.0, 0.9])) for r in batch.request_ids]
-        )
+        ).reshape(-1, 2)
         use_first = (a.lengths > 0) & (gains[:, 0] >= gains[:, 1])
         use_first &= a.deterministic
         for request, own in zip(batch.request_ids, use_first.tolist(), strict=True):

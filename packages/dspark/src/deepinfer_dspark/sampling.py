@@ -110,6 +110,17 @@ class SamplingBatch:
                 )
         if n[0] and not self.temperature.min() >= 0:
             raise ShapeError("SamplingBatch wants temperatures >= 0")
+        if n[0] and self.top_p is not None and not self.top_p.min() >= 0:
+            raise ShapeError(f"SamplingBatch wants top_p in (0, 1], got {self.top_p.min()}")
+        if n[0] and self.min_p is not None and not 0 <= self.min_p.min() <= self.min_p.max() <= 1:
+            raise ShapeError(
+                f"SamplingBatch wants min_p in [0, 1], got {self.min_p.min()}..{self.min_p.max()}"
+            )
+        for name, ids, values in _lists(self):
+            if ids is not None and ids.requests != n[0]:
+                raise ShapeError(f"SamplingBatch wants {name} for {n[0]} requests")
+            if ids is not None and values and ids.values is None:
+                raise ShapeError(f"SamplingBatch wants values with the ids of {name}")
 
     @property
     def requests(self) -> int:
@@ -158,6 +169,18 @@ class SamplingBatch:
         )
 
 
+def _lists(sampling: SamplingBatch) -> list[tuple[str, RaggedIds | None, bool]]:
+    """(name, ids, whether they need values) of every list of token ids."""
+    p = sampling.penalties
+    return [
+        ("penalties.output", None if p is None else p.output, True),
+        ("penalties.prompt", None if p is None else p.prompt, False),
+        ("logit_bias", sampling.logit_bias, True),
+        ("banned", sampling.banned, False),
+        ("stop_ids", sampling.stop_ids, False),
+    ]
+
+
 @dataclass(frozen=True, slots=True)
 class Rows:
     """The rows of a verify batch: row `offset` of `request` follows its first `offset` drafts.
@@ -190,6 +213,15 @@ def edit_logits(
     logits: [B, V]; drafts: int [R, gamma] (row j of a request has drafts 0..j-1 before it);
     masks: bool [B, V] (True = allowed) or int32 [B, ceil(V/32)] bit words, or None.
     """
+    vocab = int(logits.shape[1])
+    _check_ids(sampling, vocab)
+    if masks is not None:
+        given: Any = masks if hasattr(masks, "dtype") else np.asarray(masks)
+        words, shape = "bool" not in str(given.dtype), tuple(given.shape)
+        wanted = (int(logits.shape[0]), -(-vocab // 32) if words else vocab)
+        # words may be padded behind the vocabulary
+        if len(shape) != 2 or shape != (wanted[0], max(wanted[1], shape[1] if words else 0)):
+            raise ShapeError(f"masks wants shape {wanted}, got {shape}")
     stops = sampling.min_position is not None and (
         sampling.stop_ids is not None or bool(sampling.eos_ids)
     )
@@ -210,6 +242,21 @@ def edit_logits(
     if stops:
         _ban_stops(xp, out, rows, sampling)
     return out if masks is None else xp.mask_rows(out, masks)
+
+
+def _check_ids(sampling: SamplingBatch, vocab: int) -> None:
+    """Raise ShapeError for a listed id outside 0..vocab-1 (stop ids may be anything unless
+    they are kept back by `min_position`)."""
+    for name, ids, _ in _lists(sampling):
+        if name == "stop_ids" and sampling.min_position is None:
+            continue
+        if ids is not None and ids.ids.size and (ids.ids.min() < 0 or ids.ids.max() >= vocab):
+            raise ShapeError(
+                f"SamplingBatch wants {name} in 0..{vocab - 1}, got {ids.ids.min()}.."
+                f"{ids.ids.max()}"
+            )
+    if sampling.min_position is not None and any(not 0 <= e < vocab for e in sampling.eos_ids):
+        raise ShapeError(f"SamplingBatch wants eos_ids in 0..{vocab - 1}, got {sampling.eos_ids}")
 
 
 def _ban(xp: Backend, out: Any, rows: Int, ids: Int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import secrets
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -130,8 +131,9 @@ class StepTable:
             "table": [[s, m] for s, m in zip(self.sizes, self.ms, strict=True)],
             "above_last": self.above_last,
         }
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        with temporary.open("w", encoding="utf-8") as f:
+        # a name of its own for every writer: threads of one process save side by side too
+        temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+        with temporary.open("x", encoding="utf-8") as f:
             json.dump(body, f)
             f.flush()
             os.fsync(f.fileno())
@@ -154,6 +156,8 @@ class StepTable:
         path = directory / f"{table_key(key)}.json"
         if not path.exists():
             return None
+        if not path.is_file():
+            raise TableError(f"{path} is not a regular file: remove it")
         if path.stat().st_size > MAX_FILE_BYTES:
             raise TableError(f"{path} is larger than {MAX_FILE_BYTES} bytes: remove it")
         try:
@@ -163,7 +167,7 @@ class StepTable:
                 return None
             pairs = [(int(s), float(m)) for s, m in body["table"]]
             above = str(body["above_last"])
-        except (ValueError, KeyError, TypeError) as e:
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as e:
             raise TableError(f"{path} is not a step-time table ({e}): remove it") from e
         return cls(tuple(s for s, _ in pairs), tuple(m for _, m in pairs), above)
 

@@ -132,6 +132,13 @@ class Verifier:
         """
         xp = backend_of(logits)
         cu, lens64, drafts = _check(logits, cu_lens, proposal, lens, sampling)
+        if logprobs is not None and (logprobs < 0 or int(logprobs) != logprobs):
+            raise ShapeError(f"logprobs wants None or an integer of at least 0, got {logprobs}")
+        if raw_logits is not None and tuple(raw_logits.shape) != tuple(logits.shape):
+            raise ShapeError(
+                f"raw_logits wants the shape of logits {tuple(logits.shape)}, got "
+                f"{tuple(raw_logits.shape)}"
+            )
         rng = CounterRng() if rng is None else rng
         rows = Rows.of(lens64)
         edited = edit_logits(xp, logits, rows, drafts, sampling, masks)
@@ -165,6 +172,9 @@ def _check(
             "verify wants 2-d logits and cu_lens = concat([0], cumsum(1 + lens)), got logits "
             f"{tuple(logits.shape)} and cu_lens {cu[:4].tolist()}..."
         )
+    q = proposal.q
+    if q is not None and not isinstance(q, SparseQ) and q.shape[2] != logits.shape[1]:
+        raise ShapeError(f"verify wants q of {int(logits.shape[1])} tokens, got {int(q.shape[2])}")
     if int(logits.shape[0]) != int(cu[-1]):
         raise ShapeError(f"verify wants {int(cu[-1])} rows of logits, got {int(logits.shape[0])}")
     if np.any(lens64 < 0) or np.any(lens64 > to_host(proposal.lengths)):

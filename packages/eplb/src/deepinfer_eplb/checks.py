@@ -53,7 +53,8 @@ def as_loads(x: Any, name: str = "window") -> npt.NDArray[np.float64]:
 
 def check_topology(num_experts: int, num_gpus: int, num_slots: int) -> None:
     """num_slots is a multiple of num_gpus and holds every expert at least once."""
-    for name, value in (("num_gpus", num_gpus), ("num_slots", num_slots)):
+    sizes: dict[str, Any] = {"num_gpus": num_gpus, "num_slots": num_slots}
+    for name, value in sizes.items():
         if isinstance(value, bool) or not isinstance(value, int | np.integer):
             raise TopologyError(f"{name} wants an integer, got {value!r}")
     if num_gpus < 1:

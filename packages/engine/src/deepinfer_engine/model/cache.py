@@ -108,7 +108,7 @@ class Cache:
         taken back from the longest the sequence has been. Raises RequestError beyond.
         """
         self.require_state(self._memory)
-        if not isinstance(length, int | np.integer):
+        if not isinstance(length, int | np.integer):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise RequestError(f"truncate: length must be an integer, got {length!r}")
         if not self._earliest <= length <= self.length:
             raise RequestError(
@@ -215,7 +215,7 @@ class Cache:
 
     @staticmethod
     def _check(what: str, given: Tensor, wanted: tuple[int, ...]) -> None:
-        if not isinstance(given, Tensor):
+        if not isinstance(given, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise RequestError(f"{what} wants a tensor uint8 {list(wanted)}, got {type(given)}")
         if given.dtype != torch.uint8 or tuple(given.shape) != wanted:
             raise RequestError(
