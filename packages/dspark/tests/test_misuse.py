@@ -48,7 +48,7 @@ def judge(q: Any = None, sampling: dict[str, Any] | None = None, **rest: Any) ->
     [
         ({"q": np.full((1, 2, 5), 0.2)}, "q of 7 tokens"),
         ({"masks": np.ones((1, 7), dtype=bool)}, "masks wants shape"),
-        ({"masks": np.ones((3, 2), dtype=np.int32)}, "masks wants shape"),
+        ({"masks": np.ones((2, 1), dtype=np.int32)}, "masks wants shape"),
         ({"logprobs": -1}, "logprobs"),
         ({"logprobs": 1, "raw_logits": np.zeros((2, 7))}, "raw_logits"),
         ({"sampling": {"top_p": -ONE}}, "top_p"),
