@@ -205,6 +205,104 @@ def test_another_of_several_faults_may_be_named_first() -> None:
             codec.ChatCompletionRequest(body).convert(codec.ConversionOptions())
 
 
+FUNCTION = {"name": "f", "parameters": {"type": "object"}}
+CALLED = [
+    {
+        "role": "assistant",
+        "content": [{"type": "tool_use", "id": "t1", "name": "g", "input": {}}],
+    },
+    {
+        "role": "user",
+        "content": [
+            {"type": "tool_result", "tool_use_id": "t1"},
+            {"type": "text", "text": ""},
+        ],
+    },
+    {"role": "assistant", "content": "z"},
+]
+
+
+def chat_with(*strict: bool | None, **fields: Any) -> dict[str, Any]:
+    tools = [
+        {"type": "function", "function": {**FUNCTION, "name": f"f{i}", "strict": one}}
+        for i, one in enumerate(strict)
+    ]
+    user = [{"role": "user", "content": "json"}]
+    return {"messages": user, "tools": tools, "thinking": {"type": "disabled"}, **fields}
+
+
+RULES = {
+    "strict tools and a format": ("chat", chat_with(True, response_format={"type": "text"})),
+    "tools and a format": ("chat", chat_with(False, response_format={"type": "json_object"})),
+    "no choice and a format": (
+        "chat",
+        chat_with(True, response_format={"type": "text"}, tool_choice="none"),
+    ),
+    "strict tools and a format before limits": (
+        "chat",
+        chat_with(True, response_format={"type": "text"}, max_tokens=0),
+    ),
+    "strict tools and a text format": (
+        "responses",
+        {
+            "input": "x",
+            "tools": [{"type": "function", "strict": True, **FUNCTION}],
+            "text": {"format": {"type": "text"}},
+        },
+    ),
+    "strict tools and a schema": (
+        "responses",
+        {
+            "input": "x",
+            "tools": [{"type": "function", "strict": True, **FUNCTION}],
+            "text": {"format": {"type": "json_schema", "name": "n", "schema": {}}},
+        },
+    ),
+    "mixed strictness": ("chat", chat_with(True, False)),
+    "mixed strictness behind a forced tool": (
+        "chat",
+        chat_with(True, False, tool_choice={"type": "function", "function": {"name": "f1"}}),
+    ),
+    "mixed strictness and thinking": (
+        "chat",
+        chat_with(True, False, tool_choice="required", thinking={"type": "enabled"}),
+    ),
+    "all tools deferred": (
+        "messages",
+        {
+            "messages": CALLED[:1],
+            "tools": [{"name": "f", "input_schema": {"type": "object"}, "defer_loading": True}],
+        },
+    ),
+    "thinking behind a dropped search": (
+        "messages",
+        {"messages": CALLED, "tools": [{"type": "web_search_20250305", "name": "web_search"}]},
+    ),
+    "thinking without tools": ("messages", {"messages": CALLED}),
+}
+
+
+@pytest.mark.parametrize("model", ["DeepSeek-V4-Pro", "DeepSeek-V4.1-Flash"])
+@pytest.mark.parametrize("rule", RULES)
+def test_rules_that_generated_requests_found(rule: str, model: str) -> None:
+    protocol, fields = RULES[rule]
+    names = {"chat": "ChatCompletionRequest", "responses": "ResponsesRequest"}
+    told: list[str | None] = []
+    for codec in (reference, deepinfer_recipe):
+        request = getattr(codec, names.get(protocol, "MessagesRequest"))
+        options = codec.ConversionOptions()
+        options = options.with_messages_web_search(codec.WebSearchBehavior.Drop)
+        rejects = codec.ReasoningContentBehavior.Reject
+        options = options.with_reasoning_content_behavior(rejects)
+        try:
+            request({"model": model, **fields}).convert(options)
+        except codec.ConversionError as error:
+            told.append(json.loads(error.body)["error"]["message"])
+        else:
+            told.append(None)
+    assert told[0] == told[1]
+
+
 def test_a_number_in_place_of_a_kind_is_refused() -> None:
     """A named difference: the reference takes a number for the index of a kind."""
     body = {"model": "DeepSeek-V4.1-Flash", "messages": [{"role": 1, "content": "x"}]}

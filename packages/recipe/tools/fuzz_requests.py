@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from functools import cache
 from typing import Any
 
@@ -163,7 +164,7 @@ def explained(ours: dict[str, Any], theirs: dict[str, Any]) -> str | None:
     if ours.get("rejected") == "parse":
         if "got a list" in ours["text"]:
             return "a list in place of an object is refused"
-        if "unknown type `" in ours["text"] or "unknown role `" in ours["text"]:
+        if re.search(r"unknown (type|role) `|got -?\d+ \(at (type|role)\)", ours["text"]):
             return "a number in place of a kind's name is refused"
     if (ours.get("rejected"), theirs.get("rejected")) == ("convert", "convert"):
         return "another wording of the same refusal"

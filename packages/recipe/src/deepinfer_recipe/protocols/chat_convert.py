@@ -102,6 +102,7 @@ def convert(
     _check_prefix(body)
     fill_reasoning(draft, "reasoning_content")
     draft.answer = _answer(body.response_format)
+    draft.names_format = body.response_format is not None
     if draft.answer == "json_object":
         if not mentions_json(draft.messages):
             raise ConversionError(

@@ -90,6 +90,8 @@ class Draft:
     declares_tools: bool = False
     choice: Choice = "auto"
     answer: AnswerFormat = "text"
+    names_format: bool = False
+    """Whether the request has a response format, be it that of plain text."""
     stream: bool = False
     include_usage: bool = False
     user: str | None = None
@@ -328,6 +330,10 @@ def _check_prefix(draft: Draft) -> None:
 def finish(draft: Draft) -> ConversationRequest:
     """Check what is left to check (in the reference's order) and assemble the request."""
     tools, mode = resolve_choice(draft.tools, draft.choice, thinking=draft.thinking)
+    if draft.profile == "parity" and draft.names_format and any(tool.strict for tool in tools):
+        raise ConversionError(
+            "response_format should not be used with tools", param="response_format"
+        )
     _check_prefix(draft)
     check_answer(draft.answer)
     max_tokens, stop = check_sampling(draft)

@@ -51,7 +51,8 @@ def convert(
     if not body.messages:
         raise ConversionError("messages: at least one message is required", param="messages")
     draft.choice = tool_choice(body, dropped, profile)
-    draft.declares_tools = bool(draft.tools)
+    # A search that is dropped counts as declared where turns must bring their thinking back.
+    draft.declares_tools = bool(body.tools if profile == "parity" else draft.tools)
     draft.messages = History(draft).convert(body)
     fill_reasoning(draft, "content[].thinking")
     draft.answer = _answer(body, profile)

@@ -88,7 +88,8 @@ def client_tools(
                 defer_loading=late,
             )
         tools.append(known)
-    if tools and all(tool.defer_loading for tool in tools):
+    defers = draft.version.prompt_format.system_in_place  # V4 lists every tool at the top
+    if defers and tools and all(tool.defer_loading for tool in tools):
         raise ConversionError(
             "tools: at least one tool must have defer_loading=false. All tools cannot be deferred.",
             param="tools",

@@ -83,6 +83,7 @@ def convert(
         check_unique([tool.name for tool in draft.tools])
         draft.server_tools = _server_tools(parsed, draft)
     draft.answer = _answer(body)
+    draft.names_format = draft.answer != "text"
     if draft.answer == "json_object" and not mentions_json(draft.messages):
         raise ConversionError(
             "Response input messages must contain the word 'json' in some form to use "
