@@ -18,6 +18,7 @@ from deepinfer_eplb import (
     plan,
     waterfill,
 )
+from deepinfer_eplb.cli import main
 
 LOADS = np.random.default_rng(0).poisson(50, (20, 2, 8))
 PLACED = initial_placement(2, 8, 12)
@@ -142,3 +143,14 @@ def test_a_balancer_refuses_what_belongs_to_another_group(
     sizes = {"layers": 2, "experts": 8, "num_gpus": 4, "num_slots": 12}
     with pytest.raises(EplbError, match=words):
         Balancer(**(sizes | change))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [(["bench", "--seeds", "-1"], "seed wants"), (["demo", "--steps", "-1"], "steps wants")],
+)
+def test_the_command_refuses_negative_numbers_in_a_line(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 1
+    assert words in capsys.readouterr().err

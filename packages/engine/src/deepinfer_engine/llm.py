@@ -122,6 +122,8 @@ class LLM:
         """
         from deepinfer_engine.sampling.params import validate
 
+        if self._loop.is_closed():
+            raise RequestError("generate: this LLM is closed")
         params = params or SamplingParams()
         validate(params, self._caps.vocab_size)
         encoded = [self._encode(prompt) for prompt in _as_list(prompts)]
@@ -235,4 +237,7 @@ def _as_list(
         return [prompts]
     if prompts and all(isinstance(p, int) for p in prompts):
         return [[p for p in prompts if isinstance(p, int)]]
+    wrong = next((p for p in prompts if isinstance(p, int)), None)
+    if wrong is not None:
+        raise RequestError(f"prompts: token {wrong} stands beside whole prompts; put it in a list")
     return [p for p in prompts if not isinstance(p, int)]

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from deepinfer_eplb.balancer import Balancer, Gate
+from deepinfer_eplb.checks import check_count
 from deepinfer_eplb.dispatch import dispatch
 from deepinfer_eplb.evaluation import evaluate
 from deepinfer_eplb.placement import initial_placement
@@ -134,6 +135,7 @@ def _serve(
 
 def run_demo(steps: int) -> int:
     """Start the processes, compare every step with one process, print what happened."""
+    check_count("steps", steps)
     require_torch()
     port = _free_port()
     # forked after torch is loaded: four imports of it would take longer than the demo itself

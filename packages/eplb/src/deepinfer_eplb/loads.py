@@ -67,6 +67,8 @@ def generate(
     """A trace of `steps` recorded steps, one record every `real_steps_per_record` real steps."""
     if kind not in KINDS:
         raise LoadError(f"kind is one of {', '.join(KINDS)}; got {kind!r}")
+    if seed < 0:
+        raise LoadError(f"seed wants an integer of at least 0, got {seed}")
     spec = KINDS[kind]
     rng = np.random.default_rng([seed, sorted(KINDS).index(kind)])
     share = _expert_shares(spec, rng, layers, experts)
