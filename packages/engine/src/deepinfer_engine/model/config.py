@@ -147,11 +147,13 @@ class TextConfig(BaseModel):
             set(self.index_k_sources),
             set(self.index_source_layer_ids),
         )
-        if not (kv <= index_k <= topk):
+        if kv != index_k:
             raise ValueError(
-                "kv_source_layer_ids must be part of index_k_source_layer_ids, and those of "
-                "index_source_layer_ids"
+                "index_k_source_layer_ids must equal kv_source_layer_ids: this runtime projects "
+                f"index keys where it compresses, got {sorted(index_k)} and {sorted(kv)}"
             )
+        if not kv <= topk:
+            raise ValueError("kv_source_layer_ids must be part of index_source_layer_ids")
         for layer in range(self.num_hidden_layers):
             ratio = self.compress_ratios[layer]
             for name, sources in (("kv", kv), ("index", topk)):
@@ -170,6 +172,16 @@ class TextConfig(BaseModel):
         if self.candidate_source_layer_id is not None:
             if self.candidate_source_layer_id not in topk:
                 raise ValueError("candidate_source_layer_id must be one of index_source_layer_ids")
+            followers = {
+                self.compress_ratios[layer]
+                for layer in topk
+                if layer >= self.candidate_source_layer_id
+            }
+            if len(followers) > 1:
+                raise ValueError(
+                    "index sources from candidate_source_layer_id on must share one compress "
+                    f"ratio, got {sorted(followers)}"
+                )
             if self.candidate_block_size not in (8, 16):
                 raise ValueError("candidate_block_size must be 8 or 16")
             if self.candidate_topk_blocks * self.candidate_block_size < self.index_topk:

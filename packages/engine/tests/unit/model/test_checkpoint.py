@@ -50,6 +50,8 @@ def edit(path: Path, **changes: Any) -> None:
         ({"kv_source_layer_ids": [2, 4]}, "must be a KV source|would read kv source"),
         ({"index_source_layer_ids": [4, 6]}, "kv_source_layer_ids"),
         ({"candidate_source_layer_id": 5}, "candidate_source_layer_id"),
+        ({"candidate_source_layer_id": 4}, "must share one compress ratio"),
+        ({"index_k_source_layer_ids": [2, 4, 6, 8]}, "index_k_source_layer_ids must equal"),
         ({"dtype": "float16"}, "dtype"),
         ({"architectures": ["Other"]}, "architectures"),
         ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
