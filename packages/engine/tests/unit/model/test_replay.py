@@ -198,6 +198,17 @@ def test_a_lost_window_is_approximated_and_stored_entries_stay(tiny_dir: Path, m
     assert (later[-rows:] - logits[-rows:]).abs().max() < EXACT
 
 
+def test_a_lost_window_is_empty_whatever_bytes_its_slot_holds(tiny_dir: Path) -> None:
+    """Not zeros that would draw weight in the softmax, and nothing of an earlier owner."""
+    m, ids = model(tiny_dir, "off"), tokens(0, LENGTH)
+    clean, used = resumed(m, ids, 128), resumed(m, ids, 128)
+    _, other = fed(m, tokens(9, 140), [])
+    m._memory.pools.states[used.slot] = other.export_state()
+    expected, _ = m.prefill(ids[128:], cache=clean)
+    got, _ = m.prefill(ids[128:], cache=used)
+    assert torch.equal(got, expected)
+
+
 def test_decoding_on_blocks_alone_runs_the_window_again_too(tiny_dir: Path) -> None:
     m, ids = model(tiny_dir, "off"), tokens(0, LENGTH)
     by_prefill, _ = m.prefill(ids[128:130], cache=resumed(m, ids, 128))
