@@ -82,9 +82,20 @@ def make_model():
     return Model
 
 
+def new_store(path: Path) -> Path:
+    """A directory whose policy ignores how full the machine's disk is; see test_policy for that."""
+    kvtier.init(path, min_free_share=0.0)
+    return path
+
+
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
-    return tmp_path / "store"
+    return new_store(tmp_path / "store")
+
+
+@pytest.fixture
+def make_store():
+    return new_store
 
 
 @pytest.fixture

@@ -140,12 +140,12 @@ def crash_run(store, make_model, seed: int, step: int) -> tuple[list[int], int]:
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_dying_at_any_step_loses_nothing_flushed_and_returns_nothing_wrong(
-    tmp_path, make_model, seed
+    tmp_path, make_model, make_store, seed
 ):
-    _, steps = crash_run(tmp_path / "all", make_model, seed, step=10_000)
+    _, steps = crash_run(make_store(tmp_path / "all"), make_model, seed, step=10_000)
     assert steps > 20
     for step in range(1, steps + 1, 4 if seed == 1 else 5):
-        store = tmp_path / f"{step}"
+        store = make_store(tmp_path / f"{step}")
         flushed, _ = crash_run(store, make_model, seed, step)
         with kvtier.open(store) as cache:
             model = make_model(cache)

@@ -7,7 +7,7 @@ match = ns.match(tokens)
 
 from __future__ import annotations
 
-from deepinfer_kvtier.cache import Cache, open
+from deepinfer_kvtier.cache import Cache, init, open
 from deepinfer_kvtier.clock import Clock, SystemClock
 from deepinfer_kvtier.config import KVTierConfig
 from deepinfer_kvtier.errors import (
@@ -63,6 +63,7 @@ __all__ = [
     "SystemClock",
     "UncacheableInput",
     "__version__",
+    "init",
     "open",
     "parts",
     "traffic_class",

@@ -12,7 +12,7 @@ from typing import Any
 from deepinfer_kvtier.clock import Clock, SystemClock
 from deepinfer_kvtier.config import KVTierConfig, parse_config
 from deepinfer_kvtier.directory import DirectoryTier
-from deepinfer_kvtier.errors import ClosedError, ConfigError
+from deepinfer_kvtier.errors import ClosedError, ConfigError, KVTierError
 from deepinfer_kvtier.events import Callback, EventHub
 from deepinfer_kvtier.gc import GcReport, collect
 from deepinfer_kvtier.host import HostRecord, HostTier
@@ -23,9 +23,9 @@ from deepinfer_kvtier.loader import Loader
 from deepinfer_kvtier.match import LeaseBook
 from deepinfer_kvtier.metrics import render
 from deepinfer_kvtier.namespace import Namespace
+from deepinfer_kvtier.policy import POLICY_FIELDS, remember_policy, with_stored_policy
 from deepinfer_kvtier.queue import WriteQueue
 from deepinfer_kvtier.records import FlushReport, KVEvent
-from deepinfer_kvtier.retention import check_class_name
 from deepinfer_kvtier.store_files import open_store
 from deepinfer_kvtier.writer import Outgoing
 
@@ -41,13 +41,12 @@ class Cache:
     """
 
     def __init__(self, config: KVTierConfig, clock: Clock, io: IoEngine) -> None:
-        self.config = config
+        self._given = config
+        self.config = config = with_stored_policy(config)
         self.clock = clock
         self.events = EventHub()
         self.counts: Counter[str] = Counter()
         self.namespace_counts: dict[str, Counter[str]] = {}
-        for name in config.classes:
-            check_class_name(name)
         started = time.perf_counter()
         self.host = HostTier(
             config.host_bytes,
@@ -158,11 +157,14 @@ class Cache:
     def gc(self, *, dry_run: bool = False) -> GcReport | None:
         """Collect now: adopt what dead processes left, expire, enforce the quota.
 
-        returns: what was done; None for a cache without directory. raises: OSError.
+        The stored policy is read again first, so that a change reaches a running process.
+        returns: what was done; None for a cache without directory.
+        raises:  OSError, StoreFormatError for a damaged policy file.
         """
         self.check_open()
         if self.directory is None:
             return None
+        self._reload_policy(self.directory)
         report = collect(self.directory, dry_run=dry_run)
         self.sync_tiers()
         return report
@@ -186,7 +188,10 @@ class Cache:
         if self.queue is not None:
             queue = {"queued_bytes": self.queue.queued_bytes, **self.queue.counts}
         degraded = bool(
-            disk.get("evicted_before_floor") or disk.get("breaker_open") or disk.get("corrupt")
+            disk.get("evicted_before_floor")
+            or disk.get("breaker_open")
+            or disk.get("corrupt")
+            or disk.get("low_space")
         )
         return {
             "health": "degraded" if degraded else "ok",
@@ -296,14 +301,18 @@ class Cache:
         """Periodic work of the writing thread."""
         self.host.expire()
         self.leases.expire()
-        if self.directory is not None:
+        if self.directory is not None and self.config.auto_gc:
             try:
+                self._reload_policy(self.directory)
                 report = collect(self.directory)
-            except OSError:
+            except (OSError, KVTierError):
                 self.counts["gc_errors"] += 1
             else:
                 self.counts["disk_full"] = int(not report.within_limits)
         self.sync_tiers()
+
+    def _reload_policy(self, directory: DirectoryTier) -> None:
+        self.config = directory.config = with_stored_policy(self._given)
 
 
 def _kind_name(code: int) -> Any:
@@ -319,7 +328,28 @@ def open(
 ) -> Cache:
     """Open a cache: `open("dir")`, `open(host_bytes=1 << 30)` for memory only, or a ready config.
 
-    settings: single fields of `KVTierConfig`.
+    settings: single fields of `KVTierConfig`. Those about keeping and deleting are stored with the
+              directory and hold for whoever opens it later without naming them.
     raises:   ConfigError, StoreFormatError.
     """
-    return Cache(parse_config(config, **settings), clock or SystemClock(), io or PosixIo())
+    given = parse_config(config, **settings)
+    cache = Cache(given, clock or SystemClock(), io or PosixIo())
+    try:
+        remember_policy(given)
+    except BaseException:
+        cache.close(timeout=0)
+        raise
+    return cache
+
+
+def init(path: Path | str, **policy: Any) -> None:
+    """Create the cache directory at `path`, or change the stored policy of the one that is there.
+
+    policy: settings named in `deepinfer_kvtier.policy`, for example `quota_bytes=1 << 40`,
+            `min_free_share=0.1`, `classes={"agent": RetentionClass(1, 30 * 86400)}`.
+    raises: ConfigError, StoreFormatError.
+    """
+    unknown = set(policy) - set(POLICY_FIELDS)
+    if unknown:
+        raise ConfigError(f"a policy has {list(POLICY_FIELDS)}, got {sorted(unknown)}")
+    open(path, auto_gc=False, host_bytes=0, **policy).close()

@@ -14,8 +14,13 @@ from typing import Annotated, Any
 import typer
 
 from deepinfer_kvtier.cache import Cache, open
+from deepinfer_kvtier.cache import init as create_store
+from deepinfer_kvtier.clock import SystemClock
+from deepinfer_kvtier.config import parse_config
 from deepinfer_kvtier.errors import ConfigError, KVTierError
 from deepinfer_kvtier.explain import explain_texts, explain_tokens, read_prompt
+from deepinfer_kvtier.gc import tidy
+from deepinfer_kvtier.io import PosixIo
 from deepinfer_kvtier.listing import list_segments
 from deepinfer_kvtier.simulate import read_trace
 from deepinfer_kvtier.simulate import simulate as run_simulation
@@ -30,8 +35,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text
 @app.command()
 def init(store: Store) -> None:
     """Create an empty cache directory, or check that one is there."""
-    with open(store):
-        typer.echo(f"cache at {store} is ready")
+    create_store(store)
+    typer.echo(f"cache at {store} is ready")
 
 
 @app.command()
@@ -97,9 +102,9 @@ def fsck(
 ) -> None:
     """Check everything; with --repair hide what is bad, so that it is computed and stored again."""
     _require(store)
-    with open(store) if repair else _inspect(store) as cache:
+    with _maintain(store) if repair else _inspect(store) as cache:
         if repair:
-            cache.gc()
+            tidy(_directory(cache))
         report = run_verify(_directory(cache), repair=repair)
     _print(dataclasses.asdict(report), as_json)
     if report.bad and not repair:
@@ -113,9 +118,10 @@ def gc(
     quota_bytes: Annotated[int | None, typer.Option(min=1, help="Keep at most this much.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Delete expired segments and, with a quota, the least recently used ones beyond it."""
+    """Delete by the stored policy; --quota-bytes holds for this run only."""
     _require(store)
-    with open(store, quota_bytes=quota_bytes) as cache:
+    changes = {} if quota_bytes is None else {"quota_bytes": quota_bytes}
+    with _maintain(store, **changes) as cache:
         report = cache.gc(dry_run=dry_run)
         assert report is not None  # a cache with a path has a directory
     _print(dataclasses.asdict(report), as_json)
@@ -202,6 +208,12 @@ def main() -> None:
 def _require(store: Path) -> None:
     if not (store / "FORMAT.json").exists():
         raise ConfigError(f"no cache at {store}: FORMAT.json is missing; check the path")
+
+
+def _maintain(store: Path, **changes: Any) -> Cache:
+    """Open for one piece of work: nothing is collected on the side and no setting is stored."""
+    settings = parse_config(store, host_bytes=0, auto_gc=False, **changes)
+    return Cache(settings, SystemClock(), PosixIo())
 
 
 def _inspect(store: Path) -> Cache:

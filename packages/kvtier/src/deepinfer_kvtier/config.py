@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from deepinfer_kvtier.errors import ConfigError
-from deepinfer_kvtier.retention import DEFAULT_CLASSES, RetentionClass
+from deepinfer_kvtier.retention import DEFAULT_CLASSES, RetentionClass, check_class_name
 
 
 class KVTierConfig(BaseModel):
@@ -29,7 +29,12 @@ class KVTierConfig(BaseModel):
     quota_bytes:       bytes of everything under `path`; None = only the free-space guard.
     min_free_share:    share of the file system that is never used.
     floor_s:           age below which an eviction counts as `evicted_before_floor`.
+    auto_gc:           whether this process collects by itself, every `gc_interval_s` and when the
+                       disk is full; `Cache.gc` collects in any case.
     read_only:         open for inspection; every put is refused.
+
+    `classes`, `quota_bytes`, the water marks, `min_free_share` and `floor_s` are kept with the
+    directory (`deepinfer_kvtier.policy`): not given here, they are what was stored there.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
@@ -55,6 +60,7 @@ class KVTierConfig(BaseModel):
     min_free_share: float = Field(default=0.05, ge=0, lt=1)
     floor_s: float = Field(default=72 * 3600.0, ge=0)
     gc_interval_s: float = Field(default=30.0, gt=0)
+    auto_gc: bool = True
     classes: dict[str, RetentionClass] = Field(default_factory=lambda: dict(DEFAULT_CLASSES))
     io_threads: int = Field(default=2, ge=1, le=64)
     read_only: bool = False
@@ -65,6 +71,8 @@ class KVTierConfig(BaseModel):
             raise ValueError(
                 f"low_water must not exceed high_water, got {self.low_water} > {self.high_water}"
             )
+        for name in self.classes:
+            check_class_name(name)
         if len(self.classes) > 255:
             raise ValueError(f"at most 255 retention classes work, got {len(self.classes)}")
         return self
@@ -77,7 +85,7 @@ def parse_config(config: KVTierConfig | Path | str | None, **changes: Any) -> KV
     """
     try:
         if isinstance(config, KVTierConfig):
-            return KVTierConfig.model_validate({**config.model_dump(), **changes})
+            return KVTierConfig.model_validate({**config.model_dump(exclude_unset=True), **changes})
         return KVTierConfig.model_validate({"path": config, **changes})
     except ValidationError as cause:
         lines = "; ".join(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,8 @@ from deepinfer_kvtier.recover import adopt
 from deepinfer_kvtier.retention import RetentionClass
 from deepinfer_kvtier.segments import Segment, parse_segment_name
 from deepinfer_kvtier.writer import remove_folder
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,17 +92,15 @@ def collect(directory: DirectoryTier, *, dry_run: bool = False) -> GcReport:
     """One pass: adopt, expire, enforce the quota and the free-space guard. raises: OSError."""
     config = directory.config
     directory.refresh()
-    adopted = 0 if dry_run else _adopt_dead(directory)
-    if not dry_run:
-        directory.write_control()
-        _unlink_leftovers(directory)
+    adopted = 0 if dry_run else tidy(directory)
     total, states = _survey(directory)
     now = directory.clock.wall()
     expired = choose_expired(states, config.classes, now)
     freed, removed = _delete(directory, expired, dry_run)
     remaining = [state for state in states if state not in expired]
     left = total - freed
-    excess = _excess(directory, left)
+    shortage = _shortage(directory, freed if dry_run else 0)
+    excess = max(_over_quota(directory, left), shortage)
     victims = choose_victims(remaining, excess, _ranks(config.classes))
     early = sum(victim.records for victim in victims if victim.youngest_floor)
     evicted_bytes, evicted_records = _delete(directory, victims, dry_run)
@@ -110,6 +111,7 @@ def collect(directory: DirectoryTier, *, dry_run: bool = False) -> GcReport:
         directory.counts["gc_expired_segments"] += len(expired)
         directory.counts["gc_evicted_segments"] += len(victims)
         directory.counts["evicted_before_floor"] += early
+        _report_shortage(directory, shortage)
     return GcReport(
         segments_expired=len(expired),
         segments_evicted=len(victims),
@@ -128,15 +130,46 @@ def _ranks(classes: dict[str, RetentionClass]) -> dict[str, int]:
     return {name: rank for rank, (_, name) in enumerate(sorted(mortal))}
 
 
-def _excess(directory: DirectoryTier, total: int) -> int:
+def tidy(directory: DirectoryTier) -> int:
+    """Housekeeping that takes no record away: adopt dead writers, finish promised deletions.
+
+    returns: how many writers were adopted. raises: OSError.
+    """
+    adopted = _adopt_dead(directory)
+    directory.write_control()
+    _unlink_leftovers(directory)
+    return adopted
+
+
+def _over_quota(directory: DirectoryTier, total: int) -> int:
     config = directory.config
-    excess = 0
-    if config.quota_bytes is not None and total > config.high_water * config.quota_bytes:
-        excess = total - int(config.low_water * config.quota_bytes)
-    free = directory.io.free_share(directory.root)
-    if free < config.min_free_share:
-        excess = max(excess, int(total * 0.1) + 1)
-    return excess
+    if config.quota_bytes is None or total <= config.high_water * config.quota_bytes:
+        return 0
+    return total - int(config.low_water * config.quota_bytes)
+
+
+def _shortage(directory: DirectoryTier, coming_bytes: int) -> int:
+    """Bytes that the file system lacks to the free share it must keep.
+
+    coming_bytes: what a deletion that was only planned would give back.
+    """
+    free, size = directory.io.space(directory.root)
+    return max(0, int(directory.config.min_free_share * size) - free - coming_bytes)
+
+
+def _report_shortage(directory: DirectoryTier, shortage: int) -> None:
+    """Say it once when the file system becomes short, and count every collection that saw it."""
+    if shortage:
+        directory.counts["gc_low_space"] += 1
+        if not directory.counts["low_space"]:
+            logger.warning(
+                "the file system of %s lacks %d bytes to the free share of %g: records are evicted"
+                " early; give the cache a quota or the file system more room",
+                directory.root,
+                shortage,
+                directory.config.min_free_share,
+            )
+    directory.counts["low_space"] = int(shortage > 0)
 
 
 def _survey(directory: DirectoryTier) -> tuple[int, list[SegmentState]]:

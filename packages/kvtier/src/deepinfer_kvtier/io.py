@@ -43,7 +43,7 @@ class IoEngine(Protocol):
 
     def disk_bytes(self, path: Path) -> int: ...
 
-    def free_share(self, path: Path) -> float: ...
+    def space(self, path: Path) -> tuple[int, int]: ...
 
     def try_lock(self, path: Path, *, create: bool) -> int | None: ...
 
@@ -99,9 +99,10 @@ class PosixIo:
         """Bytes the file occupies, preallocation included."""
         return os.stat(path).st_blocks * 512
 
-    def free_share(self, path: Path) -> float:
+    def space(self, path: Path) -> tuple[int, int]:
+        """Free bytes (for unprivileged users) and all bytes of the file system."""
         stats = os.statvfs(path)
-        return stats.f_bavail / stats.f_blocks if stats.f_blocks else 1.0
+        return stats.f_bavail * stats.f_frsize, stats.f_blocks * stats.f_frsize
 
     def try_lock(self, path: Path, *, create: bool) -> int | None:
         """Exclusive lock that ends with the process; None while another one holds it."""

@@ -7,6 +7,7 @@ Nothing becomes visible to another process before its bytes are readable.
 from __future__ import annotations
 
 import contextlib
+import errno
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -274,7 +275,14 @@ class SegmentWriter:
             return
         step = min(PREALLOCATE_BYTES, self._segment_bytes)
         target = max(end, min(segment.allocated + step, self._segment_bytes))
-        self._io.allocate(segment.fd, segment.allocated, target - segment.allocated)
+        try:
+            self._io.allocate(segment.fd, segment.allocated, target - segment.allocated)
+        except OSError as cause:
+            # A nearly full disk may still have room for the records themselves.
+            if cause.errno not in (errno.ENOSPC, errno.EDQUOT) or target == end:
+                raise
+            target = end
+            self._io.allocate(segment.fd, segment.allocated, target - segment.allocated)
         segment.allocated = target
 
     def _retire(self, cls: str) -> None:
