@@ -39,12 +39,13 @@ from deepinfer_search_fetch.net.charset import decode_text
 from deepinfer_search_fetch.net.guard import AddressPolicy
 from deepinfer_search_fetch.net.politeness import HostSlots
 from deepinfer_search_fetch.net.resolver import Resolver, SystemResolver
-from deepinfer_search_fetch.net.robots import RobotsCache
+from deepinfer_search_fetch.net.robots import MAX_HOSTS, RobotsCache
 from deepinfer_search_fetch.net.transport import Response, Transport
 from deepinfer_search_fetch.present import outline, to_html, to_text
 
 _ROBOTS_REDIRECTS = 5
 _RETRY_AFTER_CAP_SECONDS = 300
+_CRAWL_DELAY_CAP_SECONDS = 60.0
 _CHALLENGE_CHARS = 1500
 _CHALLENGE = re.compile(
     r"just a moment|checking (?:your browser|if the site connection is secure)"
@@ -94,6 +95,7 @@ class Fetcher:
         self._robots = RobotsCache(self._get_robots)
         self._cache = PageCache(config.home / "cache", config.cache_bytes, clock=clock)
         self._pool = ExtractPool(config.extract_workers, config.limits)
+        self._delays: dict[str, float] = {}
         self._flights: dict[str, asyncio.Task[Loaded]] = {}
 
     async def close(self) -> None:
@@ -117,6 +119,26 @@ class Fetcher:
         answers from the cache only. crawl: robots.txt rules of crawling apply.
         """
         started = time.monotonic()
+        loaded, extraction = await self.read(
+            request,
+            allowed_domains=allowed_domains,
+            blocked_domains=blocked_domains,
+            network=network,
+            crawl=crawl,
+        )
+        elapsed = int((time.monotonic() - started) * 1000)
+        return self._response(request, loaded, extraction, elapsed)
+
+    async def read(
+        self,
+        request: FetchRequest,
+        *,
+        allowed_domains: Sequence[str] = (),
+        blocked_domains: Sequence[str] = (),
+        network: bool = True,
+        crawl: bool = False,
+    ) -> tuple[Loaded, Extraction]:
+        """What `fetch` makes its response of: the page as it came and what was extracted."""
         if request.render == "always" or request.wait_for is not None:
             raise ContentError(
                 "feature_unavailable", "this version has no renderer; use render=never"
@@ -137,8 +159,7 @@ class Fetcher:
                 "timeout", f"not finished within {request.timeout:g} seconds"
             ) from None
         _refuse_challenge(loaded.page.response, extraction)
-        elapsed = int((time.monotonic() - started) * 1000)
-        return self._response(request, loaded, extraction, elapsed)
+        return loaded, extraction
 
     async def load(
         self,
@@ -223,7 +244,7 @@ class Fetcher:
         return Loaded(page, info, robots)
 
     async def _get(self, url: urls.Url, headers: Sequence[tuple[str, str]]) -> Response:
-        async with self._slots.slot(url.host):
+        async with self._slots.slot(url.host, min_interval=self._delays.get(url.host, 0.0)):
             response = await self._transport.get(url, headers)
         if response.status in (429, 503):
             wait = response.header("retry-after") or ""
@@ -235,7 +256,11 @@ class Fetcher:
         policy = self._config.robots
         if policy == "ignore" or (policy == "respect_for_crawl_only" and not crawl):
             return RobotsInfo(allowed=True, source="ignored")
-        info, _ = await self._robots.check(url)
+        info, rules = await self._robots.check(url)
+        if rules.crawl_delay:
+            if len(self._delays) >= MAX_HOSTS:
+                self._delays.clear()
+            self._delays[url.host] = min(rules.crawl_delay, _CRAWL_DELAY_CAP_SECONDS)
         if not info.allowed:
             raise RefusedError(
                 "robots_disallowed", f"robots.txt of {url.host} does not allow this URL"

@@ -29,13 +29,17 @@ _READ_BYTES = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """status, headers with lower-case names in wire order, decoded body."""
+    """status, headers with lower-case names in wire order, decoded body.
+
+    peer: the address that answered, "" for a response from the cache.
+    """
 
     url: Url
     status: int
     headers: tuple[tuple[str, str], ...]
     body: bytes
     wire_bytes: int
+    peer: str = ""
 
     def header(self, name: str) -> str | None:
         """The first header of that lower-case name."""
@@ -75,6 +79,7 @@ class Transport:
         )
         self._policy.check_addresses(addresses)
         reader, writer = await self._connect(url, addresses)
+        peer = str(writer.get_extra_info("peername")[0]).partition("%")[0]
         try:
             exchange = _Exchange(
                 reader, writer, self._limits, max_bytes or self._limits.wire_bytes, self._clock
@@ -84,7 +89,7 @@ class Transport:
             writer.transport.abort()
         encoding = ", ".join(value for name, value in raw_headers if name == "content-encoding")
         body = await asyncio.to_thread(decode_body, wire, encoding, self._limits)
-        return Response(url, status, raw_headers, body, len(wire))
+        return Response(url, status, raw_headers, body, len(wire), peer)
 
     def _request_headers(self, url: Url, extra: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
         return [
