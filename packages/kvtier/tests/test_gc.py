@@ -40,7 +40,9 @@ def test_each_class_lives_its_own_time_after_the_last_hit(store, make_model, clo
             return {
                 cls
                 for cls, tokens in prompts.items()
-                if (cache.directory.probe(0, 0, model.digests(tokens))["length"] == 5_000).all()
+                if (
+                    cache.directory.index.probe(0, 0, model.digests(tokens))["length"] == 5_000
+                ).all()
             }
 
         clock.advance(0.9 * HOUR)

@@ -28,6 +28,7 @@ from deepinfer_kvtier.plan import Cost, Plan
 from deepinfer_kvtier.records import FlushReport, KVEvent, LoadResult, Span, StateHit, Status
 from deepinfer_kvtier.retention import RetentionClass, traffic_class
 from deepinfer_kvtier.tickets import LoadJob, PutTicket
+from deepinfer_kvtier.tier import ScanEntry, Tier, TierCaps
 
 __version__ = "0.1.0"
 
@@ -55,12 +56,15 @@ __all__ = [
     "Plan",
     "PutTicket",
     "RetentionClass",
+    "ScanEntry",
     "Shard",
     "Span",
     "StateHit",
     "Status",
     "StoreFormatError",
     "SystemClock",
+    "Tier",
+    "TierCaps",
     "UncacheableInput",
     "__version__",
     "init",

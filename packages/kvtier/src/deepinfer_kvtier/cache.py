@@ -3,59 +3,42 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from deepinfer_kvtier.clock import Clock, SystemClock
 from deepinfer_kvtier.config import KVTierConfig, parse_config
 from deepinfer_kvtier.directory import DirectoryTier
-from deepinfer_kvtier.errors import ClosedError, ConfigError, KVTierError
-from deepinfer_kvtier.events import Callback, EventHub
+from deepinfer_kvtier.errors import ConfigError
+from deepinfer_kvtier.events import Callback
 from deepinfer_kvtier.gc import GcReport, collect
-from deepinfer_kvtier.host import HostRecord, HostTier
 from deepinfer_kvtier.identity import Shard, chain_root, fingerprint
 from deepinfer_kvtier.io import IoEngine, PosixIo
-from deepinfer_kvtier.layout import KIND_CODES, LayoutSpec
-from deepinfer_kvtier.loader import Loader
-from deepinfer_kvtier.match import LeaseBook
+from deepinfer_kvtier.layout import LayoutSpec
 from deepinfer_kvtier.metrics import render
 from deepinfer_kvtier.namespace import Namespace
 from deepinfer_kvtier.policy import POLICY_FIELDS, remember_policy, with_stored_policy
 from deepinfer_kvtier.queue import WriteQueue
-from deepinfer_kvtier.records import FlushReport, KVEvent
+from deepinfer_kvtier.records import FlushReport
 from deepinfer_kvtier.store_files import open_store
-from deepinfer_kvtier.writer import Outgoing
-
-MAX_NAMESPACES = 1000
-
-_KIND_NAMES = {code: name for name, code in KIND_CODES.items()}
+from deepinfer_kvtier.tier import GuardedTier, Tier
+from deepinfer_kvtier.tierset import TierSet, check_names
 
 
-class Cache:
+class Cache(TierSet):
     """Tiers and namespaces of one process; make it with `open`. Safe to use from several threads.
 
     Open it after forking: threads and the writer's folder belong to one process.
     """
 
-    def __init__(self, config: KVTierConfig, clock: Clock, io: IoEngine) -> None:
-        self._given = config
-        self.config = config = with_stored_policy(config)
-        self.clock = clock
-        self.events = EventHub()
-        self.counts: Counter[str] = Counter()
-        self.namespace_counts: dict[str, Counter[str]] = {}
+    def __init__(
+        self, config: KVTierConfig, clock: Clock, io: IoEngine, tiers: Sequence[Tier] = ()
+    ) -> None:
+        check_names(tiers)
+        given, config = config, with_stored_policy(config)
         started = time.perf_counter()
-        self.host = HostTier(
-            config.host_bytes,
-            state_share=config.state_share,
-            state_ttl_s=config.state_ttl_s,
-            clock=clock,
-        )
-        self.directory: DirectoryTier | None = None
-        self.queue: WriteQueue | None = None
+        directory: DirectoryTier | None = None
         self._secret = config.secret or bytes(32)
         if config.path is not None:
             identity = open_store(
@@ -66,28 +49,15 @@ class Cache:
             )
             self._secret = identity.secret
             try:
-                self.directory = DirectoryTier(
+                directory = DirectoryTier(
                     config.path, store=identity.uuid, config=config, clock=clock, io=io
                 )
             except OSError as cause:
                 raise ConfigError(f"cannot read the cache at {config.path}: {cause}") from cause
-            self.directory.drain_tombs()
-            self.directory.drain_removed()
+            directory.index.drain_tombs()
+            directory.index.drain_removed()
         self.recovery_s = time.perf_counter() - started
-        self.leases = LeaseBook(
-            self.host, self.directory.segments if self.directory else None, clock
-        )
-        self.loader = Loader(self.host, self.directory, clock)
-        self.threads = ThreadPoolExecutor(config.io_threads, thread_name_prefix="kvtier-load")
-        self._closed: FlushReport | None = None
-        if self.directory is not None and not config.read_only:
-            self.queue = WriteQueue(
-                self.directory,
-                self.host,
-                config,
-                on_stored=self._stored_on_disk,
-                maintain=self._maintain,
-            )
+        super().__init__(given, config, clock, directory, tiers)
 
     def namespace(
         self,
@@ -152,7 +122,11 @@ class Cache:
         self.check_open()
         if self.queue is None:
             return FlushReport(True, 0, 0)
-        return self.queue.flush(timeout, fsync=fsync)
+        deadline = time.monotonic() + timeout
+        report = self.queue.flush(timeout, fsync=fsync)
+        for spill in self.spills:
+            report += spill.flush(max(0.0, deadline - time.monotonic()), fsync=fsync)
+        return report
 
     def gc(self, *, dry_run: bool = False) -> GcReport | None:
         """Collect now: adopt what dead processes left, expire, enforce the quota.
@@ -164,25 +138,18 @@ class Cache:
         self.check_open()
         if self.directory is None:
             return None
-        self._reload_policy(self.directory)
+        self.reload_policy(self.directory)
         report = collect(self.directory, dry_run=dry_run)
         self.sync_tiers()
         return report
 
     def stats(self) -> dict[str, Any]:
         """Counters and gauges as plain values; sizes in bytes, times in seconds."""
-        hits = {
-            name: self.counts[name]
-            for name in (
-                "matches",
-                "prompt_tokens",
-                "hit_tokens",
-                "hit_tokens_host",
-                "hit_tokens_disk",
-                "state_hits",
-                "state_misses",
-            )
-        }
+        names = ["matches", "prompt_tokens", "hit_tokens", "state_hits", "state_misses"]
+        names += [
+            f"hit_tokens_{tier}" for tier in ("host", "disk", *(t.name for t in self.further))
+        ]
+        hits = {name: self.counts[name] for name in names}
         disk = self.directory.usage() if self.directory else {}
         queue: dict[str, int] = {}
         if self.queue is not None:
@@ -202,6 +169,11 @@ class Cache:
             "host": self.host.usage(),
             "disk": disk,
             "queue": queue,
+            "tiers": {tier.name: tier.usage() for tier in self.further},
+            "spills": {
+                spill.name: {"queued_bytes": spill.queued_bytes, **spill.counts}
+                for spill in self.spills
+            },
             "leases": {"active": len(self.leases), "expired": self.leases.expired},
             "events": {"failed_callbacks": self.events.failed_callbacks},
             "namespaces": {name: dict(counts) for name, counts in self.namespace_counts.items()},
@@ -218,23 +190,34 @@ class Cache:
 
         returns: what could not be written in time, and is lost.
         """
-        if self._closed is not None:
-            return self._closed
+        if self.closed is not None:
+            return self.closed
         report = self.queue.close(timeout) if self.queue else FlushReport(True, 0, 0)
-        self._closed = report
+        for spill in self.spills:
+            report += spill.close(timeout)
+        self.closed = report
         self.threads.shutdown(wait=True)
         self.leases.release_all()
-        if self.queue is not None and not self.queue.stopped:
-            # Closing files under a thread that still writes could hand it somebody else's file.
-            self._closed = report = FlushReport(False, report.pending, report.failed)
-        elif self.directory is not None:
+        for tier, queue in self._by_queue():
+            if queue is not None and not queue.stopped:
+                # Closing files under a thread that still writes could hand it somebody else's file.
+                self.closed = report = FlushReport(False, report.pending, report.failed)
+                continue
             try:
-                self.directory.close()
+                tier.close()
             except OSError:
                 # Readers do without the end mark: the folder is adopted like that of a killed
                 # process.
-                self._closed = report = FlushReport(False, report.pending, report.failed)
+                self.closed = report = FlushReport(False, report.pending, report.failed)
         return report
+
+    def _by_queue(self) -> list[tuple[DirectoryTier | GuardedTier, WriteQueue | None]]:
+        """Each tier below host memory with the queue that writes to it."""
+        tiers: list[DirectoryTier | GuardedTier] = [*self.further]
+        if self.directory is not None:
+            tiers.insert(0, self.directory)
+        queues = (self.queue, *self.spills) if self.queue else (None,) * len(tiers)
+        return list(zip(tiers, queues, strict=True))
 
     def __enter__(self) -> Cache:
         return self
@@ -242,98 +225,24 @@ class Cache:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    # -- for the namespaces
-
-    def check_open(self) -> None:
-        """ClosedError after `close`."""
-        if self._closed is not None:
-            raise ClosedError("the cache is closed; open it again")
-
-    def counts_of(self, namespace: str) -> Counter[str]:
-        """Counters of one namespace; bounded, since there may be one for every user."""
-        known = self.namespace_counts
-        name = namespace if namespace in known or len(known) < MAX_NAMESPACES else "other"
-        return known.setdefault(name, Counter())
-
-    def sync_tiers(self) -> None:
-        """Carry tombstones from the directory into host memory, and removals into events."""
-        if self.directory is None:
-            self._emit_evicted()
-            return
-        tombs = self.directory.drain_tombs()
-        if tombs:
-            self.host.remove_keys(tombs)
-        removed = self.directory.drain_removed()
-        if removed and self.events.active:
-            self.events.emit(
-                KVEvent("removed", _kind_name(kind), "disk", key, None, depth)
-                for key, kind, depth in removed
-            )
-        self._emit_evicted()
-
-    def published_in_host(self, records: Iterable[HostRecord]) -> None:
-        """Tell listeners about new records in host memory."""
-        if self.events.active:
-            self.events.emit(
-                KVEvent("stored", _kind_name(r.kind), "host", r.digest[:16], r.parent[:16], r.depth)
-                for r in records
-            )
-        self._emit_evicted()
-
-    def _emit_evicted(self) -> None:
-        evicted = self.host.drain_evicted()
-        if evicted and self.events.active:
-            self.events.emit(
-                KVEvent(
-                    "removed", _kind_name(r.kind), "host", r.digest[:16], r.parent[:16], r.depth
-                )
-                for r in evicted
-            )
-
-    def _stored_on_disk(self, batch: Sequence[Outgoing]) -> None:
-        if self.events.active:
-            self.events.emit(
-                KVEvent("stored", _kind_name(o.kind), "disk", o.digest[:16], o.parent[:16], o.depth)
-                for o in batch
-            )
-
-    def _maintain(self) -> None:
-        """Periodic work of the writing thread."""
-        self.host.expire()
-        self.leases.expire()
-        if self.directory is not None and self.config.auto_gc:
-            try:
-                self._reload_policy(self.directory)
-                report = collect(self.directory)
-            except (OSError, KVTierError):
-                self.counts["gc_errors"] += 1
-            else:
-                self.counts["disk_full"] = int(not report.within_limits)
-        self.sync_tiers()
-
-    def _reload_policy(self, directory: DirectoryTier) -> None:
-        self.config = directory.config = with_stored_policy(self._given)
-
-
-def _kind_name(code: int) -> Any:
-    return _KIND_NAMES[code]
-
 
 def open(
     config: KVTierConfig | Path | str | None = None,
     *,
     clock: Clock | None = None,
     io: IoEngine | None = None,
+    tiers: Sequence[Tier] = (),
     **settings: Any,
 ) -> Cache:
     """Open a cache: `open("dir")`, `open(host_bytes=1 << 30)` for memory only, or a ready config.
 
+    tiers:    stores below the directory, asked in this order; they are closed with the cache.
     settings: single fields of `KVTierConfig`. Those about keeping and deleting are stored with the
               directory and hold for whoever opens it later without naming them.
     raises:   ConfigError, StoreFormatError.
     """
     given = parse_config(config, **settings)
-    cache = Cache(given, clock or SystemClock(), io or PosixIo())
+    cache = Cache(given, clock or SystemClock(), io or PosixIo(), tiers)
     try:
         remember_policy(given)
     except BaseException:

@@ -193,7 +193,7 @@ def _survey(directory: DirectoryTier) -> tuple[int, list[SegmentState]]:
                     segment = _segment_of(directory, writer, file)
                     if segment is not None:
                         sizes[segment.local] = size
-    rows = directory.stored_rows()
+    rows = directory.index.stored_rows()
     states: list[SegmentState] = []
     by_segment = _rows_by_segment(rows)
     for segment in directory.segments.all():
@@ -250,7 +250,7 @@ def _delete(directory: DirectoryTier, states: list[SegmentState], dry_run: bool)
             continue  # it grew between the survey and its sealing: what is new stays
         directory.append_control(_segment_tombstone(segment))
         segment.buried = True
-        directory.forget_segment(segment)
+        directory.index.forget_segment(segment)
         directory.io.unlink(segment.path)
         segment.buried = False
         freed += state.bytes
@@ -259,7 +259,7 @@ def _delete(directory: DirectoryTier, states: list[SegmentState], dry_run: bool)
 
 
 def _records_in(directory: DirectoryTier, segment: Segment) -> int:
-    return int((directory.stored_rows()["segment"] == segment.local).sum())
+    return int((directory.index.stored_rows()["segment"] == segment.local).sum())
 
 
 def _segment_tombstone(segment: Segment) -> NDArray[Any]:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from deepinfer_kvtier.clock import Clock
 from deepinfer_kvtier.layout import KIND_CODES
+from deepinfer_kvtier.table import APPROXIMATE_BIT
 
 _BLOCK = KIND_CODES["block"]
 _STATE = KIND_CODES["state"]
@@ -34,6 +35,11 @@ class HostRecord:
     checksum: bytes | None = None
     pins: int = 0
     touched: float = 0.0
+
+    @property
+    def marks(self) -> int:
+        """Approximate bit and replay generation, as in rows of the index."""
+        return (APPROXIMATE_BIT if self.approximate else 0) | self.generation
 
 
 class HostTier:
@@ -85,6 +91,11 @@ class HostTier:
             if record is not None:
                 record.pins += 1
             return record
+
+    def pin_again(self, record: HostRecord) -> None:
+        """One more pin on a record that is pinned already."""
+        with self._lock:
+            record.pins += 1
 
     def contains(self, kind: int, digest: bytes) -> bool:
         """Whether the record is here now."""

@@ -239,3 +239,10 @@ class ChainHasher:
                 )
                 extras += item.checked_digest()
         return extras
+
+
+def check_digests(digests: Iterable[bytes]) -> None:
+    """raises: ConfigError unless every digest is 32 bytes."""
+    for digest in digests:
+        if not isinstance(digest, bytes) or len(digest) != DIGEST_BYTES:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError(f"a digest is {DIGEST_BYTES} bytes, got {digest!r}")

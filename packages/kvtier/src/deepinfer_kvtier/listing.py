@@ -28,7 +28,7 @@ def list_segments(directory: DirectoryTier) -> list[SegmentListing]:
     for name in directory.io.listdir(directory.root / "w"):
         if len(name) == 32:
             directory.segments.discover(bytes.fromhex(name))
-    rows = directory.rows()
+    rows = directory.index.rows()
     listed: list[SegmentListing] = []
     for segment in directory.segments.all():
         members = rows[rows["segment"] == segment.local]

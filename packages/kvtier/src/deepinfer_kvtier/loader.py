@@ -1,4 +1,4 @@
-"""Loads: host memory first, then the directory; concurrent loads of a record share one read."""
+"""Loads: host memory first, then down the tiers; concurrent loads of a record share one read."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deepinfer_kvtier.clock import Clock
-from deepinfer_kvtier.directory import NO_ROW, DirectoryTier
+from deepinfer_kvtier.directory import DirectoryTier
 from deepinfer_kvtier.host import HostRecord, HostTier
 from deepinfer_kvtier.metrics import Histogram
 from deepinfer_kvtier.queue import copy_views
 from deepinfer_kvtier.reading import Wanted
 from deepinfer_kvtier.records import Status
+from deepinfer_kvtier.table import NO_ROW
+from deepinfer_kvtier.tier import GuardedTier
 
 
 class Flights:
-    """Who reads which record from the directory right now."""
+    """Who reads which record from a tier below host memory right now."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -48,9 +50,16 @@ class Flights:
 class Loader:
     """Fills caller buffers from the tiers of one cache."""
 
-    def __init__(self, host: HostTier, directory: DirectoryTier | None, clock: Clock) -> None:
+    def __init__(
+        self,
+        host: HostTier,
+        directory: DirectoryTier | None,
+        further: Sequence[GuardedTier],
+        clock: Clock,
+    ) -> None:
         self._host = host
         self._directory = directory
+        self._further = further
         self._clock = clock
         self._flights = Flights()
         self._counts_lock = threading.Lock()
@@ -96,13 +105,8 @@ class Loader:
                     absent.append(i)
         finally:
             self._host.unpin(record for record in records if record is not None)
-        if self._directory is None:
-            for i in absent:
-                settle(i, Status.MISS)
-        else:
-            self._from_directory(
-                self._directory, kind, shard, wanted, absent, rows, deadline, in_time, settle
-            )
+        if absent:
+            self._from_below(kind, shard, wanted, absent, rows, deadline, in_time, settle)
         final = [status or Status.MISS for status in statuses]
         self._count(final)
         return final
@@ -113,9 +117,8 @@ class Loader:
             self.counts["load_bytes"] += nbytes
             self.seconds.observe(seconds)
 
-    def _from_directory(
+    def _from_below(
         self,
-        directory: DirectoryTier,
         kind: int,
         shard: int,
         wanted: Sequence[Wanted],
@@ -128,7 +131,7 @@ class Loader:
         others = self._flights.claim(kind, [wanted[i].digest for i in absent])
         mine = [i for i in absent if wanted[i].digest not in others]
         try:
-            self._read(directory, kind, shard, wanted, mine, rows, in_time, settle)
+            self._read(kind, shard, wanted, mine, rows, in_time, settle)
         finally:
             self._flights.land(kind, [wanted[i].digest for i in mine])
         again: list[int] = []
@@ -145,11 +148,10 @@ class Loader:
             else:
                 again.append(i)
         # The other reader failed, or host memory had no room for what it read.
-        self._read(directory, kind, shard, wanted, again, rows, in_time, settle)
+        self._read(kind, shard, wanted, again, rows, in_time, settle)
 
     def _read(
         self,
-        directory: DirectoryTier,
         kind: int,
         shard: int,
         wanted: Sequence[Wanted],
@@ -161,7 +163,32 @@ class Loader:
         if not which:
             return
         members = [wanted[i] for i in which]
-        leased = None if rows is None else rows[np.array(which)]
+        statuses = [Status.MISS] * len(members)
+        if self._directory is not None:
+            leased = None if rows is None else rows[np.array(which)]
+            statuses = self._read_directory(self._directory, kind, shard, members, leased, in_time)
+        for tier in self._further:
+            left = [j for j, status in enumerate(statuses) if status is not Status.OK]
+            if not left:
+                break
+            lower = tier.get_into(kind, shard, [members[j] for j in left], in_time=in_time)
+            for j, status in zip(left, lower, strict=True):
+                if status is not Status.MISS:
+                    statuses[j] = status
+        for i, want, status in zip(which, members, statuses, strict=True):
+            if status is Status.OK:
+                self._promote(kind, want)
+            settle(i, status)
+
+    def _read_directory(
+        self,
+        directory: DirectoryTier,
+        kind: int,
+        shard: int,
+        members: Sequence[Wanted],
+        leased: NDArray[Any] | None,
+        in_time: Callable[[], bool],
+    ) -> list[Status]:
         if leased is not None and (leased["length"] == NO_ROW).any():
             leased = None
         statuses = directory.get_into(kind, shard, members, rows=leased, in_time=in_time)
@@ -171,10 +198,7 @@ class Loader:
             second = directory.get_into(kind, shard, [members[j] for j in missed], in_time=in_time)
             for j, status in zip(missed, second, strict=True):
                 statuses[j] = status
-        for i, want, status in zip(which, members, statuses, strict=True):
-            if status is Status.OK:
-                self._promote(kind, want)
-            settle(i, status)
+        return statuses
 
     def _copy_from_host(self, kind: int, want: Wanted) -> bool:
         record = self._host.pin(kind, want.digest)

@@ -1,43 +1,83 @@
-"""The longest prefix that all needed records of are somewhere, pinned before it is returned."""
+"""The longest prefix that all needed records of are somewhere, pinned before it is returned.
+
+Tiers are asked from the fastest down: host memory, the local directory, then the further tiers in
+order; each is asked only for what is missing above it. What lies in host memory or in a file of the
+directory is pinned; records of further tiers cannot be, they may be gone when they are loaded.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from deepinfer_kvtier.directory import DirectoryTier
 from deepinfer_kvtier.host import HostRecord
-from deepinfer_kvtier.layout import KIND_CODES
+from deepinfer_kvtier.layout import KIND_CODES, LayoutSpec
 from deepinfer_kvtier.match import Match, spans_of
 from deepinfer_kvtier.records import StateHit
-from deepinfer_kvtier.table import APPROXIMATE_BIT
-
-if TYPE_CHECKING:
-    from deepinfer_kvtier.cache import Cache
-    from deepinfer_kvtier.namespace import Namespace
+from deepinfer_kvtier.table import APPROXIMATE_BIT, GENERATION_BITS
+from deepinfer_kvtier.tierset import TierSet
 
 _BLOCK = KIND_CODES["block"]
 _STATE = KIND_CODES["state"]
 _MAX_SURVEYS = 4
 
+# Where a block is: numbers of `_names`. A further tier is _FURTHER + its position.
+_HOST: Final = 0
+_DISK: Final = 1
+_FURTHER: Final = 2
+_NOWHERE: Final = 255
+
+
+@dataclass(slots=True)
+class Question:
+    """What one lookup is about."""
+
+    layout: LayoutSpec
+    shard: int
+    probe: tuple[bytes, ...]
+    needs_state: bool
+    accept_approximate: bool
+
+
+@dataclass(slots=True)
+class _State:
+    """The state slot found: at which boundary, in which tier, with which marks."""
+
+    blocks: int = 0
+    where: int = _NOWHERE
+    marks: int = 0
+    record: HostRecord | None = None
+    row: NDArray[Any] | None = None
+
 
 @dataclass(slots=True)
 class _Survey:
-    """Pinned records of one look at the tiers; `records[i]` is None for a block not in memory."""
+    """One look at the tiers. Arrays have one item a block of the prefix.
+
+    records: pinned host records, None for a block that is not in memory.
+    where:   uint8, the tier of each block.
+    marks:   uint8, approximate bit and replay generation of each block.
+    rows:    directory rows; None when the directory was not asked.
+    """
 
     records: list[HostRecord | None]
-    rows: NDArray[Any] | None
-    prefix: int
-    state_blocks: int
-    state_record: HostRecord | None
-    state_row: NDArray[Any] | None
+    where: NDArray[np.uint8]
+    marks: NDArray[np.uint8]
+    rows: NDArray[Any] | None = None
+    state: _State = field(default_factory=_State)
 
 
 def find_prefix(
-    ns: Namespace,
+    tiers: TierSet,
+    layout: LayoutSpec,
+    shard: int,
+    counts: Counter[str],
     digests: tuple[bytes, ...],
     *,
     limit: int,
@@ -46,131 +86,157 @@ def find_prefix(
     lease_s: float,
     accept_approximate: bool,
 ) -> Match:
-    """Everything behind `Namespace.match` after hashing."""
-    cache = ns.cache
-    needs_state = ns.layout.payload_bytes("state") > 0
-    probe = digests[:limit]
-    survey = _look(ns, probe, needs_state, accept_approximate)
-    short = survey.prefix < limit or (exact and survey.state_blocks < survey.prefix)
-    if short and limit and cache.directory is not None and _refresh(cache, cache.directory):
-        _unpin(cache, survey)
-        survey = _look(ns, probe, needs_state, accept_approximate)
+    """Everything behind `Namespace.match` after hashing. counts: those of the namespace."""
+    needs_state = layout.payload_bytes("state") > 0
+    question = Question(layout, shard, digests[:limit], needs_state, accept_approximate)
+    survey = _look(tiers, question)
+    short = len(survey.records) < limit or (exact and survey.state.blocks < len(survey.records))
+    if short and limit and tiers.directory is not None and _refresh(tiers, tiers.directory):
+        _unpin(tiers, survey)
+        survey = _look(tiers, question)
     segments: list[int] = []
     for _ in range(_MAX_SURVEYS):
-        taken = _pin_segments(cache, survey)
+        taken = _pin_segments(tiers, survey)
         if taken is not None:
             segments = taken
             break
-        _unpin(cache, survey)
-        survey = _look(ns, probe, needs_state, accept_approximate)
+        _unpin(tiers, survey)
+        survey = _look(tiers, question)
     else:
         # The directory changes faster than we can look: what is in memory will do.
-        _unpin(cache, survey)
-        survey = _look(ns, probe, needs_state, accept_approximate, host_only=True)
-    match = _build(ns, digests, survey, segments, prompt_tokens, exact, lease_s)
-    _account(ns, match, limit)
-    cache.sync_tiers()
+        _unpin(tiers, survey)
+        survey = _look(tiers, question, host_only=True)
+    match = _build(tiers, layout, digests, survey, segments, prompt_tokens, exact, lease_s)
+    _account(tiers, layout, shard, counts, match, limit)
+    tiers.sync_tiers()
     return match
 
 
-def _refresh(cache: Cache, directory: DirectoryTier) -> bool:
+def _refresh(tiers: TierSet, directory: DirectoryTier) -> bool:
     if directory.breaker.is_open:
         return False
     try:
         directory.refresh()
     except OSError:
         directory.breaker.error()
-        cache.counts["refresh_errors"] += 1
+        tiers.counts["refresh_errors"] += 1
         return False
     return True
 
 
-def _look(
-    ns: Namespace,
-    probe: tuple[bytes, ...],
-    needs_state: bool,
-    accept_approximate: bool,
-    *,
-    host_only: bool = False,
-) -> _Survey:
-    cache = ns.cache
-    records = cache.host.pin_all(_BLOCK, probe)
-    directory = None if host_only else cache.directory
-    if directory is not None and directory.breaker.is_open:
-        directory = None
-    rows: NDArray[Any] | None = None
-    present: NDArray[np.bool_] = np.array([record is not None for record in records], dtype=bool)
-    if directory is not None and probe and not present.all():
-        rows = directory.probe(_BLOCK, ns.shard, probe)
-        expected = ns.layout.payload_bytes("block")
-        on_disk = rows["length"] == expected
-        if not accept_approximate:
-            on_disk &= (rows["flags"] & APPROXIMATE_BIT) == 0
-        present |= on_disk
-    if not accept_approximate:
-        fuzzy = [record is not None and record.approximate for record in records]
-        present &= ~np.array(fuzzy, dtype=bool)
-    prefix = len(probe) if present.all() else int(np.argmin(present))
-    cache.host.unpin(record for record in records[prefix:] if record is not None)
+def _look(tiers: TierSet, question: Question, *, host_only: bool = False) -> _Survey:
+    probe = question.probe
+    records = tiers.host.pin_all(_BLOCK, probe)
     survey = _Survey(
-        records[:prefix], None if rows is None else rows[:prefix], prefix, 0, None, None
+        records,
+        np.fromiter((_NOWHERE if r is None else _HOST for r in records), np.uint8, len(probe)),
+        np.fromiter((0 if r is None else r.marks for r in records), np.uint8, len(probe)),
     )
-    if needs_state and prefix:
-        _look_for_state(ns, probe[:prefix], survey, directory, accept_approximate)
+    if not host_only:
+        _look_below(tiers, question, survey)
+    there = survey.where != _NOWHERE
+    if not question.accept_approximate:
+        there &= (survey.marks & APPROXIMATE_BIT) == 0
+    prefix = len(probe) if there.all() else int(np.argmin(there))
+    tiers.host.unpin(record for record in records[prefix:] if record is not None)
+    survey.records = records[:prefix]
+    survey.where, survey.marks = survey.where[:prefix], survey.marks[:prefix]
+    if survey.rows is not None:
+        survey.rows = survey.rows[:prefix]
+    if question.needs_state and prefix:
+        _look_for_state(tiers, question, survey, host_only)
     return survey
 
 
-def _look_for_state(
-    ns: Namespace,
-    probe: tuple[bytes, ...],
-    survey: _Survey,
-    directory: DirectoryTier | None,
-    accept_approximate: bool,
-) -> None:
-    """The deepest boundary with a state slot; memory is preferred at equal depth."""
-    host = ns.cache.host
+def _look_below(tiers: TierSet, question: Question, survey: _Survey) -> None:
+    """Ask the tiers below host memory for the blocks that are missing above them."""
+    expected = question.layout.payload_bytes("block")
+    directory = tiers.directory
+    absent = survey.where == _NOWHERE
+    if directory is not None and not directory.breaker.is_open and absent.any():
+        survey.rows = directory.index.probe(_BLOCK, question.shard, question.probe)
+        here = absent & (survey.rows["length"] == expected)
+        survey.where[here] = _DISK
+        survey.marks[here] = survey.rows["flags"][here]
+    for number, tier in enumerate(tiers.further):
+        missing = np.flatnonzero(survey.where == _NOWHERE)
+        if not len(missing):
+            return
+        found = tier.probe(_BLOCK, question.shard, [question.probe[i] for i in missing])
+        here = missing[found["length"] == expected]
+        survey.where[here] = _FURTHER + number
+        survey.marks[here] = found["flags"][found["length"] == expected]
+
+
+def _look_for_state(tiers: TierSet, question: Question, survey: _Survey, host_only: bool) -> None:
+    """The deepest boundary with a state slot; the faster tier is preferred at equal depth."""
+    probe = question.probe[: len(survey.records)]
+    survey.state = state = _state_in_host(tiers, question, probe)
+    if host_only:
+        return
+    directory = tiers.directory
+    expected = question.layout.payload_bytes("state")
+    if directory is not None and not directory.breaker.is_open and state.blocks < len(probe):
+        rows = directory.index.probe(_STATE, question.shard, probe[state.blocks :])
+        at = _deepest(rows, expected, question)
+        if at is not None:
+            _replace_state(tiers, survey, at, _DISK, rows)
+            survey.state.row = rows[at : at + 1]
+    for number, tier in enumerate(tiers.further):
+        deeper = probe[survey.state.blocks :]
+        if deeper:
+            found = tier.probe(_STATE, question.shard, deeper)
+            at = _deepest(found, expected, question)
+            if at is not None:
+                _replace_state(tiers, survey, at, _FURTHER + number, found)
+
+
+def _state_in_host(tiers: TierSet, question: Question, probe: tuple[bytes, ...]) -> _State:
     for depth in range(len(probe), 0, -1):
-        record = host.pin(_STATE, probe[depth - 1])
+        record = tiers.host.pin(_STATE, probe[depth - 1])
         if record is None:
             continue
-        if record.approximate and not accept_approximate:
-            host.unpin([record])
+        if record.approximate and not question.accept_approximate:
+            tiers.host.unpin([record])
             continue
-        survey.state_blocks, survey.state_record = depth, record
-        break
-    if directory is None or survey.state_blocks == len(probe):
-        return
-    deeper = probe[survey.state_blocks :]
-    rows = directory.probe(_STATE, ns.shard, deeper)
-    there = rows["length"] == ns.layout.payload_bytes("state")
-    if not accept_approximate:
+        return _State(depth, _HOST, record.marks, record)
+    return _State()
+
+
+def _deepest(rows: NDArray[Any], expected: int, question: Question) -> int | None:
+    there = rows["length"] == expected
+    if not question.accept_approximate:
         there &= (rows["flags"] & APPROXIMATE_BIT) == 0
     found = np.flatnonzero(there)
-    if len(found):
-        if survey.state_record is not None:
-            host.unpin([survey.state_record])
-            survey.state_record = None
-        last = int(found[-1])
-        survey.state_blocks += last + 1
-        survey.state_row = rows[last : last + 1]
+    return int(found[-1]) if len(found) else None
 
 
-def _unpin(cache: Cache, survey: _Survey) -> None:
-    held = [record for record in (*survey.records, survey.state_record) if record is not None]
-    cache.host.unpin(held)
+def _replace_state(
+    tiers: TierSet, survey: _Survey, at: int, where: int, rows: NDArray[Any]
+) -> None:
+    """A deeper state slot was found, `at` boundaries behind the one known so far."""
+    former = survey.state
+    if former.record is not None:
+        tiers.host.unpin([former.record])
+    survey.state = _State(former.blocks + at + 1, where, int(rows["flags"][at]))
 
 
-def _pin_segments(cache: Cache, survey: _Survey) -> list[int] | None:
+def _unpin(tiers: TierSet, survey: _Survey) -> None:
+    held = [record for record in (*survey.records, survey.state.record) if record is not None]
+    tiers.host.unpin(held)
+
+
+def _pin_segments(tiers: TierSet, survey: _Survey) -> list[int] | None:
     """Hold the files behind the survey; None when one is gone, after forgetting its rows."""
-    directory = cache.directory
+    directory = tiers.directory
     if directory is None:
         return []
     needed: set[int] = set()
     if survey.rows is not None:
-        absent = np.array([record is None for record in survey.records], dtype=bool)
-        needed.update(int(n) for n in np.unique(survey.rows["segment"][absent]))
-    if survey.state_row is not None:
-        needed.add(int(survey.state_row["segment"][0]))
+        on_disk = survey.rows["segment"][survey.where == _DISK]
+        needed.update(int(number) for number in np.unique(on_disk))
+    if survey.state.row is not None:
+        needed.add(int(survey.state.row["segment"][0]))
     taken: list[int] = []
     for local in sorted(needed):
         try:
@@ -179,7 +245,7 @@ def _pin_segments(cache: Cache, survey: _Survey) -> list[int] | None:
             directory.breaker.error()
             fd = None
         if fd is None:
-            directory.forget_segment(directory.segments.get(local))
+            directory.index.forget_segment(directory.segments.get(local))
             for held in taken:
                 directory.segments.release(held)
             return None
@@ -188,7 +254,8 @@ def _pin_segments(cache: Cache, survey: _Survey) -> list[int] | None:
 
 
 def _build(
-    ns: Namespace,
+    tiers: TierSet,
+    layout: LayoutSpec,
     digests: tuple[bytes, ...],
     survey: _Survey,
     segments: list[int],
@@ -196,95 +263,84 @@ def _build(
     exact: bool,
     lease_s: float,
 ) -> Match:
-    size = ns.layout.block_tokens
-    tiers = tuple("disk" if record is None else "host" for record in survey.records)
-    fuzzy, generations = _marks(survey, tiers)
-    state = _state_hit(ns, survey)
-    n_blocks = survey.state_blocks if exact else survey.prefix
-    hit_fuzzy = any(fuzzy[:n_blocks])
-    generation = max(generations[:n_blocks], default=0)
+    names = ("host", "disk", *(tier.name for tier in tiers.further))
+    prefix = len(survey.records)
+    state = _state_hit(layout, survey.state, names)
+    n_blocks = survey.state.blocks if exact else prefix
+    fuzzy, generation = _worst(survey.marks[:n_blocks])
     if exact and state is not None:
-        hit_fuzzy |= state.approximate
+        fuzzy |= state.approximate
         generation = max(generation, state.replay_generation)
-    held = [record for record in (*survey.records, survey.state_record) if record is not None]
-    lease = ns.cache.leases.grant(held, segments, lease_s)
+    block_fuzzy, block_generation = _worst(survey.marks)
+    held = [record for record in (*survey.records, survey.state.record) if record is not None]
     return Match(
         n_blocks=n_blocks,
-        n_tokens=n_blocks * size,
-        block_prefix=survey.prefix,
+        n_tokens=n_blocks * layout.block_tokens,
+        block_prefix=prefix,
         state=state,
-        spans=spans_of(tiers[:n_blocks], ns.layout.payload_bytes("block")),
+        spans=spans_of(survey.where[:n_blocks], names, layout.payload_bytes("block")),
         digests=digests,
-        approximate=hit_fuzzy,
-        replay_generation=generation,
-        block_approximate=any(fuzzy),
-        block_generation=max(generations, default=0),
-        prompt_tokens=prompt_tokens,
-        lease=lease,
-        lease_s=lease_s,
-        _book=ns.cache.leases,
-        _records=tuple(survey.records),
-        _state_record=survey.state_record,
-        _rows=survey.rows,
-        _state_row=survey.state_row,
-    )
-
-
-def _marks(survey: _Survey, tiers: tuple[str, ...]) -> tuple[list[bool], list[int]]:
-    """Approximate flag and replay generation of each block of the prefix."""
-    fuzzy: list[bool] = []
-    generations: list[int] = []
-    flags = None if survey.rows is None else survey.rows["flags"].tolist()
-    for i, record in enumerate(survey.records):
-        if record is not None:
-            fuzzy.append(record.approximate)
-            generations.append(record.generation)
-        else:
-            assert flags is not None  # a block that is not in memory was found by its row
-            fuzzy.append(bool(flags[i] & APPROXIMATE_BIT))
-            generations.append(flags[i] & ~APPROXIMATE_BIT)
-    return fuzzy, generations
-
-
-def _state_hit(ns: Namespace, survey: _Survey) -> StateHit | None:
-    if survey.state_blocks == 0:
-        return None
-    record, row = survey.state_record, survey.state_row
-    if record is not None:
-        fuzzy, generation = record.approximate, record.generation
-    else:
-        assert row is not None
-        flags = int(row["flags"][0])
-        fuzzy, generation = bool(flags & APPROXIMATE_BIT), flags & ~APPROXIMATE_BIT
-    return StateHit(
-        n_blocks=survey.state_blocks,
-        n_tokens=survey.state_blocks * ns.layout.block_tokens,
-        tier="disk" if record is None else "host",
-        bytes=ns.layout.payload_bytes("state"),
         approximate=fuzzy,
         replay_generation=generation,
+        block_approximate=block_fuzzy,
+        block_generation=block_generation,
+        prompt_tokens=prompt_tokens,
+        lease=tiers.leases.grant(held, segments, lease_s),
+        lease_s=lease_s,
+        _book=tiers.leases,
+        _names=names,
+        _where=survey.where,
+        _records=tuple(survey.records),
+        _state_record=survey.state.record,
+        _rows=survey.rows,
+        _state_row=survey.state.row,
     )
 
 
-def _account(ns: Namespace, match: Match, limit: int) -> None:
+def _worst(marks: NDArray[np.uint8]) -> tuple[bool, int]:
+    """Whether any block is approximate, and the deepest replay generation."""
+    if not len(marks):
+        return False, 0
+    return bool((marks & APPROXIMATE_BIT).any()), int((marks & GENERATION_BITS).max())
+
+
+def _state_hit(layout: LayoutSpec, state: _State, names: Sequence[str]) -> StateHit | None:
+    if state.blocks == 0:
+        return None
+    return StateHit(
+        n_blocks=state.blocks,
+        n_tokens=state.blocks * layout.block_tokens,
+        tier=names[state.where],
+        bytes=layout.payload_bytes("state"),
+        approximate=bool(state.marks & APPROXIMATE_BIT),
+        replay_generation=state.marks & GENERATION_BITS,
+    )
+
+
+def _account(
+    tiers: TierSet,
+    layout: LayoutSpec,
+    shard: int,
+    counts_here: Counter[str],
+    match: Match,
+    limit: int,
+) -> None:
     """Recency and counters; the head of a chain ends up younger than its tail."""
-    cache = ns.cache
     hit = match.digests[: match.n_blocks]
-    cache.host.touch(_BLOCK, hit)
+    tiers.host.touch(_BLOCK, hit)
     if match.state is not None:
         state_digest = (match.digests[match.state.n_blocks - 1],)
-        cache.host.touch(_STATE, state_digest)
+        tiers.host.touch(_STATE, state_digest)
     else:
         state_digest = ()
-    if cache.directory is not None:
-        cache.directory.touch(_BLOCK, ns.shard, hit)
-        cache.directory.touch(_STATE, ns.shard, state_digest)
-    tokens = ns.layout.block_tokens
-    for counts in (cache.counts, ns.counts):
+    if tiers.directory is not None:
+        tiers.directory.touch(_BLOCK, shard, hit)
+        tiers.directory.touch(_STATE, shard, state_digest)
+    for counts in (tiers.counts, counts_here):
         counts["matches"] += 1
         counts["prompt_tokens"] += match.prompt_tokens
         counts["hit_tokens"] += match.n_tokens
         for span in match.spans:
-            counts[f"hit_tokens_{span.tier}"] += span.count * tokens
-        if ns.layout.payload_bytes("state") and limit:
+            counts[f"hit_tokens_{span.tier}"] += span.count * layout.block_tokens
+        if layout.payload_bytes("state") and limit:
             counts["state_hits" if match.state is not None else "state_misses"] += 1

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from deepinfer_kvtier.clock import Clock
@@ -114,6 +115,8 @@ class Match:
     lease: Lease
     lease_s: float
     _book: LeaseBook = field(repr=False)
+    _names: tuple[str, ...] = field(repr=False)
+    _where: NDArray[np.uint8] = field(repr=False)
     _records: tuple[HostRecord | None, ...] = field(repr=False)
     _state_record: HostRecord | None = field(repr=False)
     _rows: NDArray[Any] | None = field(repr=False)
@@ -135,7 +138,7 @@ class Match:
 
     def tiers(self) -> Sequence[str]:
         """Tier of each block of `block_prefix`."""
-        return tuple("disk" if record is None else "host" for record in self._records)
+        return tuple(self._names[number] for number in self._where.tolist())
 
     def records(self) -> tuple[HostRecord | None, ...]:
         """Host records of `block_prefix`; only those still pinned may be read."""
@@ -154,13 +157,13 @@ class Match:
         return self._state_row if self.lease.active else None
 
 
-def spans_of(tiers: Sequence[str], block_bytes: int) -> tuple[Span, ...]:
-    """Runs of equal tiers."""
-    spans: list[Span] = []
-    start = 0
-    for i in range(1, len(tiers) + 1):
-        if i == len(tiers) or tiers[i] != tiers[start]:
-            tier = "host" if tiers[start] == "host" else "disk"
-            spans.append(Span(tier, start, i - start, (i - start) * block_bytes))
-            start = i
-    return tuple(spans)
+def spans_of(where: NDArray[np.uint8], names: Sequence[str], block_bytes: int) -> tuple[Span, ...]:
+    """Runs of blocks in one tier; where: for each block, the index of its tier in `names`."""
+    if not len(where):
+        return ()
+    starts = [0, *(np.flatnonzero(np.diff(where)) + 1).tolist()]
+    ends = [*starts[1:], len(where)]
+    return tuple(
+        Span(names[int(where[start])], start, end - start, (end - start) * block_bytes)
+        for start, end in zip(starts, ends, strict=True)
+    )

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from deepinfer_kvtier.buffers import Buffers, Views, record_views
-from deepinfer_kvtier.errors import BufferShapeError, ConfigError
-from deepinfer_kvtier.identity import DIGEST_BYTES, ChainHasher, MediaItem, TokenIds
+from deepinfer_kvtier.dropping import drop_records
+from deepinfer_kvtier.errors import ConfigError
+from deepinfer_kvtier.identity import (
+    DIGEST_BYTES,
+    ChainHasher,
+    MediaItem,
+    TokenIds,
+    check_digests,
+)
 from deepinfer_kvtier.layout import KIND_CODES, LayoutSpec
+from deepinfer_kvtier.loading import start_load
 from deepinfer_kvtier.lookup import find_prefix
 from deepinfer_kvtier.match import Match
 from deepinfer_kvtier.plan import Cost, Plan, ReplayMode, choose_cut
-from deepinfer_kvtier.putting import PutRequest, put_records
-from deepinfer_kvtier.reading import Wanted
-from deepinfer_kvtier.records import LoadResult, Status
+from deepinfer_kvtier.putting import PutRequest, check_put, put_records
+from deepinfer_kvtier.records import LoadResult
 from deepinfer_kvtier.tickets import Durability, LoadJob, PutTicket
-
-if TYPE_CHECKING:
-    from deepinfer_kvtier.cache import Cache
+from deepinfer_kvtier.tierset import TierSet
 
 Kind = Literal["block", "state"]
 _BLOCK = KIND_CODES["block"]
@@ -32,7 +36,7 @@ class Namespace:
 
     def __init__(
         self,
-        cache: Cache,
+        cache: TierSet,
         *,
         layout: LayoutSpec,
         fingerprint: bytes,
@@ -102,12 +106,15 @@ class Namespace:
                 f" got {len(digests)} digests"
             )
         else:
-            _check_digests(digests)
+            check_digests(digests)
         limit = max(0, n_tokens - 1 if leave_last else n_tokens) // self.layout.block_tokens
         if max_blocks is not None:
             limit = min(limit, max(0, max_blocks))
         return find_prefix(
-            self,
+            self.cache,
+            self.layout,
+            self.shard,
+            self.counts,
             tuple(digests),
             limit=limit,
             prompt_tokens=n_tokens,
@@ -168,42 +175,17 @@ class Namespace:
         raises:      BufferShapeError, ConfigError, ClosedError; never for storage trouble.
         """
         self.cache.check_open()
-        chosen = range(0)
-        if dst is not None:
-            whole = slice(0, match.n_blocks) if blocks is None else blocks
-            chosen = range(*whole.indices(match.block_prefix))
-            if chosen.step != 1:
-                raise ConfigError(f"blocks must be a slice with step 1, got {whole}")
-        elif blocks is not None:
-            raise BufferShapeError("blocks were asked for without a destination: pass dst")
-        if state_dst is not None and match.state is None:
-            raise ConfigError("this match has no state slot: check match.state before loading it")
-        block_views: list[Views] = []
-        if dst is not None:
-            sizes = self.layout.part_sizes("block")
-            block_views = record_views(dst, len(chosen), sizes, writable=True)
-        state_views: Views | None = None
-        if state_dst is not None:
-            sizes = self.layout.part_sizes("state")
-            state_views = record_views([state_dst], 1, sizes, writable=True)[0]
-        deadline = None
-        if deadline_ms is not None:
-            deadline = self.cache.clock.monotonic() + deadline_ms / 1000
-        job = LoadJob(len(chosen), (dst, state_dst))
-
-        def work() -> None:
-            try:
-                result = self._load(match, chosen, block_views, state_views, deadline, job)
-            except BaseException as error:
-                job.future.set_exception(error)
-                raise
-            job.future.set_result(result)
-
-        if wait:
-            work()
-        else:
-            self.cache.threads.submit(work)
-        return job
+        return start_load(
+            self.cache,
+            self.layout,
+            self.shard,
+            match,
+            blocks=blocks,
+            dst=dst,
+            state_dst=state_dst,
+            deadline_ms=deadline_ms,
+            wait=wait,
+        )
 
     async def aload(self, match: Match, **keywords: Any) -> LoadResult:
         """`load` for asyncio: same keywords (except `wait`), the result instead of a job."""
@@ -320,28 +302,11 @@ class Namespace:
         Other processes follow at their next refresh, `gc_interval_s` at the latest.
         """
         self.cache.check_open()
-        _check_digests(digests)
+        check_digests(digests)
         unknown = set(kinds) - set(KIND_CODES)
         if unknown:
             raise ConfigError(f"kinds are {sorted(KIND_CODES)}, got {sorted(unknown)}")
-        found = 0
-        for name in kinds:
-            kind = KIND_CODES[name]
-            if self.cache.queue is not None:
-                self.cache.queue.discard(kind, digests)
-            in_host = [d for d in digests if self.cache.host.remove(kind, d) is not None]
-            on_disk = 0
-            if self.cache.directory is not None:
-                on_disk = self.cache.directory.drop(kind, self.shard, digests)
-            found += max(len(in_host), on_disk)
-        if self.cache.directory is not None and not self.cache.config.read_only:
-            try:
-                self.cache.directory.write_control()
-            except OSError:
-                # Hidden here at once; the tombstones stay queued for the next write.
-                self.cache.counts["control_errors"] += 1
-        self.cache.sync_tiers()
-        return found
+        return drop_records(self.cache, [KIND_CODES[name] for name in kinds], self.shard, digests)
 
     def _parents(
         self, digests: Sequence[bytes], parents: Sequence[bytes] | bytes | None, first_block: int
@@ -375,18 +340,10 @@ class Namespace:
         keep_alive: Any,
     ) -> PutTicket:
         self.cache.check_open()
-        _check_digests(digests)
-        _check_digests(parents)
-        if cls not in self.cache.config.classes:
-            raise ConfigError(
-                f"unknown class {cls!r}: use one of {sorted(self.cache.config.classes)}"
-            )
-        if durability not in ("behind", "flushed", "fsync"):
-            raise ConfigError(f"durability is behind, flushed or fsync, got {durability!r}")
-        block_tokens = self.layout.block_tokens
+        check_put(self.cache.config, digests, parents, cls, durability)
         confirmed = len(digests)
         if confirmed_tokens is not None:
-            confirmed = max(0, confirmed_tokens // block_tokens - first_depth + 1)
+            confirmed = max(0, confirmed_tokens // self.layout.block_tokens - first_depth + 1)
         ticket = put_records(
             self.cache,
             PutRequest(
@@ -407,59 +364,3 @@ class Namespace:
         )
         ticket.keep_alive(keep_alive)
         return ticket
-
-    def _load(
-        self,
-        match: Match,
-        chosen: range,
-        block_views: list[Views],
-        state_views: Views | None,
-        deadline: float | None,
-        job: LoadJob,
-    ) -> LoadResult:
-        started = time.perf_counter()
-        rows = match.rows()
-        loader = self.cache.loader
-        wanted = [
-            Wanted(match.digests[block], views)
-            for block, views in zip(chosen, block_views, strict=True)
-        ]
-
-        def report(index: int, status: Status) -> None:
-            job.statuses[index] = status
-
-        statuses = loader.fill(
-            _BLOCK,
-            self.shard,
-            wanted,
-            leased=match.records()[chosen.start : chosen.stop],
-            rows=None if rows is None else rows[chosen.start : chosen.stop],
-            deadline=deadline,
-            report=report,
-        )
-        state: Status | None = None
-        if state_views is not None and match.state is not None:
-            want = Wanted(match.digests[match.state.n_blocks - 1], state_views)
-            (state,) = loader.fill(
-                _STATE,
-                self.shard,
-                [want],
-                leased=[match.state_record()],
-                rows=match.state_row(),
-                deadline=deadline,
-                report=lambda _index, _status: None,
-            )
-        ok = next((i for i, s in enumerate(statuses) if s is not Status.OK), len(statuses))
-        bad = next((s for s in (*statuses, state or Status.OK) if s is not Status.OK), None)
-        self.cache.loader.observe(
-            sum(want.nbytes for want in wanted), time.perf_counter() - started
-        )
-        self.cache.sync_tiers()
-        error = None if bad is None else f"the first record not loaded is {bad.value}"
-        return LoadResult(ok, tuple(statuses), state, error)
-
-
-def _check_digests(digests: Sequence[bytes]) -> None:
-    for digest in digests:
-        if not isinstance(digest, bytes) or len(digest) != DIGEST_BYTES:  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ConfigError(f"a digest is {DIGEST_BYTES} bytes, got {digest!r}")

@@ -5,22 +5,22 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from deepinfer_kvtier.buffers import Views
-from deepinfer_kvtier.directory import NO_ROW
+from deepinfer_kvtier.config import KVTierConfig
+from deepinfer_kvtier.errors import ConfigError
 from deepinfer_kvtier.host import HostRecord
+from deepinfer_kvtier.identity import check_digests
 from deepinfer_kvtier.layout import KIND_CODES
-from deepinfer_kvtier.queue import WriteItem, copy_views
+from deepinfer_kvtier.queue import WriteItem, WriteQueue, copy_views
+from deepinfer_kvtier.table import NO_ROW
 from deepinfer_kvtier.tickets import Durability, PutTicket
+from deepinfer_kvtier.tierset import TierSet
 from deepinfer_kvtier.writer import Outgoing
-
-if TYPE_CHECKING:
-    from deepinfer_kvtier.cache import Cache
-    from deepinfer_kvtier.queue import WriteQueue
 
 _STATE = KIND_CODES["state"]
 
@@ -44,14 +44,30 @@ class PutRequest:
     generation: int
 
 
-def put_records(cache: Cache, request: PutRequest) -> PutTicket:
+def check_put(
+    config: KVTierConfig,
+    digests: Sequence[bytes],
+    parents: Sequence[bytes],
+    cls: str,
+    durability: str,
+) -> None:
+    """raises: ConfigError for what no put can mean."""
+    check_digests(digests)
+    check_digests(parents)
+    if cls not in config.classes:
+        raise ConfigError(f"unknown class {cls!r}: use one of {sorted(config.classes)}")
+    if durability not in ("behind", "flushed", "fsync"):
+        raise ConfigError(f"durability is behind, flushed or fsync, got {durability!r}")
+
+
+def put_records(cache: TierSet, request: PutRequest) -> PutTicket:
     """Take what may be taken; the ticket says what was refused and why."""
     cache.leases.expire()
     ticket = PutTicket(_refusals_by_rule(cache, request))
     to_disk = cache.queue is not None and (request.kind != _STATE or cache.config.persist_state)
     rows = None
     if cache.directory is not None and request.digests:
-        rows = cache.directory.probe(request.kind, request.shard, request.digests)
+        rows = cache.directory.index.probe(request.kind, request.shard, request.digests)
     fresh: list[HostRecord] = []
     items: list[WriteItem] = []
     continues = False
@@ -76,7 +92,7 @@ def put_records(cache: Cache, request: PutRequest) -> PutTicket:
     return ticket
 
 
-def _refusals_by_rule(cache: Cache, request: PutRequest) -> list[str | None]:
+def _refusals_by_rule(cache: TierSet, request: PutRequest) -> list[str | None]:
     reasons: list[str | None] = []
     seen: set[bytes] = set()
     for i, digest in enumerate(request.digests):
@@ -93,7 +109,7 @@ def _refusals_by_rule(cache: Cache, request: PutRequest) -> list[str | None]:
 
 
 def _put_in_host(
-    cache: Cache, request: PutRequest, i: int, ticket: PutTicket, fresh: list[HostRecord]
+    cache: TierSet, request: PutRequest, i: int, ticket: PutTicket, fresh: list[HostRecord]
 ) -> None:
     """Without a directory to go to, or for state slots that must not go there."""
     record = _host_record(cache, request, i, fresh)
@@ -108,7 +124,7 @@ def _put_in_host(
 
 
 def _put_in_queue(
-    cache: Cache,
+    cache: TierSet,
     queue: WriteQueue,
     request: PutRequest,
     i: int,
@@ -157,6 +173,7 @@ def _put_in_queue(
         held=held,
         staged=request.copy,
         queued_at=time.monotonic(),
+        owned=request.copy and held is None,
     )
     if request.copy and request.durability == "behind":
         ticket.stored_now(i)
@@ -167,7 +184,7 @@ def _put_in_queue(
 
 
 def _host_record(
-    cache: Cache, request: PutRequest, i: int, fresh: list[HostRecord]
+    cache: TierSet, request: PutRequest, i: int, fresh: list[HostRecord]
 ) -> HostRecord | None:
     """The record in host memory, copied there if it was not, with one pin; None without room."""
     digest = request.digests[i]

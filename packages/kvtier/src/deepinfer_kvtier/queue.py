@@ -1,8 +1,8 @@
-"""Write-behind: records wait here for the directory tier, and the producer never does.
+"""Write-behind: records wait here for a tier below host memory, and the producer never does.
 
-One thread owns all writes and the periodic collection. Group commit: a batch goes out when it has
-enough records or bytes, when its oldest record has waited long enough, or when somebody asked for a
-flush.
+Each tier has a queue, whose one thread owns all writes to it and its periodic work. Group commit: a
+batch goes out when it has enough records or bytes, when its oldest record has waited long enough,
+or when somebody asked for a flush.
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import numpy as np
 
+from deepinfer_kvtier.breaker import Breaker
 from deepinfer_kvtier.config import KVTierConfig
-from deepinfer_kvtier.directory import DirectoryTier
 from deepinfer_kvtier.host import HostRecord, HostTier, checksum_of
-from deepinfer_kvtier.records import FlushReport
+from deepinfer_kvtier.records import FlushReport, Status
 from deepinfer_kvtier.tickets import Durability, PutTicket
 from deepinfer_kvtier.writer import Outgoing
 
@@ -35,12 +36,14 @@ class WriteItem:
 
     held:   the host record whose memory is written; pinned until the item leaves the queue.
     staged: False while the bytes still lie in the caller's buffer.
+    owned:  the bytes lie in memory of the queue's own, for want of room in host memory.
     """
 
     outgoing: Outgoing
     held: HostRecord | None
     staged: bool
     queued_at: float
+    owned: bool = False
     waiters: list[tuple[PutTicket, int, Durability]] = field(
         default_factory=list[tuple[PutTicket, int, Durability]]
     )
@@ -68,19 +71,42 @@ def queue_refusal(
     return None
 
 
+class WriteTarget(Protocol):
+    """What a queue writes to: the local directory, or a further tier behind its guard."""
+
+    @property
+    def breaker(self) -> Breaker: ...
+
+    def put_from(self, batch: Sequence[Outgoing]) -> Sequence[Status]: ...
+
+    def write_control(self) -> None: ...
+
+    def sync(self) -> None: ...
+
+
 class WriteQueue:
-    """Queue and writing thread of one cache with a directory."""
+    """Queue and writing thread of one tier.
+
+    on_stored: called with what was written, in the writing thread.
+    maintain:  periodic work of the tier; also called when it is full.
+    hand_on:   called with every batch that leaves the queue, written or not, while its memory is
+               still pinned.
+    """
 
     def __init__(
         self,
-        directory: DirectoryTier,
+        target: WriteTarget,
         host: HostTier,
         config: KVTierConfig,
         *,
+        name: str,
         on_stored: Callable[[Sequence[Outgoing]], None],
         maintain: Callable[[], None],
+        hand_on: Callable[[Sequence[WriteItem]], None] | None = None,
     ) -> None:
-        self._directory = directory
+        self.name = name
+        self._target = target
+        self._hand_on = hand_on
         self._host = host
         self._config = config
         self._on_stored = on_stored
@@ -95,7 +121,7 @@ class WriteQueue:
         self._give_up = False
         self.counts: Counter[str] = Counter()
         self._next_maintenance = time.monotonic() + config.gc_interval_s
-        self._thread = threading.Thread(target=self._run, name="kvtier-writer", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"kvtier-write-{name}", daemon=True)
         self._thread.start()
 
     @property
@@ -131,6 +157,32 @@ class WriteQueue:
                 self._bytes += item.outgoing.nbytes
             self._cond.notify_all()
 
+    def add_copies(self, items: Sequence[WriteItem]) -> None:
+        """Queue records that another queue is done with, for this tier too.
+
+        Only memory of the cache is read later, never a caller's; without room the record is skipped
+        and counted, since nobody waits for it.
+        """
+        copies: list[WriteItem] = []
+        waiting = 0
+        for item in items:
+            out = item.outgoing
+            if out.dropped:
+                continue
+            if item.held is None and not item.owned:
+                self.counts["skipped_unstaged"] += 1
+            elif self.refusal(out.cls, out.nbytes + waiting, False) is not None:
+                self.counts["skipped_full"] += 1
+            else:
+                if item.held is not None:
+                    self._host.pin_again(item.held)
+                waiting += out.nbytes
+                copies.append(
+                    WriteItem(replace(out), item.held, staged=True, queued_at=time.monotonic())
+                )
+        if copies:
+            self.add(copies)
+
     def discard(self, kind: int, digests: Iterable[bytes]) -> None:
         """Do not write these records any more if they are still waiting."""
         with self._cond:
@@ -156,9 +208,9 @@ class WriteQueue:
             pending = len(self._items) + self._writing
         synced = True
         try:
-            self._directory.write_control()
+            self._target.write_control()
             if fsync:
-                self._directory.sync()
+                self._target.sync()
         except OSError:
             self.counts["write_errors"] += 1
             synced = False
@@ -193,7 +245,7 @@ class WriteQueue:
                 self._next_maintenance = time.monotonic() + self._config.gc_interval_s
         with self._cond:
             left, self._items = list(self._items), deque[WriteItem]()
-        self._finish(left, stored=False)
+        self._finish(left, stored=set())
 
     def _next_batch(self) -> list[WriteItem] | None:
         """Records to write now; empty when it is time for maintenance; None at the end."""
@@ -230,11 +282,13 @@ class WriteQueue:
         return batch
 
     def _write(self, batch: list[WriteItem]) -> None:
-        stored = False
+        stored: set[int] = set()
         try:
             self._stage(batch)
             live = [item for item in batch if not item.outgoing.dropped]
-            stored = self._attempt(live) if live else True
+            stored = self._attempt(live)
+            if self._hand_on is not None:
+                self._hand_on(live)
         finally:
             self._finish(batch, stored=stored)
 
@@ -261,46 +315,59 @@ class WriteQueue:
             for ticket, index, _ in waiting:
                 ticket.report(index, True)
 
-    def _attempt(self, live: list[WriteItem]) -> bool:
-        outgoing = [item.outgoing for item in live]
-        for out in outgoing:
-            if out.checksum is None:
-                out.checksum = checksum_of(out.views)
+    def _attempt(self, live: list[WriteItem]) -> set[int]:
+        """Write, again after a pause where it failed; returns the `id` of the items now stored."""
         for item in live:
+            if item.outgoing.checksum is None:
+                item.outgoing.checksum = checksum_of(item.outgoing.views)
             if item.held is not None:
                 item.held.checksum = item.outgoing.checksum
+        stored: set[int] = set()
+        left = live
         backoff = BACKOFF_FIRST_S
         for attempt in range(MAX_ATTEMPTS):
-            if self._directory.breaker.is_open:
-                self.counts["breaker_drops"] += len(live)
+            if not left:
+                return stored
+            if self._target.breaker.is_open:
+                self.counts["breaker_drops"] += len(left)
                 break
-            try:
-                self._directory.put_from(outgoing)
-                if any(want == "fsync" for item in live for _, _, want in item.waiters):
-                    self._directory.sync()
-            except OSError as error:
-                self.counts["write_errors"] += 1
-                if error.errno in _FULL_ERRORS:
-                    self.counts["disk_full_errors"] += 1
-                    self._maintain()
-                else:
-                    self._directory.breaker.error()
-                if attempt + 1 == MAX_ATTEMPTS or self._pause(backoff):
-                    break
-                backoff = min(2 * backoff, BACKOFF_MAX_S)
-                continue
-            self._directory.breaker.success()
-            self._on_stored([out for out in outgoing if not out.dropped])
-            return True
-        self.counts["failed_records"] += len(live)
-        return False
+            statuses, full = self._put(left)
+            done = [i for i, s in zip(left, statuses, strict=True) if s is Status.OK]
+            stored.update(map(id, done))
+            if done:
+                self._on_stored([item.outgoing for item in done if not item.outgoing.dropped])
+            left = [i for i, s in zip(left, statuses, strict=True) if s is not Status.OK]
+            if not left:
+                self._target.breaker.success()
+                return stored
+            self.counts["write_errors"] += 1
+            if full:
+                self.counts["disk_full_errors"] += 1
+                self._maintain()
+            else:
+                self._target.breaker.error()
+            if attempt + 1 == MAX_ATTEMPTS or self._pause(backoff):
+                break
+            backoff = min(2 * backoff, BACKOFF_MAX_S)
+        self.counts["failed_records"] += len(left)
+        return stored
+
+    def _put(self, items: list[WriteItem]) -> tuple[Sequence[Status], bool]:
+        """Status of each item after one call, and whether the tier said it is full."""
+        try:
+            statuses = self._target.put_from([item.outgoing for item in items])
+            if any(want == "fsync" for item in items for _, _, want in item.waiters):
+                self._target.sync()
+        except OSError as error:
+            return [Status.ERROR] * len(items), error.errno in _FULL_ERRORS
+        return statuses, Status.FULL in statuses
 
     def _pause(self, seconds: float) -> bool:
         """Wait before the next attempt; True when the cache gives up meanwhile."""
         with self._cond:
             return self._cond.wait_for(lambda: self._give_up, seconds)
 
-    def _finish(self, batch: list[WriteItem], *, stored: bool) -> None:
+    def _finish(self, batch: list[WriteItem], *, stored: set[int]) -> None:
         """Every pin, byte and waiter of a batch is settled here, whatever happened to it."""
         with self._cond:
             for item in batch:
@@ -308,7 +375,9 @@ class WriteQueue:
                 if self._by_key.get(item.key) is item:
                     del self._by_key[item.key]
             waiters = [
-                (w, stored and not item.outgoing.dropped) for item in batch for w in item.waiters
+                (w, id(item) in stored and not item.outgoing.dropped)
+                for item in batch
+                for w in item.waiters
             ]
             self._writing = 0
             self._cond.notify_all()

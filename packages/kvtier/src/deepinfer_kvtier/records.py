@@ -6,7 +6,7 @@ import enum
 from dataclasses import dataclass
 from typing import Literal
 
-TierName = Literal["host", "disk"]
+TierName = str  # "host", "disk", or the name of a further tier
 
 
 class Status(enum.Enum):
@@ -82,6 +82,12 @@ class FlushReport:
     done: bool
     pending: int
     failed: int
+
+    def __add__(self, other: FlushReport) -> FlushReport:
+        """What two queues left behind together."""
+        return FlushReport(
+            self.done and other.done, self.pending + other.pending, self.failed + other.failed
+        )
 
 
 @dataclass(frozen=True, slots=True)

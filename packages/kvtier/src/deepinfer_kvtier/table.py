@@ -27,6 +27,8 @@ ROW: Final = np.dtype(
     ]
 )
 APPROXIMATE_BIT: Final = 0x80
+GENERATION_BITS: Final = 0x7F
+NO_ROW: Final = 0xFFFFFFFF  # in `length`: no such record
 
 _EMPTY: Final = np.uint32(0xFFFFFFFF)
 _DEAD: Final = np.uint32(0xFFFFFFFE)

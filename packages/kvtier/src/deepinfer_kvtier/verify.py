@@ -35,7 +35,7 @@ def verify(
     """
     directory.refresh()
     chooser = random.Random(seed)
-    rows = directory.rows()
+    rows = directory.index.rows()
     rows.sort(order=["segment", "page"])
     bad: Counter[str] = Counter()
     broken: list[tuple[int, int, bytes]] = []

@@ -1,0 +1,240 @@
+"""What a tier below the local directory looks like to the cache, and how its failures stay there.
+
+Lookups ask host memory, then the local directory, then the further tiers in the order they were
+configured; loads fall down the same way. Puts reach a further tier through a write queue of its
+own, so a slow one delays neither the producer nor the directory.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from deepinfer_kvtier.breaker import Breaker
+from deepinfer_kvtier.clock import Clock
+from deepinfer_kvtier.reading import Wanted
+from deepinfer_kvtier.records import Status
+from deepinfer_kvtier.table import NO_ROW
+from deepinfer_kvtier.writer import Outgoing
+
+# What `probe` says about a record: `length` is its payload in bytes, NO_ROW where there is none;
+# `flags` is 0x80 for approximate records plus the replay generation (at most 127).
+FOUND: Final = np.dtype([("length", "<u4"), ("flags", "u1")])
+
+
+@dataclass(frozen=True, slots=True)
+class TierCaps:
+    """What a tier can do.
+
+    persistent: what it stored survives the end of every process of this machine.
+    shared:     other machines see it.
+    zero_copy:  it can fill caller memory without a copy of its own.
+    range_read: single parts of a record can be read alone.
+    max_batch:  records in one `get_into` or `put_from`; the cache splits longer batches.
+    align:      bytes to which destination addresses should be aligned; 1 = any.
+    """
+
+    persistent: bool
+    shared: bool
+    zero_copy: bool = False
+    range_read: bool = False
+    max_batch: int = 256
+    align: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ScanEntry:
+    """One stored record, as `scan` lists it: address (first 16 bytes of the digest) and sizes."""
+
+    kind: int
+    shard: int
+    key: bytes
+    payload_bytes: int
+    created_s: int
+
+
+class Tier(Protocol):
+    """A store below the local directory. All calls are batched and may come from several threads.
+
+    Storage trouble is a status or an OSError, both of which the cache contains; any other exception
+    means misuse and is let through. Every call must end by itself within the tier's own time
+    limits. Digests are 32 bytes; a tier may address by fewer but must compare all on reading.
+    """
+
+    @property
+    def name(self) -> str:
+        """Short and unique in one cache, for spans, metrics and costs; not "host" or "disk"."""
+        ...
+
+    @property
+    def caps(self) -> TierCaps: ...
+
+    def probe(self, kind: int, shard: int, digests: Sequence[bytes]) -> NDArray[Any]:
+        """FOUND rows for digests of one chain, in chain order (for states: deepest last).
+
+        The caller uses the leading hits of a block probe, so a tier may report everything behind
+        its first miss as absent. Nothing is pinned: a record may be gone when it is loaded.
+        """
+        ...
+
+    def get_into(
+        self,
+        kind: int,
+        shard: int,
+        wanted: Sequence[Wanted],
+        *,
+        in_time: Callable[[], bool],
+    ) -> Sequence[Status]:
+        """Fill `wanted[i].views` with verified bytes and set the fields a trailer would tell.
+
+        Digest, kind, shard, length and checksum must have been compared before OK is answered.
+        in_time: once false nothing more is started; the rest is TIMEOUT.
+        """
+        ...
+
+    def put_from(self, batch: Sequence[Outgoing]) -> Sequence[Status]:
+        """Store records, parents before children; OK for what is there already.
+
+        The views of a record may be read until the call returns. FULL = no room now; anything else
+        but OK is tried again later.
+        """
+        ...
+
+    def delete(self, kind: int, shard: int, digests: Sequence[bytes]) -> int:
+        """Forget records now and for other readers soon; returns how many were known to be here."""
+        ...
+
+    def scan(self, cursor: str | None) -> tuple[Sequence[ScanEntry], str | None]:
+        """One page of a listing and the cursor of the next page; None ends it."""
+        ...
+
+    def usage(self) -> dict[str, int]:
+        """Entries, bytes, counters; for `stats()`."""
+        ...
+
+    def health(self) -> Literal["ok", "degraded", "down"]:
+        """From what was seen last; does no I/O."""
+        ...
+
+    def sync(self) -> None:
+        """Make everything stored so far as durable as the tier can. raises: OSError."""
+        ...
+
+    def maintain(self) -> None:
+        """Periodic work (poll, expire), called by the tier's writing thread. raises: OSError."""
+        ...
+
+    def close(self) -> None:
+        """Give everything back; called once, after the last other call has returned."""
+        ...
+
+
+class GuardedTier:
+    """A further tier as the cache uses it: batches split, failures counted, a breaker in front."""
+
+    def __init__(self, tier: Tier, clock: Clock) -> None:
+        self.tier = tier
+        self.name = tier.name
+        self.breaker = Breaker(clock)
+        self.counts: Counter[str] = Counter()
+
+    def probe(self, kind: int, shard: int, digests: Sequence[bytes]) -> NDArray[Any]:
+        """FOUND rows; all absent while the tier is left alone or when it fails."""
+        absent: NDArray[Any] = np.zeros(len(digests), dtype=FOUND)
+        absent["length"] = NO_ROW
+        if not digests or self.breaker.is_open:
+            return absent
+        try:
+            found = self.tier.probe(kind, shard, digests)
+        except OSError:
+            self._failed("probe_errors")
+            return absent
+        self.breaker.success()
+        return found
+
+    def get_into(
+        self, kind: int, shard: int, wanted: Sequence[Wanted], *, in_time: Callable[[], bool]
+    ) -> list[Status]:
+        """One status a record; an error of the tier is Status.ERROR for the batch it hit."""
+        statuses: list[Status] = []
+        step = max(1, self.tier.caps.max_batch)
+        started = time.perf_counter()
+        for start in range(0, len(wanted), step):
+            some = wanted[start : start + step]
+            if self.breaker.is_open:
+                self.counts["breaker_skips"] += 1
+                statuses.extend([Status.ERROR] * len(some))
+            elif not in_time():
+                statuses.extend([Status.TIMEOUT] * len(some))
+            else:
+                statuses.extend(self._get_batch(kind, shard, some, in_time))
+        self.counts["get_records"] += sum(status is Status.OK for status in statuses)
+        self.counts["get_us"] += int((time.perf_counter() - started) * 1e6)
+        return statuses
+
+    def put_from(self, batch: Sequence[Outgoing]) -> list[Status]:
+        """One status a record, in order. raises: OSError."""
+        statuses: list[Status] = []
+        step = max(1, self.tier.caps.max_batch)
+        for start in range(0, len(batch), step):
+            statuses.extend(self.tier.put_from(batch[start : start + step]))
+        self.counts["put_records"] += sum(status is Status.OK for status in statuses)
+        return statuses
+
+    def delete(self, kind: int, shard: int, digests: Sequence[bytes]) -> int:
+        """How many the tier knew; 0 when it fails, which is counted."""
+        try:
+            return self.tier.delete(kind, shard, digests)
+        except OSError:
+            self._failed("delete_errors")
+            return 0
+
+    def sync(self) -> None:
+        """raises: OSError."""
+        self.tier.sync()
+
+    def write_control(self) -> None:
+        """Further tiers have no control entries of ours."""
+
+    def maintain(self) -> None:
+        """Periodic work of the tier, its failures counted."""
+        try:
+            self.tier.maintain()
+        except OSError:
+            self._failed("maintain_errors")
+
+    def close(self) -> None:
+        """raises: OSError."""
+        self.tier.close()
+
+    def usage(self) -> dict[str, int | str]:
+        """The tier's own figures plus ours."""
+        return {
+            **self.tier.usage(),
+            **self.counts,
+            "health": "down" if self.breaker.is_open else self.tier.health(),
+        }
+
+    def _get_batch(
+        self, kind: int, shard: int, some: Sequence[Wanted], in_time: Callable[[], bool]
+    ) -> Sequence[Status]:
+        try:
+            statuses = self.tier.get_into(kind, shard, some, in_time=in_time)
+        except OSError:
+            self._failed("get_errors")
+            return [Status.ERROR] * len(some)
+        if Status.ERROR in statuses:
+            self._failed("get_errors")
+        else:
+            self.breaker.success()
+        return statuses
+
+    def _failed(self, what: str) -> None:
+        self.counts[what] += 1
+        self.breaker.error()

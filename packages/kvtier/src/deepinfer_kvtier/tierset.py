@@ -1,0 +1,192 @@
+"""The tiers of one process, and what everybody who moves records between them needs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from deepinfer_kvtier.clock import Clock
+from deepinfer_kvtier.config import KVTierConfig
+from deepinfer_kvtier.directory import DirectoryTier
+from deepinfer_kvtier.errors import ClosedError, ConfigError, KVTierError
+from deepinfer_kvtier.events import EventHub
+from deepinfer_kvtier.gc import collect
+from deepinfer_kvtier.host import HostRecord, HostTier
+from deepinfer_kvtier.layout import KIND_CODES
+from deepinfer_kvtier.loader import Loader
+from deepinfer_kvtier.match import LeaseBook
+from deepinfer_kvtier.policy import with_stored_policy
+from deepinfer_kvtier.queue import WriteItem, WriteQueue
+from deepinfer_kvtier.records import FlushReport, KVEvent
+from deepinfer_kvtier.tier import GuardedTier, Tier
+from deepinfer_kvtier.writer import Outgoing
+
+MAX_NAMESPACES = 1000
+RESERVED_NAMES = ("host", "disk")
+
+_KIND_NAMES = {code: name for name, code in KIND_CODES.items()}
+
+
+class TierSet:
+    """Host memory, the local directory if there is one, then further tiers in order.
+
+    given:   settings as the caller named them; `config` adds the policy stored with the directory.
+    queue:   write queue of the first tier below host memory; None when nothing can be written.
+    spills:  write queues of the other tiers, fed by the first one with what it has in hand.
+    """
+
+    def __init__(
+        self,
+        given: KVTierConfig,
+        config: KVTierConfig,
+        clock: Clock,
+        directory: DirectoryTier | None,
+        further: Sequence[Tier],
+    ) -> None:
+        self._given = given
+        self.config = config
+        self.clock = clock
+        self.events = EventHub()
+        self.counts: Counter[str] = Counter()
+        self.namespace_counts: dict[str, Counter[str]] = {}
+        self.host = HostTier(
+            config.host_bytes,
+            state_share=config.state_share,
+            state_ttl_s=config.state_ttl_s,
+            clock=clock,
+        )
+        self.directory = directory
+        self.further = tuple(GuardedTier(tier, clock) for tier in further)
+        self.leases = LeaseBook(self.host, directory.segments if directory else None, clock)
+        self.loader = Loader(self.host, directory, self.further, clock)
+        self.threads = ThreadPoolExecutor(config.io_threads, thread_name_prefix="kvtier-load")
+        self.closed: FlushReport | None = None
+        self.queue: WriteQueue | None = None
+        self.spills: tuple[WriteQueue, ...] = ()
+        if not config.read_only:
+            self._start_queues()
+
+    def _start_queues(self) -> None:
+        targets: list[DirectoryTier | GuardedTier] = [*self.further]
+        if self.directory is not None:
+            targets.insert(0, self.directory)
+        if not targets:
+            return
+        self.spills = tuple(
+            WriteQueue(
+                target,
+                self.host,
+                self.config,
+                name=target.name,
+                on_stored=self._announcer(target.name),
+                maintain=target.maintain,
+            )
+            for target in targets[1:]
+            if isinstance(target, GuardedTier)
+        )
+        first = targets[0]
+        self.queue = WriteQueue(
+            first,
+            self.host,
+            self.config,
+            name=first.name,
+            on_stored=self._announcer(first.name),
+            maintain=self._maintain,
+            hand_on=self._hand_on if self.spills else None,
+        )
+
+    def _hand_on(self, items: Sequence[WriteItem]) -> None:
+        """What the first queue is done with, for the further tiers. Memory stays pinned."""
+        for queue in self.spills:
+            queue.add_copies(items)
+
+    def check_open(self) -> None:
+        """ClosedError after `close`."""
+        if self.closed is not None:
+            raise ClosedError("the cache is closed; open it again")
+
+    def counts_of(self, namespace: str) -> Counter[str]:
+        """Counters of one namespace; bounded, since there may be one for every user."""
+        known = self.namespace_counts
+        name = namespace if namespace in known or len(known) < MAX_NAMESPACES else "other"
+        return known.setdefault(name, Counter())
+
+    def sync_tiers(self) -> None:
+        """Carry tombstones from the directory into host memory, and removals into events."""
+        if self.directory is None:
+            self._emit_evicted()
+            return
+        tombs = self.directory.index.drain_tombs()
+        if tombs:
+            self.host.remove_keys(tombs)
+        removed = self.directory.index.drain_removed()
+        if removed and self.events.active:
+            self.events.emit(
+                KVEvent("removed", _kind_name(kind), "disk", key, None, depth)
+                for key, kind, depth in removed
+            )
+        self._emit_evicted()
+
+    def published_in_host(self, records: Iterable[HostRecord]) -> None:
+        """Tell listeners about new records in host memory."""
+        if self.events.active:
+            self.events.emit(
+                KVEvent("stored", _kind_name(r.kind), "host", r.digest[:16], r.parent[:16], r.depth)
+                for r in records
+            )
+        self._emit_evicted()
+
+    def _emit_evicted(self) -> None:
+        evicted = self.host.drain_evicted()
+        if evicted and self.events.active:
+            self.events.emit(
+                KVEvent(
+                    "removed", _kind_name(r.kind), "host", r.digest[:16], r.parent[:16], r.depth
+                )
+                for r in evicted
+            )
+
+    def _announcer(self, tier: str) -> Any:
+        def announce(batch: Sequence[Outgoing]) -> None:
+            if self.events.active:
+                self.events.emit(
+                    KVEvent(
+                        "stored", _kind_name(o.kind), tier, o.digest[:16], o.parent[:16], o.depth
+                    )
+                    for o in batch
+                )
+
+        return announce
+
+    def _maintain(self) -> None:
+        """Periodic work of the first queue's thread."""
+        self.host.expire()
+        self.leases.expire()
+        if self.directory is None:
+            self.further[0].maintain()
+        elif self.config.auto_gc:
+            try:
+                self.reload_policy(self.directory)
+                report = collect(self.directory)
+            except (OSError, KVTierError):
+                self.counts["gc_errors"] += 1
+            else:
+                self.counts["disk_full"] = int(not report.within_limits)
+        self.sync_tiers()
+
+    def reload_policy(self, directory: DirectoryTier) -> None:
+        """Read the stored policy again. raises: StoreFormatError."""
+        self.config = directory.config = with_stored_policy(self._given)
+
+
+def _kind_name(code: int) -> Any:
+    return _KIND_NAMES[code]
+
+
+def check_names(further: Sequence[Tier]) -> None:
+    """raises: ConfigError unless every further tier has a name of its own."""
+    names = [tier.name for tier in further]
+    if len({*names, *RESERVED_NAMES}) < len(names) + len(RESERVED_NAMES):
+        raise ConfigError(f"tiers need different names, not {RESERVED_NAMES}, got {names}")
