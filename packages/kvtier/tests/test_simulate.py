@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import deepinfer_kvtier as kvtier
-from deepinfer_kvtier.simulate import POLICIES, Request, read_trace, simulate
+from deepinfer_kvtier.hazard import ReturnRates, age_bin
+from deepinfer_kvtier.policies import POLICIES, Request
+from deepinfer_kvtier.simulate import read_trace, simulate
 
 
 def trace(*prompts: tuple[int, ...], every_s: float = 1.0) -> list[Request]:
@@ -88,3 +91,105 @@ def test_unknown_policies_and_capacities_are_refused():
     with pytest.raises(kvtier.ConfigError, match="capacity"):
         simulate([], capacity_blocks=-1)
     assert simulate([]).hit_rate == 0.0
+
+
+def conversations(rounds: int, loyal_every: int, gap_s: float = 30.0) -> list[Request]:
+    """Single questions in a stream, and some conversations that go on, each turn one block longer.
+
+    Whoever has come back once comes back again; nobody else does.
+    """
+    requests, fresh, open_chats = [], iter(range(1, 1 << 30)), []
+    now = 0.0
+    for round_ in range(rounds):
+        now += gap_s
+        for _ in range(4):
+            requests.append(Request(now, 8 * 512, (0, *(next(fresh) for _ in range(7)))))
+        if round_ % loyal_every == 0:
+            open_chats.append((0, *(next(fresh) for _ in range(7))))
+        for i, chain in enumerate(open_chats):
+            open_chats[i] = (*chain, next(fresh))
+            requests.append(Request(now, len(chain) * 512, chain))
+        open_chats = open_chats[-6:]
+    return requests
+
+
+def test_knowing_sessions_keeps_what_goes_on_and_loses_what_does_not():
+    requests = conversations(rounds=300, loyal_every=10)
+    hits = {
+        policy: simulate(requests, capacity_blocks=110, policy=policy).hit_tokens
+        for policy in ("tail-lru", "session", "oracle")
+    }
+    assert hits["tail-lru"] < 0.7 * hits["oracle"]
+    assert hits["session"] > 0.9 * hits["oracle"]
+
+
+def test_a_last_block_that_is_not_full_leaves_first():
+    half_full = [
+        Request(0, 2 * 512 + 9, (1, 2, 3)),
+        Request(1, 512, (8,)),
+        Request(2, 1024, (1, 2)),
+    ]
+    assert simulate(half_full, capacity_blocks=3, policy="session").hit_tokens == 2 * 512
+
+
+def test_rates_of_return_are_learned_by_kind_and_shrink_towards_all():
+    rates = ReturnRates(2, doubt=1.0)
+    for _ in range(500):
+        rates.observe(0, 50.0, returned=True)
+        rates.observe(1, 50.0, returned=False)
+    learned = rates.rates()
+    at = age_bin(50.0)
+    assert learned[0, at] > 20 * learned[1, at]
+    prices = rates.prices()
+    assert prices[0, 0] > prices[1, 0]
+    assert prices[0, at] > prices[0, at + 1], "who did not return by then is worth less"
+
+
+def test_observing_never_loses_time():
+    rates = ReturnRates(1)
+    for age in (0.0, 3.9, 4.0, 59.0, 1e6):
+        rates.observe(0, age, returned=False)
+    assert rates.waited_s() == pytest.approx(0 + 3.9 + 4.0 + 59.0 + 1e6)
+
+
+TRACES = Path(__file__).parents[4] / "shared" / "data" / "traces"
+UNLIMITED = {"conversation": 0.3736, "synthetic": 0.6512}
+LRU = {
+    ("conversation", "lru"): {1_000: 0.0454, 5_000: 0.1125, 10_000: 0.2153, 30_000: 0.3321},
+    ("conversation", "tail-lru"): {1_000: 0.0454, 5_000: 0.1140, 10_000: 0.2157, 30_000: 0.3322},
+    ("conversation", "oracle"): {1_000: 0.1944, 5_000: 0.3480, 10_000: 0.3736, 30_000: 0.3736},
+    ("synthetic", "lru"): {1_000: 0.0840, 5_000: 0.2843, 10_000: 0.4313, 30_000: 0.6356},
+    ("synthetic", "tail-lru"): {1_000: 0.0857, 5_000: 0.2845, 10_000: 0.4318, 30_000: 0.6356},
+    ("synthetic", "oracle"): {1_000: 0.2819, 5_000: 0.5359, 10_000: 0.6292, 30_000: 0.6512},
+}
+
+
+@pytest.fixture(scope="module")
+def traces():
+    if not TRACES.is_dir():
+        pytest.skip(f"the public traces are not at {TRACES}")
+    return {
+        name: read_trace(TRACES / f"mooncake_{name}_trace.jsonl")
+        for name in ("conversation", "synthetic")
+    }
+
+
+def test_the_public_traces_have_their_published_hit_rates(traces):
+    for name, rate in UNLIMITED.items():
+        assert round(simulate(traces[name]).hit_rate, 4) == rate
+    for (name, policy), column in LRU.items():
+        for capacity, rate in column.items():
+            result = simulate(traces[name], capacity_blocks=capacity, policy=policy)
+            assert result.hit_rate == pytest.approx(rate, abs=0.001), (name, policy, capacity)
+
+
+def test_knowing_sessions_gains_two_points_on_the_conversations_and_loses_none_elsewhere(traces):
+    gains = {}
+    for name in traces:
+        session, lru = (
+            simulate(traces[name], capacity_blocks=10_000, policy=policy).hit_rate
+            for policy in ("session", "tail-lru")
+        )
+        gains[name] = session - lru
+    assert gains["conversation"] >= 0.02
+    assert gains["synthetic"] >= 0.0

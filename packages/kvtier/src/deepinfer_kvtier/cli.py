@@ -166,7 +166,7 @@ def simulate(
     ] = None,
     refresh: Annotated[bool, typer.Option(help="Whether a hit renews the lifetime.")] = True,
     policy: Annotated[
-        list[str] | None, typer.Option(help="lru, tail-lru, oracle; repeatable.")
+        list[str] | None, typer.Option(help="lru, tail-lru, session, oracle; repeatable.")
     ] = None,
     block_tokens: Annotated[int, typer.Option(min=1, help="Tokens of one id of the trace.")] = 512,
     as_json: AsJson = False,

@@ -7,24 +7,14 @@ is tokens hit / tokens asked for, as a request sees it.
 
 from __future__ import annotations
 
-import heapq
 import json
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from deepinfer_kvtier.errors import ConfigError
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """One request: arrival in seconds, prompt length in tokens, ids of its blocks."""
-
-    at_s: float
-    tokens: int
-    blocks: tuple[int, ...]
+from deepinfer_kvtier.policies import POLICIES, Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,68 +27,6 @@ class SimulationResult:
     hit_rate: float
     peak_blocks: int
     evicted_blocks: int
-
-
-class EvictionPolicy(Protocol):
-    """Decides which block leaves. `use` is called for every block of a request, hit or new."""
-
-    def use(self, blocks: Sequence[int], request: int) -> None: ...
-
-    def victim(self) -> int:
-        """Name a block that leaves now, and forget it."""
-        ...
-
-
-class Lru:
-    """Least recently used first. `tail_first` makes the end of a chain older than its head."""
-
-    def __init__(self, *, tail_first: bool) -> None:
-        self._tail_first = tail_first
-        self._order: OrderedDict[int, None] = OrderedDict()
-
-    def use(self, blocks: Sequence[int], request: int) -> None:
-        for block in reversed(blocks) if self._tail_first else blocks:
-            self._order[block] = None
-            self._order.move_to_end(block)
-
-    def victim(self) -> int:
-        return self._order.popitem(last=False)[0]
-
-
-class Oracle:
-    """Knows the future: the block whose next use is farthest away goes first (an upper bound)."""
-
-    def __init__(self, requests: Sequence[Request]) -> None:
-        self._uses: dict[int, list[int]] = {}
-        for number in range(len(requests) - 1, -1, -1):
-            for block in requests[number].blocks:
-                self._uses.setdefault(block, []).append(number)
-        self._heap: list[tuple[int, int, int]] = []
-        self._next: dict[int, int] = {}
-
-    def use(self, blocks: Sequence[int], request: int) -> None:
-        for depth, block in enumerate(blocks):
-            uses = self._uses[block]
-            while uses and uses[-1] <= request:
-                uses.pop()
-            following = uses[-1] if uses else len(self._uses) + request + 1
-            self._next[block] = following
-            # Of blocks that are needed at the same time, the deepest goes first.
-            heapq.heappush(self._heap, (-following, -depth, block))
-
-    def victim(self) -> int:
-        while True:
-            following, _, block = heapq.heappop(self._heap)
-            if self._next.get(block) == -following:
-                del self._next[block]
-                return block
-
-
-POLICIES: dict[str, Callable[[Sequence[Request]], EvictionPolicy]] = {
-    "lru": lambda requests: Lru(tail_first=False),
-    "tail-lru": lambda requests: Lru(tail_first=True),
-    "oracle": Oracle,
-}
 
 
 def read_trace(path: Path) -> list[Request]:
@@ -147,7 +75,7 @@ def simulate(
         raise ConfigError(f"unknown policy {policy!r}: use one of {sorted(POLICIES)}")
     if capacity_blocks is not None and capacity_blocks < 0:
         raise ConfigError(f"capacity_blocks must be at least 0, got {capacity_blocks}")
-    order = POLICIES[policy](requests)
+    order = POLICIES[policy](requests, block_tokens)
     fresh_until: dict[int, float] = {}
     lifetime = float("inf") if ttl_s is None else ttl_s
     hit = asked = peak = evicted = 0
@@ -162,7 +90,7 @@ def simulate(
         for block in request.blocks:
             if refresh or fresh_until.get(block, -1.0) < request.at_s:
                 fresh_until[block] = request.at_s + lifetime
-        order.use(request.blocks, number)
+        order.use(request, number)
         while capacity_blocks is not None and len(fresh_until) > capacity_blocks:
             del fresh_until[order.victim()]
             evicted += 1
