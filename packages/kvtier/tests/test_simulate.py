@@ -102,8 +102,9 @@ def conversations(rounds: int, loyal_every: int, gap_s: float = 30.0) -> list[Re
     now = 0.0
     for round_ in range(rounds):
         now += gap_s
-        for _ in range(4):
-            requests.append(Request(now, 8 * 512, (0, *(next(fresh) for _ in range(7)))))
+        requests.extend(
+            Request(now, 8 * 512, (0, *(next(fresh) for _ in range(7)))) for _ in range(4)
+        )
         if round_ % loyal_every == 0:
             open_chats.append((0, *(next(fresh) for _ in range(7))))
         for i, chain in enumerate(open_chats):
