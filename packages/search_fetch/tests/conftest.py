@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from service_harness import FAST, Service
 
 from deepinfer_search_fetch import AsyncSearchFetch, Config
 from deepinfer_search_fetch.errors import UpstreamError
+from deepinfer_search_fetch.service.settings import ServiceSettings
 
 SITE_ADDRESS = "127.0.0.2"  # plays the public internet; 127.0.0.1 stays forbidden
 
@@ -148,6 +150,21 @@ def config(tmp_path: Path, site: Listener) -> Config:
         host_burst=1000,
         robots="ignore",
     )
+
+
+@pytest.fixture
+def serve(config: Config) -> Iterator[Callable[..., Service]]:
+    """Make services with a one-page index; `public.test` is the site fixture."""
+    made: list[Service] = []
+
+    def make(*, auth: bool = False, settings: ServiceSettings = FAST) -> Service:
+        resolver = ScriptedResolver({"public.test": [[SITE_ADDRESS]]})
+        made.append(Service(config, resolver, settings, auth=auth))
+        return made[-1]
+
+    yield make
+    for service in made:
+        service.close()
 
 
 @pytest.fixture

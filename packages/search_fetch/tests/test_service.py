@@ -1,129 +1,28 @@
-# ruff: noqa: E501
 from __future__ import annotations
 
-import asyncio
 import json
-import os
-import signal
+import logging
 import socket
-import sqlite3
-import subprocess
-import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import h11
 import pytest
-import uvicorn
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from service_harness import FAST, Service, read_reply, request_bytes
 
-from deepinfer_search_fetch import AsyncSearchFetch, Config
-from deepinfer_search_fetch.errors import InvalidRequestError, LimitError, RefusedError
-from deepinfer_search_fetch.index.document import IndexedPage
-from deepinfer_search_fetch.service.app import create_app
+from deepinfer_search_fetch.errors import InvalidRequestError, RefusedError
 from deepinfer_search_fetch.service.auth import KeyStore
-from deepinfer_search_fetch.service.metering import Charge, Ledger, Price
 from deepinfer_search_fetch.service.ratelimit import RateLimiter
+from deepinfer_search_fetch.service.settings import ServiceSettings
 
 Listener = Any  # see conftest
 TEXT = "<title>Voles</title><p>" + "Voles live in the grass of the meadow. " * 20
 
 
-class Server:
-    """The service on a loopback port, and a plain HTTP client for it."""
-
-    def __init__(self, app: Any) -> None:
-        sockets = socket.create_server(("127.0.0.1", 0))
-        self.port = sockets.getsockname()[1]
-        settings_ = uvicorn.Config(app, log_level="error", lifespan="on", ws="none")
-        self.server = uvicorn.Server(settings_)
-        self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [sockets]})
-        self.thread.start()
-        while not self.server.started:
-            assert self.thread.is_alive(), "the service did not start"
-            time.sleep(0.01)
-
-    def call(
-        self, method: str, path: str, body: Any = None, **headers: str
-    ) -> tuple[int, dict[str, str], Any]:
-        with socket.create_connection(("127.0.0.1", self.port), timeout=20) as connection:
-            client = h11.Connection(h11.CLIENT)
-            data = (
-                b""
-                if body is None
-                else body
-                if isinstance(body, bytes)
-                else json.dumps(body).encode()
-            )
-            lines = [("Host", "localhost"), ("Content-Length", str(len(data))),
-                     ("Content-Type", "application/json"), ("Connection", "close"),
-                     *((k.replace("_", "-"), v) for k, v in headers.items())]  # fmt: skip
-            connection.sendall(client.send(h11.Request(method=method, target=path, headers=lines)))
-            connection.sendall(client.send(h11.Data(data=data)) + client.send(h11.EndOfMessage()))
-            status, found, parts = 0, {}, []
-            while True:
-                event = client.next_event()
-                if event is h11.NEED_DATA:
-                    client.receive_data(connection.recv(65536))
-                elif isinstance(event, h11.Response):
-                    status = event.status_code
-                    found = {k.decode(): v.decode() for k, v in event.headers}
-                elif isinstance(event, h11.Data):
-                    parts.append(bytes(event.data))
-                else:
-                    break
-        text = b"".join(parts)
-        is_json = "json" in found.get("content-type", "") and "ndjson" not in found["content-type"]
-        return status, found, json.loads(text) if is_json else text.decode()
-
-    def stop(self) -> None:
-        self.server.should_exit = True
-        self.thread.join()
-
-
-class Service:
-    def __init__(self, config: Config, resolver: Any, *, auth: bool, limiter: RateLimiter) -> None:
-        config.home.mkdir(parents=True, exist_ok=True)
-        self.keys = KeyStore(config.home / "keys.sqlite3") if auth else None
-        self.ledger = Ledger(config.home / "ledger.sqlite3")
-        self.client = AsyncSearchFetch(config, resolver=resolver)
-        self.client.backend.index(
-            [IndexedPage("https://a.example/", "Voles", "Voles live in grass. " * 20, "2026-01-01")]
-        )
-        self.client.backend.commit()
-        self.http = Server(create_app(self.client, self.ledger, self.keys, limiter))
-        self.call = self.http.call
-
-    def rows(self) -> list[dict[str, Any]]:
-        return self.ledger.usage()
-
-    def close(self) -> None:
-        self.http.stop()
-        self.ledger.close()
-        if self.keys:
-            self.keys.close()
-
-
-@pytest.fixture
-def serve(config: Config, make_resolver: Any) -> Iterator[Callable[..., Service]]:
-    made: list[Service] = []
-
-    def make(*, auth: bool = False, limiter: RateLimiter | None = None) -> Service:
-        resolver = make_resolver({"public.test": [["127.0.0.2"]]})
-        service = Service(config, resolver, auth=auth, limiter=limiter or RateLimiter(1e6, 10**6))
-        made.append(service)
-        return service
-
-    yield make
-    for service in made:
-        service.close()
-
-
-def test_fetch_and_search_answer_and_are_metered_once(
+def test_fetch_and_search_answer_with_the_common_headers(
     serve: Callable[..., Service], site: Listener
 ) -> None:
     site.page("/", TEXT)
@@ -132,16 +31,12 @@ def test_fetch_and_search_answer_and_are_metered_once(
     status, headers, page = service.call("POST", "/v1/fetch", {"url": url})
     assert (status, page["title"], page["usage"]["billable"]) == (200, "Voles", True)
     assert headers["cache-control"] == "no-store"
+    assert headers["content-type"] == "application/json; charset=utf-8"
     assert headers["x-request-id"]
-    status, _, found = service.call("POST", "/v1/search", {"query": "voles"})
+    assert service.call("GET", f"/v1/fetch?url={url}&mode=fast")[2]["title"] == "Voles"
+    status, _, found = service.call("POST", "/v1/search", {"query": "voles"}, X_Request_Id="mine-1")
     assert (status, len(found["results"])) == (200, 1)
-    status, _, nothing = service.call("POST", "/v1/search", {"query": "zzzzqq"})
-    assert (status, nothing["results"], nothing["usage"]["billable"]) == (200, [], False)
-    service.call("POST", "/v1/fetch", {"url": url + "missing"})
-    assert [(r["endpoint"], r["quantity"], r["price_micros"]) for r in service.rows()] == [
-        ("fetch", 1, 5000),
-        ("search", 1, 5000),
-    ]
+    assert _["x-request-id"].startswith("mine-1-")
 
 
 @pytest.mark.parametrize(
@@ -152,14 +47,19 @@ def test_fetch_and_search_answer_and_are_metered_once(
         ("POST", "/v1/fetch", {"url": "file:///etc/passwd"}, 403, "blocked_scheme"),
         ("POST", "/v1/fetch", {"url": "http://a.example/", "headers": {}}, 422, "invalid_argument"),
         ("POST", "/v1/fetch", {"url": "http://nowhere.example/"}, 502, "dns_failure"),
-        ("POST", "/v1/fetch", {"url": "http://a.example/", "render": "always"}, 501, "feature_unavailable"),
         ("POST", "/v1/fetch", b"{", 422, "invalid_argument"),
+        ("POST", "/v1/fetch", b"\xff\xfe", 422, "invalid_argument"),
+        ("POST", "/v1/fetch", None, 422, "invalid_argument"),
+        ("GET", "/v1/fetch", None, 422, "invalid_argument"),
+        ("POST", "/v1/fetch/batch", {"requests": []}, 422, "invalid_argument"),
         ("POST", "/v1/search", {"query": " "}, 422, "invalid_argument"),
         ("POST", "/v1/search", {"query": "x", "count": 51}, 422, "invalid_argument"),
-        ("POST", "/v1/tools/search", {"query": "x" * 129}, 400, "invalid_argument"),
-        ("POST", "/v1/tools/search", {"query": "x", "localization": "en-US"}, 400, "invalid_argument"),
+        ("POST", "/v1/search", {"query": "x" * 2**20}, 413, "response_too_large"),
+        ("GET", "/v1/usage?from=yesterday", None, 422, "invalid_argument"),
+        ("GET", "/v1/usage?group_by=colour", None, 422, "invalid_argument"),
         ("GET", "/nope", None, 404, "not_found"),
         ("PUT", "/v1/fetch", None, 405, "invalid_argument"),
+        ("DELETE", "/v1/usage", None, 405, "invalid_argument"),
     ],
 )  # fmt: skip
 def test_every_error_has_the_same_body(
@@ -169,35 +69,59 @@ def test_every_error_has_the_same_body(
     assert (found, answer["error"]["code"]) == (status, code)
     assert set(answer["error"]) == {"code", "message", "type", "retryable", "request_id", "details"}
     assert answer["error"]["request_id"] == headers["x-request-id"]
+    assert headers["content-type"] == "application/json; charset=utf-8"
+    assert ("allow" in headers) == (status == 405)
 
 
-def test_drop_in_routes_have_the_public_fields(
-    serve: Callable[..., Service], site: Listener
+def test_a_body_without_a_declared_length_is_cut_off_at_the_limit(
+    serve: Callable[..., Service],
 ) -> None:
-    site.page("/", TEXT)
+    service = serve(settings=FAST.model_copy(update={"max_body_bytes": 2000}))
+    with socket.create_connection(("127.0.0.1", service.port), timeout=20) as connection:
+        head = request_bytes("POST", "/v1/search", Transfer_Encoding="chunked")
+        connection.sendall(head.removesuffix(b"0\r\n\r\n"))
+        for _ in range(3):
+            connection.sendall(b"3e8\r\n" + b"x" * 1000 + b"\r\n")
+        reply = read_reply(connection)
+    assert (reply.status, reply.json["error"]["code"]) == (413, "response_too_large")
+
+
+def test_a_body_that_never_ends_is_given_up(serve: Callable[..., Service]) -> None:
+    service = serve(settings=FAST.model_copy(update={"body_seconds": 0.2}))
+    with socket.create_connection(("127.0.0.1", service.port), timeout=20) as connection:
+        connection.sendall(request_bytes("POST", "/v1/search", b" " * 50)[:-1])
+        reply = read_reply(connection)
+    assert (reply.status, reply.json["error"]["code"]) == (408, "timeout")
+
+
+def test_a_bug_becomes_a_500_that_tells_nothing(
+    serve: Callable[..., Service], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     service = serve()
-    _, _, found = service.call("POST", "/v1/tools/search", {"query": "voles", "model": "ignored"})
-    assert set(found["results"][0]) == {
-        "title", "url", "snippet", "summary", "content", "rerank_score", "authority", "date",
-        "site_name", "site_icon",
-    }  # fmt: skip
-    assert found["results"][0]["content"] == ""
-    assert 0 <= found["results"][0]["rerank_score"] <= 3
-    _, _, page = service.call(
-        "POST", "/v1/tools/fetch", {"url": f"http://public.test:{site.port}/"}
-    )
-    assert set(page) == {"title", "content"}
-    assert {r["endpoint"] for r in service.rows()} == {"fetch", "search"}
+
+    async def broken(_: Any) -> None:
+        raise ZeroDivisionError("secret detail")
+
+    monkeypatch.setattr(service.client, "search", broken)
+    for path in ("/v1/search", "/v1/tools/search"):
+        status, headers, answer = service.call("POST", path, {"query": "voles"})
+        assert (status, answer["error"]["code"]) == (500, "internal")
+        assert "secret detail" not in json.dumps(answer)
+        assert headers["x-request-id"] in caplog.text
+    assert service.billed() == {}
 
 
 def test_keys_scopes_and_quota_are_enforced(serve: Callable[..., Service]) -> None:
     service = serve(auth=True)
     body = {"query": "voles"}
-    assert service.call("POST", "/v1/search", body)[0] == 401
+    status, headers, _ = service.call("POST", "/v1/search", body)
+    assert (status, headers["www-authenticate"]) == (401, "Bearer")
     assert service.call("POST", "/v1/search", body, Authorization="Bearer sk-wrong")[0] == 401
     assert service.keys is not None
     fetch_only, _ = service.keys.create("f", ["fetch"])
     assert service.call("POST", "/v1/search", body, x_api_key=fetch_only)[0] == 403
+    assert service.call("GET", "/v1/usage", x_api_key=fetch_only)[0] == 200
+    assert service.call("GET", "/v1/usage")[0] == 401
     secret, key = service.keys.create("s", ["search"], monthly_quota=1)
     assert service.call("POST", "/v1/search", body, Authorization=f"Bearer {secret}")[0] == 200
     assert service.call("POST", "/v1/search", body, x_api_key=secret)[0] == 402
@@ -217,13 +141,28 @@ def test_stored_keys_cannot_be_read_back(tmp_path: Path) -> None:
     keys.close()
 
 
-def test_the_rate_limit_answers_429_with_retry_after(serve: Callable[..., Service]) -> None:
-    service = serve(limiter=RateLimiter(0.001, 2))
+def test_without_keys_only_loopback_names_and_origins_are_served(
+    serve: Callable[..., Service],
+) -> None:
+    service, body = serve(), {"query": "voles"}
+    assert service.call("POST", "/v1/search", body, Host="rebind.example")[0] == 403
+    assert service.call("POST", "/v1/search", body, Origin="https://evil.example")[0] == 403
+    assert service.call("POST", "/v1/search", body, Origin="null")[0] == 403
+    assert service.call("POST", "/v1/search", body, Origin="http://localhost:3000")[0] == 200
+    assert service.call("POST", "/v1/search", body, Host="[::1]:80")[0] == 200
+
+
+def test_the_rate_limit_answers_429_and_tells_where_a_key_stands(
+    serve: Callable[..., Service],
+) -> None:
+    service = serve(settings=ServiceSettings(rate_per_second=0.001, rate_burst=2))
     answers = [service.call("POST", "/v1/search", {"query": "voles"}) for _ in range(3)]
     assert [a[0] for a in answers] == [200, 200, 429]
-    assert answers[0][1]["x-ratelimit-remaining"] == "1"
+    assert [a[1]["x-ratelimit-remaining"] for a in answers] == ["1", "0", "0"]
+    assert {a[1]["x-ratelimit-limit"] for a in answers} == {"2"}
     assert int(answers[2][1]["retry-after"]) > 0
-    assert sum(r["quantity"] for r in service.rows()) == 2
+    assert int(answers[2][1]["x-ratelimit-reset"]) >= int(answers[2][1]["retry-after"])
+    assert service.billed() == {"search": 2}
 
 
 @given(st.lists(st.floats(0, 5), max_size=40))
@@ -232,175 +171,113 @@ def test_a_bucket_never_gives_more_than_rate_and_burst(gaps: list[float]) -> Non
     limiter = RateLimiter(2.0, 5, clock=lambda: now)
     for gap in gaps:
         now += gap
-        try:
-            limiter.take("k")
-            granted += 1
-        except LimitError:
-            pass
+        standing = limiter.take("k")
+        granted += not standing.retry_after
+        assert 0 <= standing.remaining <= 5
     assert granted <= 5 + 2.0 * now + 1e-6
 
 
-def test_idempotent_retries_are_replayed_and_charged_once(serve: Callable[..., Service]) -> None:
-    service = serve()
-    first = service.call("POST", "/v1/search", {"query": "voles"}, Idempotency_Key="k1")
-    again = service.call("POST", "/v1/search", {"query": "voles"}, Idempotency_Key="k1")
-    assert first[2] == again[2]
-    other = service.call("POST", "/v1/search", {"query": "grass"}, Idempotency_Key="k1")
-    assert (other[0], other[2]["error"]["code"]) == (409, "conflict")
-    assert sum(r["quantity"] for r in service.rows()) == 1
-
-
-def test_later_pages_of_a_paid_document_are_free(
+def test_requests_over_the_global_limit_are_told_to_wait(
     serve: Callable[..., Service], site: Listener
 ) -> None:
-    site.page(
-        "/",
-        "<title>V</title>" + "".join(f"<p>{i} Voles live in grass. {'x ' * 40}" for i in range(40)),
-    )
-    service = serve()
-    request = {"url": f"http://public.test:{site.port}/", "max_tokens": 100, "mode": "full"}
-    _, _, first = service.call("POST", "/v1/fetch", request)
-    offset = first["tokens"]["next_offset"]
-    _, _, second = service.call("POST", "/v1/fetch", {**request, "offset": offset})
-    assert not second["usage"]["billable"]
-    assert sum(r["quantity"] for r in service.rows()) == 1
+    entered, leave = threading.Event(), threading.Event()
+
+    def slow(connection: socket.socket, _: bytes) -> None:
+        entered.set()
+        assert leave.wait(20)
+        connection.sendall(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n<p>done")
+
+    site.behaviour = slow
+    service = serve(settings=FAST.model_copy(update={"max_concurrent": 1}))
+    url = f"http://public.test:{site.port}/"
+    waiting = threading.Thread(target=service.call, args=("POST", "/v1/fetch", {"url": url}))
+    waiting.start()
+    assert entered.wait(20)
+    status, headers, answer = service.call("POST", "/v1/search", {"query": "voles"})
+    health = service.call("GET", "/healthz")[0]
+    leave.set()
+    waiting.join()
+    assert (status, answer["error"]["code"], headers["retry-after"]) == (429, "rate_limited", "1")
+    assert health == 200
+    assert service.call("POST", "/v1/search", {"query": "voles"})[0] == 200
 
 
-def test_a_batch_keeps_order_and_charges_each_page_once(
+def test_metrics_name_routes_failures_rows_and_latencies(
     serve: Callable[..., Service], site: Listener
 ) -> None:
     site.page("/", TEXT)
-    url = f"http://public.test:{site.port}/"
     service = serve()
-    body = {"requests": [{"url": url}, {"url": "http://127.0.0.1/"}, {"url": url}]}
-    _, _, answer = service.call("POST", "/v1/fetch/batch", body)
-    assert [(r["index"], r["ok"]) for r in answer["results"]] == [(0, True), (1, False), (2, True)]
-    assert sum(r["quantity"] for r in service.rows()) == 1
-    _, headers, lines = service.call("POST", "/v1/fetch/batch", body, Accept="application/x-ndjson")
-    assert headers["content-type"].startswith("application/x-ndjson")
-    assert {json.loads(line)["index"] for line in lines.splitlines()} == {0, 1, 2}
+    url = f"http://public.test:{site.port}/"
+    for body in ({"url": url}, {"url": url}, {"url": "http://127.0.0.1/"}):
+        service.call("POST", "/v1/fetch", body)
+    service.call("POST", "/v1/search", {"query": "voles"})
+    service.call("GET", "/nope/secret-path")
+    text = service.call("GET", "/metrics")[2]
+    for line in (
+        'search_fetch_responses_total{route="/v1/fetch",status="200"} 2.0',
+        'search_fetch_responses_total{route="unknown",status="404"} 1.0',
+        'search_fetch_fetches_total{result="ok"} 2.0',
+        'search_fetch_fetches_total{result="blocked_address"} 1.0',
+        'search_fetch_cache_total{result="hit"} 1.0',
+        'search_fetch_ledger_rows_total{endpoint="fetch"} 2.0',
+        "search_fetch_search_seconds_count 1.0",
+        "search_fetch_index_documents 1.0",
+    ):
+        assert line in text
+    assert "secret-path" not in text
 
 
-def test_an_answer_that_could_not_be_sent_is_not_charged(config: Config) -> None:
-    config.home.mkdir(parents=True)
-    ledger = Ledger(config.home / "ledger.sqlite3")
-    client = AsyncSearchFetch(config)
-    client.backend.index([IndexedPage("https://a.example/", "Voles", "Voles " * 50, "2026-01-01")])
-    client.backend.commit()
-    app = create_app(client, ledger, None)
-    body = b'{"query": "voles"}'
-    scope = {
-        "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST",
-        "path": "/v1/search", "raw_path": b"/v1/search", "query_string": b"", "scheme": "http",
-        "headers": [(b"content-type", b"application/json")], "server": ("localhost", 80),
-        "client": ("127.0.0.1", 1), "root_path": "",
+def test_logs_hold_neither_keys_nor_queries_nor_content(
+    serve: Callable[..., Service], site: Listener, caplog: pytest.LogCaptureFixture
+) -> None:
+    site.page("/private-path", TEXT)
+    caplog.set_level(logging.DEBUG)
+    service = serve(auth=True)
+    assert service.keys is not None
+    secret, key = service.keys.create("me")
+    url = f"http://public.test:{site.port}/private-path"
+    service.call("POST", "/v1/search", {"query": "voles unusualword"}, x_api_key=secret)
+    service.call("POST", "/v1/fetch", {"url": url}, Authorization=f"Bearer {secret}")
+    lines = caplog.text
+    assert key.id in lines
+    for hidden in (secret, "unusualword", "private-path", "meadow"):
+        assert hidden not in lines
+
+
+def test_the_drop_in_routes_have_the_public_fields_limits_and_statuses(
+    serve: Callable[..., Service], site: Listener
+) -> None:
+    site.page("/", TEXT)
+    service = serve()
+    search = lambda **b: service.call("POST", "/v1/tools/search", b)  # noqa: E731
+    fetch = lambda **b: service.call("POST", "/v1/tools/fetch", b)  # noqa: E731
+    _, _, found = search(query="voles", model="ignored", ori_question=None, localization="1.2.3.4")
+    assert set(found) == {"results"}
+    [hit] = found["results"]
+    assert set(hit) == {
+        "title", "url", "snippet", "summary", "content", "rerank_score", "authority", "date",
+        "site_name", "site_icon",
     }  # fmt: skip
-
-    async def run(fail: bool) -> None:
-        async def receive() -> dict[str, Any]:
-            return {"type": "http.request", "body": body, "more_body": False}
-
-        async def send(message: dict[str, Any]) -> None:
-            if fail and message["type"] == "http.response.body":
-                raise OSError("client went away")
-
-        try:
-            await app(dict(scope), receive, send)
-        except BaseException:
-            if not fail:
-                raise
-
-    asyncio.run(run(fail=True))
-    assert ledger.usage() == []
-    asyncio.run(run(fail=False))
-    assert sum(int(r["quantity"]) for r in ledger.usage()) == 1
-    ledger.close()
-    asyncio.run(client.close())
-
-
-def test_a_killed_process_leaves_exactly_the_rows_it_reported(tmp_path: Path) -> None:
-    script = (
-        "import sys\n"
-        "from pathlib import Path\n"
-        "from deepinfer_search_fetch.service.metering import Charge, Ledger\n"
-        "ledger = Ledger(Path(sys.argv[1]))\n"
-        "n = 0\n"
-        "while True:\n"
-        "    ledger.record(Charge(f'r{n}', 'k', 'fetch', 1, False, 1, 1, ''))\n"
-        "    n += 1\n"
-        "    sys.stdout.write(f'{n}\\n'); sys.stdout.flush()\n"
-    )
-    file = tmp_path / "ledger.sqlite3"
-    process = subprocess.Popen([sys.executable, "-c", script, str(file)], stdout=subprocess.PIPE)
-    assert process.stdout is not None
-    reported = 0
-    while reported < 30:
-        reported = int(process.stdout.readline())
-    os.kill(process.pid, signal.SIGKILL)
-    rest = process.stdout.read().split()
-    process.stdout.close()
-    process.wait()
-    reported = int(rest[-1]) if rest else reported
-    ledger = Ledger(file)
-    total = sum(int(r["quantity"]) for r in ledger.usage())
-    assert total in (reported, reported + 1)
-    assert sqlite3.connect(file).execute("PRAGMA integrity_check").fetchone() == ("ok",)
-    ledger.close()
-
-
-@settings(max_examples=25, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 5), st.sampled_from(["a", "b"])), max_size=20))
-def test_usage_equals_the_rows_however_often_a_charge_is_retried(
-    charges: list[tuple[int, str]],
-) -> None:
-    ledger = Ledger(Path(":memory:"))
-    seen: set[tuple[int, str]] = set()
-    for number, key in charges:
-        new = ledger.record(Charge(f"{key}{number}", key, "search", 1, False, 0, 0, ""))
-        assert new is ((number, key) not in seen)
-        seen.add((number, key))
-    assert sum(int(r["quantity"]) for r in ledger.usage()) == len(set(charges))
-    ledger.close()
-
-
-def test_prices_hold_from_their_day_on_and_a_free_period_is_recorded_at_zero(
-    tmp_path: Path,
-) -> None:
-    prices = (Price("2026-01-01", 5000), Price("2026-10-01", 0), Price("2026-11-01", 7000))
-    moments = {"2026-09-30": 5000, "2026-10-17": 0, "2026-11-02": 7000, "2025-01-01": 0}
-    from datetime import UTC, datetime
-
-    for day, price in moments.items():
-        now = datetime.fromisoformat(day).replace(tzinfo=UTC).timestamp()
-        ledger = Ledger(tmp_path / f"{day}.sqlite3", prices, clock=lambda now=now: now)
-        ledger.record(Charge("r", "k", "fetch", 1, False, 0, 0, ""))
-        assert ledger.usage()[0]["price_micros"] == price
-        assert ledger.usage()[0]["quantity"] == 1
-        ledger.close()
-
-
-def test_without_keys_only_loopback_host_names_are_served(serve: Callable[..., Service]) -> None:
-    service = serve()
-    with socket.create_connection(("127.0.0.1", service.http.port), timeout=10) as connection:
-        connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: evil.test\r\nConnection: close\r\n\r\n")
-        assert connection.recv(65536).startswith(b"HTTP/1.1 403")
-
-
-def test_fetch_by_query_string_takes_the_same_fields(
-    serve: Callable[..., Service], site: Listener
-) -> None:
-    site.page("/", TEXT)
-    service = serve()
+    assert hit["content"] == ""
+    assert 0 <= hit["rerank_score"] <= 3
+    assert isinstance(hit["authority"], int)
+    assert -1 <= hit["authority"] <= 4
+    assert len(hit["snippet"]) <= 200
+    assert "Voles" in search(query="voles", need_content=True)[2]["results"][0]["content"]
+    assert search(query="x" * 128)[0] == 200
+    for bad in (
+        {"query": "x" * 129}, {"query": " "}, {"query": ""}, {}, {"query": "x", "count": 0},
+        {"query": "x", "count": 51}, {"query": "x", "localization": "en-US"},
+        {"query": "x", "ori_question": "y" * 129},
+    ):  # fmt: skip
+        status, _, answer = search(**bad)
+        assert (status, answer["error"]["code"]) == (400, "invalid_argument")
     url = f"http://public.test:{site.port}/"
-    status, _, page = service.call("GET", f"/v1/fetch?url={url}&max_tokens=50&format=text")
-    assert (status, page["format"]) == (200, "text")
-    assert service.call("GET", f"/v1/fetch?url={url}&nonsense=1")[0] == 422
-
-
-def test_health_metrics_and_the_try_page(serve: Callable[..., Service]) -> None:
-    service = serve()
-    assert service.call("GET", "/healthz")[2]["status"] == "ok"
-    assert service.call("GET", "/readyz")[2]["documents"] == 1
-    assert "search_fetch_index_documents 1" in service.call("GET", "/metrics")[2]
-    assert "<form" in service.call("GET", "/")[2]
-    assert "/v1/fetch" in service.call("GET", "/openapi.json")[2]["paths"]
+    assert set(fetch(url=url, extra=1)[2]) == {"title", "content"}
+    for bad_url, wanted in (
+        ("http://user:pw@public.test/", 400), ("ftp://public.test/", 404), ("", 400),
+        ("x" * 8193, 400), (url + "missing", 404), ("http://127.0.0.1/", 404),
+        ("http://nowhere.example/", 404),
+    ):  # fmt: skip
+        assert fetch(url=bad_url)[0] == wanted
+    assert service.billed() == {"search": 2, "fetch": 1}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import logging
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -146,32 +147,31 @@ def ingest(
 @app.command()
 def serve(
     host: Annotated[str, typer.Option(help="Address to bind.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=1, max=65535)] = 8900,
+    port: Annotated[int, typer.Option(min=0, max=65535)] = 8900,
     home: Home = None,
     allow_cidr: AllowCidr = None,
     allow_port: AllowPort = None,
+    settings: Annotated[
+        Path | None,
+        typer.Option("--settings", help="TOML file of prices and limits; service.toml of --home."),
+    ] = None,
     no_auth: Annotated[
         bool, typer.Option("--no-auth", help="No API keys; only on a loopback address.")
     ] = False,
 ) -> None:
     """Run the REST service."""
-    import uvicorn
-
-    from deepinfer_search_fetch.client import AsyncSearchFetch
-    from deepinfer_search_fetch.service.app import create_app
-    from deepinfer_search_fetch.service.auth import KeyStore
-    from deepinfer_search_fetch.service.metering import Ledger
+    from deepinfer_search_fetch.service.run import run_service
+    from deepinfer_search_fetch.service.settings import SETTINGS_FILE, ServiceSettings
 
     if no_auth and not _is_loopback(host):
         raise InvalidRequestError(
             "invalid_argument", f"--no-auth needs a loopback --host, not {host}"
         )
     config = _config(home, allow_cidr, allow_port)
-    config.home.mkdir(parents=True, exist_ok=True)
-    keys = None if no_auth else KeyStore(config.home / "keys.sqlite3")
-    ledger = Ledger(config.home / "ledger.sqlite3")
-    service = create_app(AsyncSearchFetch(config), ledger, keys)
-    uvicorn.run(service, host=host, port=port, log_level="warning", timeout_graceful_shutdown=30)
+    file = settings or config.home / SETTINGS_FILE
+    chosen = ServiceSettings.from_file(file) if settings or file.is_file() else ServiceSettings()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    run_service(config, chosen, host, port, with_keys=not no_auth)
 
 
 @app.command()

@@ -39,6 +39,7 @@ ErrorCode = Literal[
     "timeout",
     "rate_limited",
     "host_busy",
+    "unavailable",
     "internal",
 ]
 
@@ -125,5 +126,6 @@ _TABLE: Final[dict[str, tuple[int, bool]]] = {
     "timeout": (504, True),
     "rate_limited": (429, True),
     "host_busy": (429, True),
+    "unavailable": (503, True),
     "internal": (500, True),
 }

@@ -1,0 +1,217 @@
+"""The outermost layer of the service: what holds for every request and every answer.
+
+Request id, size and time limits of the body, concurrency, the Host check without keys, common
+headers, one log line, metrics; and the last byte: an answer that costs something is written up to
+its last byte, its ledger rows are begun, the byte goes out, the rows stand.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from deepinfer_search_fetch.errors import LimitError, RefusedError, SearchFetchError
+from deepinfer_search_fetch.service.problems import problem
+from deepinfer_search_fetch.service.state import CALL, Call, Service
+
+log = logging.getLogger("deepinfer_search_fetch.service")
+_UNCOUNTED = ("/healthz", "/readyz", "/metrics")
+
+
+class ClientLeft(Exception):  # noqa: N818 - reads as the condition it reports
+    """The client closed the connection; nothing can be told any more."""
+
+
+class Delivery:
+    """ASGI middleware around the routes."""
+
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self._app = app
+        self._service = service
+        self._running = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        call = Call(_request_id(headers.get("x-request-id", "")), time.monotonic())
+        scope[CALL] = call
+        answer = _Answer(self._service, call, send)
+        counted = scope["path"] not in _UNCOUNTED
+        self._count(+counted)
+        try:
+            self._check(headers, counted)
+            body = await self._body(headers, receive)
+            await answer.run(self._app, scope, body, receive)
+        except ClientLeft:
+            call.status = 499
+        except SearchFetchError as error:
+            await problem(call.request_id, error)(scope, receive, answer.send)
+        except asyncio.CancelledError:
+            # The time to finish after SIGTERM is over: the client is told, not dropped.
+            if not call.status:
+                gone = SearchFetchError("unavailable", "the service is shutting down")
+                await problem(call.request_id, gone)(scope, receive, answer.send)
+            raise
+        except Exception:
+            log.exception("request %s failed", call.request_id)
+            if call.status:
+                raise  # too late for an answer: the server cuts the connection
+            error = SearchFetchError("internal", "internal error")
+            await problem(call.request_id, error)(scope, receive, answer.send)
+        finally:
+            self._count(-counted)
+            self._note(scope, call)
+
+    def _count(self, change: int) -> None:
+        self._running += change
+        self._service.metrics.in_flight.set(self._running)
+
+    def _check(self, headers: Headers, counted: bool) -> None:
+        service = self._service
+        if service.draining:
+            raise SearchFetchError("unavailable", "the service is shutting down")
+        if counted and self._running > service.settings.max_concurrent:
+            raise LimitError("rate_limited", "the service is at work on too many requests")
+        if service.keys is None:
+            # Without keys only these headers tell a local client from a web page that rebinds DNS
+            # or posts across origins.
+            origin = headers.get("origin")
+            local = origin is None or is_loopback_name(urlsplit(origin).hostname or "")
+            if not local or not is_loopback_name(host_name(headers.get("host"))):
+                raise RefusedError(
+                    "forbidden", "without API keys only loopback hosts and origins are served"
+                )
+
+    async def _body(self, headers: Headers, receive: Receive) -> bytes:
+        limit = self._service.settings.max_body_bytes
+        too_large = LimitError("response_too_large", f"request body exceeds {limit} bytes")
+        declared = headers.get("content-length", "0")
+        if declared.isdigit() and int(declared[:18]) > limit:
+            raise too_large
+        body = bytearray()
+        try:
+            async with asyncio.timeout(self._service.settings.body_seconds):
+                while True:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise ClientLeft
+                    body += message.get("body", b"")
+                    if len(body) > limit:
+                        raise too_large
+                    if not message.get("more_body", False):
+                        return bytes(body)
+        except TimeoutError:
+            raise SearchFetchError(
+                "timeout", "the request body came too slowly", http_status=408
+            ) from None
+
+    def _note(self, scope: Scope, call: Call) -> None:
+        route = getattr(scope.get("route"), "path", "unknown")
+        seconds = time.monotonic() - call.started
+        self._service.metrics.responses.labels(route, str(call.status)).inc()
+        self._service.metrics.seconds.labels(route).observe(seconds)
+        log.info(
+            "%s %s %d %.1fms request=%s key=%s",
+            *(scope["method"], route, call.status, seconds * 1000, call.request_id, call.key_id),
+        )
+
+
+class _Answer:
+    """Sends one answer; `run` has it produced by the application."""
+
+    def __init__(self, service: Service, call: Call, send: Send) -> None:
+        self._service = service
+        self._call = call
+        self._send = send
+        self._gone: asyncio.Future[Message] | None = None
+
+    async def run(self, app: ASGIApp, scope: Scope, body: bytes, receive: Receive) -> None:
+        """Run `app` on a request whose body is here already; leave no charge unsettled."""
+        waiting: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+        self._gone = gone = asyncio.ensure_future(_disconnect(receive))
+
+        async def rest() -> Message:
+            return waiting.pop() if waiting else await asyncio.shield(gone)
+
+        try:
+            await app(scope, rest, self.send)
+        finally:
+            gone.cancel()
+            self._release()
+
+    async def send(self, message: Message) -> None:
+        """Pass a message on; body bytes with charges due take the way of the last byte."""
+        call = self._call
+        if message["type"] == "http.response.start":
+            call.status = message["status"]
+            _complete_headers(message, call)
+        elif message["type"] == "http.response.body" and message.get("body") and call.charges:
+            await self._settle(message)
+            return
+        await self._send(message)
+
+    async def _settle(self, message: MutableMapping[str, Any]) -> None:
+        service, charges, body = self._service, list(self._call.charges), message["body"]
+        await self._send({**message, "body": body[:-1], "more_body": True})
+        # An empty chunk writes nothing, but waits until the kernel has everything before it.
+        await self._send({**message, "body": b"", "more_body": True})
+        await asyncio.sleep(0)
+        if self._gone is not None and self._gone.done():
+            service.metrics.voided.inc(len(charges))
+            raise ClientLeft
+        written = service.ledger.begin(charges)
+        try:
+            await self._send({**message, "body": body[-1:]})
+        except BaseException:
+            service.ledger.void(written)
+            service.metrics.voided.inc(len(charges))
+            raise
+        service.ledger.finish(written)
+        service.metrics.billed(c for c in charges if c.request_id in written)
+        self._release()
+
+    def _release(self) -> None:
+        for charge in self._call.charges:
+            self._service.ledger.release(charge.key_id, charge.quantity)
+        self._call.charges.clear()
+
+
+async def _disconnect(receive: Callable[[], Awaitable[Message]]) -> Message:
+    while (message := await receive())["type"] != "http.disconnect":
+        await asyncio.sleep(0)
+    return message
+
+
+def _complete_headers(message: MutableMapping[str, Any], call: Call) -> None:
+    headers = MutableHeaders(raw=list(message.get("headers", ())))
+    headers["X-Request-Id"] = call.request_id
+    headers.setdefault("Cache-Control", "no-store")
+    headers["X-Content-Type-Options"] = "nosniff"
+    for name, value in call.headers.items():
+        headers[name] = value
+    message["headers"] = headers.raw
+
+
+def _request_id(given: str) -> str:
+    """A new id; a reasonable one of the client's stands before it, so that both can search logs."""
+    ok = 1 <= len(given) <= 64 and given.isascii() and given.replace("-", "").isalnum()
+    return f"{given}-{secrets.token_hex(8)}" if ok else secrets.token_hex(12)
+
+
+def host_name(host: str | None) -> str:
+    """The name in a Host header, without its port."""
+    return urlsplit(f"//{host or ''}").hostname or ""
+
+
+def is_loopback_name(name: str) -> bool:
+    return name in ("localhost", "127.0.0.1", "::1")

@@ -1,0 +1,91 @@
+"""Running the service on a socket: one writer a home folder, flushed writes, a bounded shutdown."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import sys
+
+import filelock
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from deepinfer_search_fetch.client import AsyncSearchFetch
+from deepinfer_search_fetch.config import Config
+from deepinfer_search_fetch.errors import InvalidRequestError
+from deepinfer_search_fetch.service.app import create_app
+from deepinfer_search_fetch.service.auth import KeyStore
+from deepinfer_search_fetch.service.metering import Ledger
+from deepinfer_search_fetch.service.settings import ServiceSettings
+
+log = logging.getLogger("deepinfer_search_fetch.service")
+LEDGER_FILE = "ledger.sqlite3"
+KEYS_FILE = "keys.sqlite3"
+
+
+class FlushingProtocol(H11Protocol):
+    """HTTP/1.1 whose `send` waits while anything is left in this process: an answer counts as sent
+    when the kernel has it, not when a buffer of ours has."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        transport.set_write_buffer_limits(high=0)
+
+
+def server_config(app: ASGIApp, settings: ServiceSettings) -> uvicorn.Config:
+    """uvicorn as this service needs it."""
+    return uvicorn.Config(
+        app,
+        http=FlushingProtocol,
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=settings.shutdown_seconds,
+    )
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket. Raises InvalidRequestError with what to do."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family)
+    except (OSError, OverflowError) as error:
+        raise InvalidRequestError(
+            "invalid_argument", f"cannot listen on {host}:{port}: {error}; choose another --port"
+        ) from None
+
+
+def run_service(
+    config: Config, settings: ServiceSettings, host: str, port: int, *, with_keys: bool
+) -> None:
+    """Serve until SIGTERM or SIGINT; running requests have `shutdown_seconds`, then get a 503.
+
+    Raises InvalidRequestError when the port or the home folder is in use.
+    """
+    config.home.mkdir(parents=True, exist_ok=True)
+    sock = bind(host, port)
+    lock = filelock.FileLock(config.home / "service.lock")
+    try:
+        lock.acquire(timeout=0)
+    except filelock.Timeout:
+        sock.close()
+        raise InvalidRequestError(
+            "invalid_argument", f"another service uses {config.home}; give this one its own --home"
+        ) from None
+    with lock:
+        ledger = Ledger(config.home / LEDGER_FILE, settings.prices)
+        if undone := ledger.recover():
+            log.warning("%d answers were on their way at a crash and are not charged", undone)
+        keys = KeyStore(config.home / KEYS_FILE) if with_keys else None
+        app = create_app(AsyncSearchFetch(config), ledger, keys, settings)
+        shown = sock.getsockname()
+        print(f"search-fetch serves on http://{host}:{shown[1]}/", file=sys.stderr, flush=True)
+        server = uvicorn.Server(server_config(app, settings))
+        server.run(sockets=[sock])
+        ledger.close()
+        if keys is not None:
+            keys.close()

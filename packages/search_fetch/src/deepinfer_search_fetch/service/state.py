@@ -1,0 +1,94 @@
+"""The parts behind the routes, and what is known about one call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from deepinfer_search_fetch.client import AsyncSearchFetch
+from deepinfer_search_fetch.errors import LimitError, RefusedError
+from deepinfer_search_fetch.service.auth import ANONYMOUS, ApiKey, KeyStore
+from deepinfer_search_fetch.service.idempotency import Replays
+from deepinfer_search_fetch.service.metering import Charge, Ledger
+from deepinfer_search_fetch.service.metrics import Metrics
+from deepinfer_search_fetch.service.ratelimit import RateLimiter
+from deepinfer_search_fetch.service.settings import ServiceSettings
+
+CALL = "search_fetch.call"
+
+
+@dataclass(slots=True)
+class Call:
+    """One HTTP request. headers: of the answer; charges: due with the body bytes sent next.
+
+    monthly_quota: of the key; key_id is "-" until the caller is known.
+    """
+
+    request_id: str
+    started: float
+    key_id: str = "-"
+    monthly_quota: int | None = None
+    headers: dict[str, str] = field(default_factory=dict[str, str])
+    charges: list[Charge] = field(default_factory=list[Charge])
+    status: int = 0
+
+
+def call_of(scope: Mapping[str, Any]) -> Call:
+    """The call of an ASGI scope that passed `Delivery`."""
+    call: Call = scope[CALL]
+    return call
+
+
+@dataclass(slots=True)
+class Service:
+    """What the routes work with. keys: None lets everyone in (loopback only)."""
+
+    client: AsyncSearchFetch
+    ledger: Ledger
+    keys: KeyStore | None
+    settings: ServiceSettings
+    limiter: RateLimiter
+    metrics: Metrics
+    replays: Replays
+    draining: bool = False
+
+    def authenticate(self, call: Call, headers: Mapping[str, str], scope: str | None) -> ApiKey:
+        """The caller's key, after scope, rate and quota checks; sets the rate headers.
+
+        scope: None for any live key, whatever is left of its quota.
+        """
+        key = ANONYMOUS
+        if self.keys is not None:
+            header = headers.get("authorization", "")
+            bearer = header[7:].strip() if header[:7].lower() == "bearer " else ""
+            secret = bearer or headers.get("x-api-key", "")
+            if not secret:
+                raise RefusedError(
+                    "unauthorized", "send the key as 'Authorization: Bearer sk-…' or 'x-api-key'"
+                )
+            key = self.keys.find(secret)
+        call.key_id = key.id
+        call.monthly_quota = key.monthly_quota
+        if scope is not None:
+            key.require(scope)
+        standing = self.limiter.take(key.id)
+        call.headers.update(standing.headers)
+        standing.check()
+        if scope is not None:
+            self.check_quota(call)
+        return key
+
+    def check_quota(self, call: Call) -> None:
+        """Refuse work whose answer could not be billed. Raises LimitError(insufficient_quota)."""
+        quota = call.monthly_quota
+        if quota is not None and self.ledger.month_quantity(call.key_id) >= quota:
+            raise LimitError("insufficient_quota", "this key's monthly quota is used up")
+
+    def owe(self, call: Call, charge: Charge) -> None:
+        """Have `charge` settled with the next bytes of this call's answer.
+
+        Raises LimitError(insufficient_quota) when other answers on their way took the last of it.
+        """
+        self.ledger.reserve(charge.key_id, charge.quantity, call.monthly_quota)
+        call.charges.append(charge)
