@@ -24,6 +24,7 @@ TRAILER = fmt.Trailer(
     checksum=bytes(range(16, 32)),
     generation=3,
     shard=4,
+    namespace=0xA1B2C3D4,
 )
 
 

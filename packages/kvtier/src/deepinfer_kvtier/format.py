@@ -28,8 +28,9 @@ FRAME_MAGIC: Final = b"KVTIDX1\0"
 # magic, format, class code, bucket start, segment number, store uuid, writer id
 _SEGMENT_HEADER = struct.Struct("<8sHBxxxxxQI16s16s")
 # magic, format, kind, class, flags, payload length, depth, digest, parent, fingerprint,
-# created in ms, sequence, xxh3_128, part sums (reserved), replay generation, shard, reserved
-_TRAILER_BODY = struct.Struct("<8sHBBIII32s16s8sQQ16s64sBB10s")
+# created in ms, sequence, xxh3_128, part sums (reserved), replay generation, shard, namespace,
+# reserved
+_TRAILER_BODY = struct.Struct("<8sHBBIII32s16s8sQQ16s64sBBI6s")
 _CRC = struct.Struct("<I")
 TRAILER_BYTES: Final = _TRAILER_BODY.size + _CRC.size
 # magic, frame number, count, crc32, low half of the store uuid, writer id
@@ -54,7 +55,7 @@ ENTRY: Final = np.dtype(
         ("shard", "u1"),
         ("generation", "u1"),
         ("created_ms", "<u2"),
-        ("reserved", "<u4"),
+        ("namespace", "<u4"),
     ]
 )
 
@@ -99,6 +100,7 @@ class Trailer:
     checksum: bytes
     generation: int
     shard: int
+    namespace: int
 
     def pack(self) -> bytes:
         body = _TRAILER_BODY.pack(
@@ -118,6 +120,7 @@ class Trailer:
             b"",
             self.generation,
             self.shard,
+            self.namespace,
             b"",
         )
         return body + _CRC.pack(zlib.crc32(body))
@@ -151,6 +154,7 @@ def parse_trailer(raw: bytes | bytearray | memoryview) -> Trailer | None:
         checksum,
         fields[14],
         fields[15],
+        fields[16],
     )
 
 

@@ -15,6 +15,7 @@ from deepinfer_kvtier.identity import (
     MediaItem,
     TokenIds,
     check_digests,
+    namespace_tag,
 )
 from deepinfer_kvtier.layout import KIND_CODES, LayoutSpec
 from deepinfer_kvtier.loading import start_load
@@ -350,6 +351,7 @@ class Namespace:
                 kind=kind,
                 shard=self.shard,
                 fingerprint=self.fingerprint,
+                namespace=namespace_tag(self.root),
                 digests=digests,
                 views=views,
                 parents=parents,

@@ -32,6 +32,7 @@ class PutRequest:
     kind: int
     shard: int
     fingerprint: bytes
+    namespace: int
     digests: Sequence[bytes]
     views: list[Views]
     parents: list[bytes]
@@ -165,6 +166,7 @@ def _put_in_queue(
             parent=request.parents[i],
             depth=request.first_depth + i,
             fingerprint=request.fingerprint,
+            namespace=request.namespace,
             views=views,
             nbytes=nbytes,
             approximate=request.approximate,

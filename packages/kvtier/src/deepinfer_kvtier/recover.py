@@ -137,6 +137,7 @@ def _entry_of(trailer: fmt.Trailer, number: int, slot: int) -> NDArray[Any]:
     entry["sum"] = int.from_bytes(trailer.checksum[-8:], "little")
     entry["shard"] = trailer.shard
     entry["generation"] = trailer.generation
+    entry["namespace"] = trailer.namespace
     return entry
 
 

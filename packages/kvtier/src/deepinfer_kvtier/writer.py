@@ -29,6 +29,7 @@ _IOV_MAX = 1024
 class Outgoing:
     """A record on its way to disk. `views` must not change until it is written.
 
+    namespace: `identity.namespace_tag` of the chain it belongs to.
     checksum: xxh3_128 of the bytes, known before the record is handed to the writer.
     dropped:  somebody asked to forget the record while it was waiting; it must not be written.
     """
@@ -41,6 +42,7 @@ class Outgoing:
     parent: bytes
     depth: int
     fingerprint: bytes
+    namespace: int
     views: Sequence[memoryview]
     nbytes: int
     approximate: bool
@@ -238,6 +240,7 @@ class SegmentWriter:
             checksum=record.checksum,
             generation=record.generation,
             shard=record.shard,
+            namespace=record.namespace,
         )
 
     def _segment_for(self, cls: str, cls_code: int, need: int) -> _OpenSegment:
@@ -320,6 +323,7 @@ def _fill_entry(
     entry["sum"] = int.from_bytes(record.checksum[-8:], "little")
     entry["shard"] = record.shard
     entry["generation"] = record.generation
+    entry["namespace"] = record.namespace
 
 
 def write_all(io: IoEngine, fd: int, buffers: list[Readable], offset: int) -> None:
