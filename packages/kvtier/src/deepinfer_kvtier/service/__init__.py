@@ -1,0 +1,1 @@
+"""Directory service: which store or machine holds a record, as hints only."""

@@ -1,0 +1,1 @@
+"""Tiers below the local directory: slower, larger, shared with other machines."""

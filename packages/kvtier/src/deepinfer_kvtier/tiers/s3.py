@@ -1,0 +1,430 @@
+"""Object-storage tier: immutable segment objects, index objects, and a manifest for each writer.
+
+::
+
+    FORMAT.json                          store id, created once
+    manifest/<writer>/<generation>.json  what is alive, see `manifest`
+    seg/<writer>/<number>.kvs            byte for byte a sealed segment file
+    idx/<writer>/<number>.kvx            byte for byte index frames, numbered from 0
+
+Lookups only ask the table in memory; the store is listed at the start and every `poll_s`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from deepinfer_kvtier import format as fmt
+from deepinfer_kvtier.clock import Clock
+from deepinfer_kvtier.reading import Wanted
+from deepinfer_kvtier.records import Status
+from deepinfer_kvtier.retention import RetentionClass
+from deepinfer_kvtier.tiers.manifest import (
+    Manifest,
+    SegmentInfo,
+    change,
+    list_generations,
+    read_manifest,
+)
+from deepinfer_kvtier.tiers.objects import Absent, Exists, Objects, S3TierConfig, Unavailable
+from deepinfer_kvtier.tiers.remote_index import NO_ROW, RemoteIndex
+from deepinfer_kvtier.tiers.slots import open_slot, pack_slot
+from deepinfer_kvtier.writer import Outgoing
+
+READ_THREADS = 8
+MAX_READ_BYTES = 32 << 20
+MAX_SEGMENTS_PER_WRITER = 256
+_HEADER_BYTES = fmt.PAGE
+
+
+class S3Tier:
+    """One process's view of one prefix. Reads and writes may run at the same time."""
+
+    def __init__(
+        self,
+        config: S3TierConfig,
+        objects: Objects,
+        *,
+        classes: dict[str, RetentionClass],
+        clock: Clock,
+        read_only: bool = False,
+    ) -> None:
+        self.config = config
+        self.objects = objects
+        self.classes = classes
+        self.clock = clock
+        self.read_only = read_only
+        self.index = RemoteIndex()
+        self.counts: Counter[str] = Counter()
+        self._generations: dict[str, int] = {}
+        self._refresh_lock = threading.Lock()
+        self._write_lock = threading.RLock()
+        self._store: bytes | None = None
+        self._writer = secrets.token_hex(16)
+        self._next_number = 0
+        self._sequence = 0
+        self._last_tomb_ms = 0
+        self._touches: dict[int, int] = {}
+        self._touch_lock = threading.Lock()
+        self._readers = ThreadPoolExecutor(READ_THREADS, thread_name_prefix="kvtier-s3-read")
+
+    # -- index
+
+    def probe(self, kind: int, shard: int, digests: Sequence[bytes]) -> NDArray[Any]:
+        """Rows for digests, in order; `length` is 0xFFFFFFFF where there is none. No request."""
+        return self.index.probe(kind, shard, digests)
+
+    def refresh(self) -> None:
+        """Take in what other writers have changed since the last call. raises: Unavailable."""
+        with self._refresh_lock:
+            store = self._identity()
+            listed = list_generations(self.objects)
+            for writer in self._generations.keys() - listed.keys():
+                self._apply(store, Manifest(writer))
+                del self._generations[writer]
+            for writer, numbers in listed.items():
+                if self._generations.get(writer) == numbers[-1]:
+                    continue
+                manifest = read_manifest(self.objects, writer, numbers[-1])
+                if manifest is None:
+                    self.counts["bad_manifests"] += 1
+                elif self._apply(store, manifest):
+                    self._generations[writer] = numbers[-1]
+
+    def _apply(self, store: bytes, manifest: Manifest) -> bool:
+        """Bring the table to what a manifest says, tombstones first; False = look again later."""
+        writer, complete = manifest.writer, True
+        for number in manifest.tombs:
+            entries = self._read_index(store, writer, number)
+            if entries is None:
+                complete = False
+            else:
+                self.index.add(writer, entries)
+        known = self.index.known(writer)
+        for number in known - manifest.segments.keys():
+            self.index.forget_segment(self.index.named(writer, number))
+        for number in manifest.segments.keys() - known:
+            entries = self._read_index(store, writer, number)
+            if entries is None:
+                complete = False
+            else:
+                self.index.named(writer, number)
+                self.index.add(writer, entries)
+        return complete
+
+    def _read_index(self, store: bytes, writer: str, number: int) -> NDArray[Any] | None:
+        """Entries of an index object; None when it is absent or damaged. raises: Unavailable."""
+        try:
+            raw = self.objects.get(f"idx/{writer}/{number}.kvx")
+        except Absent:
+            return None
+        frames: list[NDArray[Any]] = []
+        for i in range(len(raw) // fmt.PAGE):
+            frame = memoryview(raw)[i * fmt.PAGE : (i + 1) * fmt.PAGE]
+            entries = fmt.parse_frame(frame, i, store, bytes.fromhex(writer))
+            if entries is None:
+                self.counts["bad_index_objects"] += 1
+                return None
+            frames.append(entries)
+        return np.concatenate(frames) if frames else None
+
+    def _identity(self) -> bytes:
+        """Store id of the prefix, made by whoever comes first. raises: Unavailable."""
+        if self._store is None:
+            store = secrets.token_hex(16)
+            mine = json.dumps(
+                {
+                    "format": fmt.FORMAT_VERSION,
+                    "store": store,
+                    "check": _check(store),
+                }
+            ).encode()
+            try:
+                raw = self.objects.get("FORMAT.json")
+            except Absent:
+                if self.read_only:
+                    raise Unavailable("no store under this prefix") from None
+                with contextlib.suppress(Exists):
+                    self.objects.create("FORMAT.json", [mine])
+                try:
+                    raw = self.objects.get("FORMAT.json")
+                except Absent:
+                    raise Unavailable("what was just created is not there") from None
+            self._store = _parse_format(raw)
+        return self._store
+
+    # -- reading
+
+    def get_into(
+        self,
+        kind: int,
+        shard: int,
+        wanted: Sequence[Wanted],
+        *,
+        in_time: Callable[[], bool] = lambda: True,
+    ) -> list[Status]:
+        """Fill destinations with verified bytes; one status each, never an exception."""
+        statuses = [Status.MISS] * len(wanted)
+        if not wanted:
+            return statuses
+        rows = self.probe(kind, shard, [want.digest for want in wanted])
+
+        def read(group: tuple[int, list[int]]) -> None:
+            local, members = group
+            found = Status.TIMEOUT
+            if in_time():
+                found = self._read_group(kind, shard, local, members, rows, wanted, statuses)
+            if found is not None:
+                for i in members:
+                    statuses[i] = found
+
+        groups = _groups(rows, wanted)
+        if len(groups) == 1:
+            read(groups[0])
+        else:
+            list(self._readers.map(read, groups))
+        return statuses
+
+    def _read_group(
+        self,
+        kind: int,
+        shard: int,
+        local: int,
+        members: list[int],
+        rows: NDArray[Any],
+        wanted: Sequence[Wanted],
+        statuses: list[Status],
+    ) -> Status | None:
+        """Fill in the statuses of slots of one object; a status that holds for all of them else."""
+        segment = self.index.segment(local)
+        pages = rows["page"]
+        ranges = [
+            (int(pages[i]) * fmt.PAGE, int(pages[i]) * fmt.PAGE + wanted[i].slot_bytes)
+            for i in members
+        ]
+        try:
+            parts = self.objects.get_ranges(_segment_path(segment.writer, segment.number), ranges)
+        except Absent:
+            self.counts["lost_segments"] += 1
+            self.index.forget_segment(segment)
+            return Status.MISS
+        except Unavailable:
+            return Status.ERROR
+        for i, raw in zip(members, parts, strict=True):
+            statuses[i] = open_slot(raw, wanted[i], kind, shard, self.counts)
+            if statuses[i] is not Status.OK:
+                # Only here: a bad network must not take a good record away from everybody.
+                self.index.forget(kind, shard, wanted[i].digest, local)
+        with self._touch_lock:
+            self._touches[local] = int(self.clock.wall())
+        return None
+
+    # -- writing
+
+    def put_from(self, batch: Sequence[Outgoing]) -> list[Status]:
+        """Store records as one segment object for each class; they are visible here at once.
+
+        Everybody else sees them at their next poll. returns: OK for what is stored, ERROR for what
+        is not.
+        """
+        statuses = [Status.OK] * len(batch)
+        by_class: dict[str, list[int]] = {}
+        for i, record in enumerate(batch):
+            there = self.probe(record.kind, record.shard, [record.digest])
+            if int(there["length"][0]) == NO_ROW and not record.dropped:
+                by_class.setdefault(record.cls, []).append(i)
+        for members in by_class.values():
+            try:
+                self._store_segment([batch[i] for i in members])
+            except Unavailable:
+                self.counts["write_errors"] += 1
+                for i in members:
+                    statuses[i] = Status.ERROR
+        return statuses
+
+    def _store_segment(self, records: Sequence[Outgoing]) -> None:
+        with self._write_lock:
+            store = self._identity()
+            writer, number = self._take_number()
+            # Records written after a tombstone must count as later than it.
+            now_ms = max(int(self.clock.wall() * 1000), self._last_tomb_ms + 1)
+            first = records[0]
+            body: list[bytes | memoryview] = [
+                fmt.SegmentHeader(
+                    first.cls_code, now_ms // 1000, number, store, bytes.fromhex(writer)
+                ).pack()
+            ]
+            entries = np.zeros(len(records), dtype=fmt.ENTRY)
+            offset = _HEADER_BYTES
+            for entry, record in zip(entries, records, strict=True):
+                self._sequence += 1
+                slot = pack_slot(record, now_ms=now_ms, sequence=self._sequence, padded=True)
+                body.extend(slot)
+                _fill(entry, record, number, offset, now_ms)
+                offset += sum(part.nbytes for part in slot)
+            # The bytes before their index, the index before the manifest that makes both visible.
+            self._create(_segment_path(writer, number), body)
+            self._create(
+                f"idx/{writer}/{number}.kvx",
+                fmt.pack_frames(entries, 0, store, bytes.fromhex(writer)),
+            )
+            info = SegmentInfo(
+                number, first.cls, now_ms // 1000, offset, len(records), now_ms // 1000
+            )
+            self._publish(writer, info)
+            self.index.add(writer, entries)
+            self.counts["stored_segments"] += 1
+            self.counts["stored_records"] += len(records)
+            self.counts["stored_bytes"] += offset
+
+    def _take_number(self) -> tuple[str, int]:
+        # A manifest is rewritten with every change, so one writer lists a bounded number.
+        if self._next_number >= MAX_SEGMENTS_PER_WRITER:
+            self._writer, self._next_number = secrets.token_hex(16), 0
+        self._next_number += 1
+        return self._writer, self._next_number - 1
+
+    def _create(self, path: str, content: Sequence[bytes | memoryview]) -> None:
+        try:
+            self.objects.create(path, content)
+        except Exists:
+            # Names are never used twice, so this is our own request, repeated by the client.
+            return
+
+    def _publish(self, writer: str, info: SegmentInfo) -> None:
+        def add(manifest: Manifest) -> Manifest | None:
+            if info.number in manifest.segments:
+                return None
+            return replace(manifest, segments={**manifest.segments, info.number: info})
+
+        change(self.objects, writer, add)
+
+    def delete(self, kind: int, shard: int, digests: Sequence[bytes]) -> int:
+        """Hide records for everybody, by tombstones; returns how many were here.
+
+        raises: Unavailable; then they are hidden in this process only.
+        """
+        if not digests:
+            return 0
+        rows = self.probe(kind, shard, digests)
+        rows = rows[rows["length"] != NO_ROW]
+        here = len(rows)
+        # Later than what it hides, even if the clock of that writer runs ahead of ours.
+        newest_s = int(rows["seen_s"].max()) + 1 if here else 0
+        now_ms = max(int(self.clock.wall() * 1000), self._last_tomb_ms + 1, newest_s * 1000)
+        self._last_tomb_ms = now_ms
+        entries = np.zeros(len(digests), dtype=fmt.ENTRY)
+        entries["key_lo"], entries["key_hi"] = fmt.key_columns(list(digests))
+        entries["kind"], entries["shard"] = kind, shard
+        entries["flags"] = fmt.FLAG_TOMB_KEY
+        entries["created_s"], entries["created_ms"] = now_ms // 1000, now_ms % 1000
+        self.index.add(self._writer, entries)
+        with self._write_lock:
+            store = self._identity()
+            writer, number = self._take_number()
+            frames = fmt.pack_frames(entries, 0, store, bytes.fromhex(writer))
+            self._create(f"idx/{writer}/{number}.kvx", frames)
+            change(
+                self.objects,
+                writer,
+                lambda manifest: (
+                    None
+                    if number in manifest.tombs
+                    else replace(manifest, tombs=(*manifest.tombs, number))
+                ),
+            )
+        return here
+
+    # -- upkeep
+
+    def take_touches(self) -> dict[tuple[str, int], int]:
+        """Segments read since the last call, by writer and number, and when (seconds)."""
+        with self._touch_lock:
+            touched, self._touches = self._touches, {}
+        return {
+            (segment.writer, segment.number): seen
+            for local, seen in touched.items()
+            if not (segment := self.index.segment(local)).gone
+        }
+
+    def usage(self) -> dict[str, int]:
+        """Entries, index memory and counters."""
+        return {
+            "entries": len(self.index),
+            "index_bytes": self.index.nbytes,
+            "breaker_open": int(self.objects.breaker.is_open),
+            **self.objects.counts,
+            **self.counts,
+        }
+
+    def health(self) -> str:
+        """ "ok", or "degraded" while the store is left alone after failures."""
+        return "degraded" if self.objects.breaker.is_open else "ok"
+
+    def close(self) -> None:
+        """Stop the reading threads."""
+        self._readers.shutdown(wait=True)
+
+
+def _segment_path(writer: str, number: int) -> str:
+    return f"seg/{writer}/{number}.kvs"
+
+
+def _groups(rows: NDArray[Any], wanted: Sequence[Wanted]) -> list[tuple[int, list[int]]]:
+    """Records that one request can bring: same object, in order, at most 32 MiB."""
+    lengths, segments, pages = (rows[name].tolist() for name in ("length", "segment", "page"))
+    there = [i for i, want in enumerate(wanted) if lengths[i] == want.nbytes]
+    there.sort(key=lambda i: (segments[i], pages[i]))
+    groups: list[tuple[int, list[int]]] = []
+    size = 0
+    for i in there:
+        slot = wanted[i].slot_bytes
+        if groups and groups[-1][0] == segments[i] and size + slot <= MAX_READ_BYTES:
+            groups[-1][1].append(i)
+            size += slot
+        else:
+            groups.append((segments[i], [i]))
+            size = slot
+    return groups
+
+
+def _fill(entry: Any, record: Outgoing, number: int, offset: int, now_ms: int) -> None:
+    (lo,), (hi,) = fmt.key_columns([record.digest])
+    entry["key_lo"], entry["key_hi"] = lo, hi
+    entry["parent"] = int.from_bytes(record.parent[:8], "little")
+    entry["segment"], entry["page"] = number, offset // fmt.PAGE
+    entry["length"] = record.nbytes
+    entry["kind"], entry["cls"], entry["shard"] = record.kind, record.cls_code, record.shard
+    entry["flags"] = fmt.FLAG_APPROXIMATE if record.approximate else 0
+    entry["created_s"], entry["created_ms"] = now_ms // 1000, now_ms % 1000
+    entry["depth"] = record.depth
+    entry["generation"] = record.generation
+
+
+def _check(store: str) -> str:
+    return xxhash.xxh3_64_hexdigest(store.encode())
+
+
+def _parse_format(raw: bytes) -> bytes:
+    try:
+        content: Any = json.loads(raw)
+        store = bytes.fromhex(content["store"])
+        good = content["format"] == fmt.FORMAT_VERSION and len(store) == 16
+        good &= content["check"] == _check(str(content["store"]))
+    except (ValueError, KeyError, TypeError):
+        good, store = False, b""
+    if not good:
+        raise Unavailable("the prefix holds something else, or another format version")
+    return store

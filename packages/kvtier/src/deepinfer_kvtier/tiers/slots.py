@@ -1,0 +1,86 @@
+"""One record as remote tiers keep it: the same slot as in a segment file, verified on every read.
+
+A slot is payload | zero padding to 8 | 192-byte trailer | zero padding. The trailer names the full
+digest and the checksum of the payload, so a tier that hands out foreign, stale, cut or damaged
+bytes causes a miss and never a wrong answer.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from deepinfer_kvtier import format as fmt
+from deepinfer_kvtier.host import checksum_of
+from deepinfer_kvtier.reading import Wanted
+from deepinfer_kvtier.records import Status
+from deepinfer_kvtier.writer import Outgoing
+
+
+def pack_slot(record: Outgoing, *, now_ms: int, sequence: int, padded: bool) -> list[memoryview]:
+    """Buffers of one slot, payload first and uncopied.
+
+    padded: to a multiple of 4,096 bytes, as in segments; False ends with the trailer.
+    """
+    checksum = record.checksum or checksum_of(record.views)
+    trailer = fmt.Trailer(
+        kind=record.kind,
+        cls=record.cls_code,
+        flags=fmt.FLAG_APPROXIMATE if record.approximate else 0,
+        payload_bytes=record.nbytes,
+        depth=record.depth,
+        digest=record.digest,
+        parent=record.parent,
+        fingerprint=record.fingerprint,
+        created_ms=now_ms,
+        sequence=sequence,
+        checksum=checksum,
+        generation=record.generation,
+        shard=record.shard,
+    ).pack()
+    gap = fmt.trailer_offset(record.nbytes) - record.nbytes
+    tail = b"\0" * gap + trailer
+    if padded:
+        tail = tail.ljust(fmt.slot_bytes(record.nbytes) - record.nbytes, b"\0")
+    return [*(view for view in record.views if view.nbytes), memoryview(tail)]
+
+
+def open_slot(raw: memoryview, want: Wanted, kind: int, shard: int, counts: Counter[str]) -> Status:
+    """Copy a slot's payload to its destination and verify what arrived there.
+
+    OK only when trailer, digest, kind, shard, length and checksum are all as asked.
+    """
+    at = fmt.trailer_offset(want.nbytes)
+    if raw.nbytes < at + fmt.TRAILER_BYTES:
+        counts["short_reads"] += 1
+        return Status.MISS
+    trailer = fmt.parse_trailer(raw[at : at + fmt.TRAILER_BYTES])
+    if trailer is None:
+        counts["corrupt"] += 1
+        return Status.CORRUPT
+    expected = (want.digest, kind, shard, want.nbytes)
+    if (trailer.digest, trailer.kind, trailer.shard, trailer.payload_bytes) != expected:
+        counts["digest_mismatch"] += 1
+        return Status.MISS
+    _scatter(raw, want.views)
+    # Over the destination, not over `raw`: the sum then also covers the copy.
+    if checksum_of(want.views) != trailer.checksum:
+        counts["corrupt"] += 1
+        return Status.CORRUPT
+    want.parent = trailer.parent
+    want.depth = trailer.depth
+    want.checksum = trailer.checksum
+    want.approximate = bool(trailer.flags & fmt.FLAG_APPROXIMATE)
+    want.generation = trailer.generation
+    counts["read_records"] += 1
+    counts["read_bytes"] += want.nbytes
+    return Status.OK
+
+
+def _scatter(raw: memoryview, views: Sequence[memoryview]) -> None:
+    at = 0
+    for view in views:
+        end = at + view.nbytes
+        if end > at:  # an empty view may be a read-only stand-in
+            view[:] = raw[at:end]
+        at = end
