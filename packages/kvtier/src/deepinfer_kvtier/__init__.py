@@ -29,6 +29,7 @@ from deepinfer_kvtier.records import FlushReport, KVEvent, LoadResult, Span, Sta
 from deepinfer_kvtier.retention import RetentionClass, traffic_class
 from deepinfer_kvtier.tickets import LoadJob, PutTicket
 from deepinfer_kvtier.tier import ScanEntry, Tier, TierCaps
+from deepinfer_kvtier.tiers.objects import S3TierConfig
 
 __version__ = "0.1.0"
 
@@ -56,6 +57,7 @@ __all__ = [
     "Plan",
     "PutTicket",
     "RetentionClass",
+    "S3TierConfig",
     "ScanEntry",
     "Shard",
     "Span",

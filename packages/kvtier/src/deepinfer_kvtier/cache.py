@@ -23,6 +23,7 @@ from deepinfer_kvtier.queue import WriteQueue
 from deepinfer_kvtier.records import FlushReport
 from deepinfer_kvtier.store_files import open_store
 from deepinfer_kvtier.tier import GuardedTier, Tier
+from deepinfer_kvtier.tiers.build import TierConfig, open_tiers
 from deepinfer_kvtier.tierset import TierSet, check_names
 
 
@@ -231,18 +232,20 @@ def open(
     *,
     clock: Clock | None = None,
     io: IoEngine | None = None,
-    tiers: Sequence[Tier] = (),
+    tiers: Sequence[Tier | TierConfig | str] = (),
     **settings: Any,
 ) -> Cache:
     """Open a cache: `open("dir")`, `open(host_bytes=1 << 30)` for memory only, or a ready config.
 
-    tiers:    stores below the directory, asked in this order; they are closed with the cache.
+    tiers:    stores below the directory, asked in this order; they are closed with the cache. A URL
+              ("s3://bucket/prefix"), a tier's config, or an object with the methods of `Tier`.
     settings: single fields of `KVTierConfig`. Those about keeping and deleting are stored with the
               directory and hold for whoever opens it later without naming them.
     raises:   ConfigError, StoreFormatError.
     """
     given = parse_config(config, **settings)
-    cache = Cache(given, clock or SystemClock(), io or PosixIo(), tiers)
+    clock = clock or SystemClock()
+    cache = Cache(given, clock, io or PosixIo(), open_tiers(tiers, given, clock))
     try:
         remember_policy(given)
     except BaseException:

@@ -22,11 +22,13 @@ from deepinfer_kvtier.explain import explain_texts, explain_tokens, read_prompt
 from deepinfer_kvtier.gc import tidy
 from deepinfer_kvtier.io import PosixIo
 from deepinfer_kvtier.listing import list_segments
+from deepinfer_kvtier.service.command import serve_directory
 from deepinfer_kvtier.simulate import read_trace
 from deepinfer_kvtier.simulate import simulate as run_simulation
 from deepinfer_kvtier.verify import verify as run_verify
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
+app.command("serve-directory")(serve_directory)
 
 Store = Annotated[Path, typer.Argument(help="Directory of the cache.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]

@@ -11,13 +11,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from deepinfer_kvtier.breaker import Breaker
 from deepinfer_kvtier.clock import Clock
+from deepinfer_kvtier.config import KVTierConfig
 from deepinfer_kvtier.reading import Wanted
 from deepinfer_kvtier.records import Status
 from deepinfer_kvtier.table import NO_ROW
@@ -38,6 +39,9 @@ class TierCaps:
     range_read: single parts of a record can be read alone.
     max_batch:  records in one `get_into` or `put_from`; the cache splits longer batches.
     align:      bytes to which destination addresses should be aligned; 1 = any.
+    commit_bytes, commit_delay_s: what its write queue collects for one `put_from`, and how long a
+                record waits for that; None = the settings of the cache.
+    maintain_s: seconds between two calls of `maintain`; None = `gc_interval_s` of the cache.
     """
 
     persistent: bool
@@ -46,6 +50,9 @@ class TierCaps:
     range_read: bool = False
     max_batch: int = 256
     align: int = 1
+    commit_bytes: int | None = None
+    commit_delay_s: float | None = None
+    maintain_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +142,15 @@ class Tier(Protocol):
         ...
 
 
+@runtime_checkable
+class ReportsDrops(Protocol):
+    """A tier through which drops of other machines arrive."""
+
+    def drain_drops(self) -> set[tuple[int, int, bytes]]:
+        """(kind, shard, first 16 bytes of the digest) of what was dropped since the last call."""
+        ...
+
+
 class GuardedTier:
     """A further tier as the cache uses it: batches split, failures counted, a breaker in front."""
 
@@ -201,6 +217,23 @@ class GuardedTier:
 
     def write_control(self) -> None:
         """Further tiers have no control entries of ours."""
+
+    def queue_config(self, config: KVTierConfig) -> KVTierConfig:
+        """Settings of this tier's write queue."""
+        caps = self.tier.caps
+        changes: dict[str, Any] = {}
+        if caps.commit_bytes is not None:
+            # Whatever fits the bytes, however many records that is.
+            changes |= {"commit_bytes": caps.commit_bytes, "commit_blocks": caps.max_batch}
+        if caps.commit_delay_s is not None:
+            changes["commit_delay_s"] = caps.commit_delay_s
+        if caps.maintain_s is not None:
+            changes["gc_interval_s"] = caps.maintain_s
+        return config.model_copy(update=changes)
+
+    def drain_drops(self) -> set[tuple[int, int, bytes]]:
+        """What other machines dropped since the last call, where the tier reports it."""
+        return self.tier.drain_drops() if isinstance(self.tier, ReportsDrops) else set()
 
     def maintain(self) -> None:
         """Periodic work of the tier, its failures counted."""

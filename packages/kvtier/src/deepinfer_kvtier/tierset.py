@@ -14,6 +14,7 @@ from deepinfer_kvtier.errors import ClosedError, ConfigError, KVTierError
 from deepinfer_kvtier.events import EventHub
 from deepinfer_kvtier.gc import collect
 from deepinfer_kvtier.host import HostRecord, HostTier
+from deepinfer_kvtier.identity import DIGEST_BYTES
 from deepinfer_kvtier.layout import KIND_CODES
 from deepinfer_kvtier.loader import Loader
 from deepinfer_kvtier.match import LeaseBook
@@ -78,7 +79,7 @@ class TierSet:
             WriteQueue(
                 target,
                 self.host,
-                self.config,
+                target.queue_config(self.config),
                 name=target.name,
                 on_stored=self._announcer(target.name),
                 maintain=target.maintain,
@@ -90,7 +91,7 @@ class TierSet:
         self.queue = WriteQueue(
             first,
             self.host,
-            self.config,
+            first.queue_config(self.config) if isinstance(first, GuardedTier) else self.config,
             name=first.name,
             on_stored=self._announcer(first.name),
             maintain=self._maintain,
@@ -114,7 +115,8 @@ class TierSet:
         return known.setdefault(name, Counter())
 
     def sync_tiers(self) -> None:
-        """Carry tombstones from the directory into host memory, and removals into events."""
+        """Carry tombstones from the tiers into host memory, and removals into events."""
+        self._take_drops()
         if self.directory is None:
             self._emit_evicted()
             return
@@ -128,6 +130,17 @@ class TierSet:
                 for key, kind, depth in removed
             )
         self._emit_evicted()
+
+    def _take_drops(self) -> None:
+        """What other machines dropped through a further tier goes from here, too."""
+        for tier in self.further:
+            drops = tier.drain_drops()
+            if not drops:
+                continue
+            self.host.remove_keys({(kind, key) for kind, _, key in drops})
+            if self.directory is not None and not self.config.read_only:
+                for kind, shard, key in drops:
+                    self.directory.drop(kind, shard, [key.ljust(DIGEST_BYTES, b"\0")])
 
     def published_in_host(self, records: Iterable[HostRecord]) -> None:
         """Tell listeners about new records in host memory."""

@@ -335,3 +335,33 @@ def test_without_the_extra_redis_the_error_names_it(monkeypatch, clock):
     monkeypatch.setitem(sys.modules, "redis.asyncio", None)
     with pytest.raises(ConfigError, match=r"deepinfer-kvtier\[redis\]"):
         DirectoryClient(["redis://127.0.0.1:1/0"], key=b"", prefix=b"", clock=clock)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--host", "0.0.0.0"], "shared key"),
+        (["--key-file", "/nonexistent/key"], "key file"),
+        (["--host", "not.a.host.invalid"], "shared key"),
+    ],
+)
+def test_the_command_says_in_one_line_what_is_wrong(arguments, said):
+    done = subprocess.run(
+        [sys.executable, "-m", "deepinfer_kvtier", "serve-directory", "--port", "0", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_a_short_key_file_is_refused(tmp_path):
+    from deepinfer_kvtier.service.command import read_key
+
+    (tmp_path / "key").write_bytes(b"short\n")
+    with pytest.raises(ConfigError, match="at least 16"):
+        read_key(tmp_path / "key")
+    (tmp_path / "key").write_bytes(KEY + b"\n")
+    assert read_key(tmp_path / "key") == KEY

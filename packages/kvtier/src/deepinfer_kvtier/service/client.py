@@ -22,10 +22,11 @@ from numpy.typing import NDArray
 
 from deepinfer_kvtier.clock import Clock
 from deepinfer_kvtier.errors import ConfigError
+from deepinfer_kvtier.service import DEFAULT_PORT
 from deepinfer_kvtier.service.messages import KEY_BYTES, MAX_KEYS, MAX_VALUE_BYTES
 from deepinfer_kvtier.service.redis import RedisShard
 from deepinfer_kvtier.service.search import PROBES_A_ROUND, prefix_length
-from deepinfer_kvtier.service.server import DEFAULT_PORT, is_loopback
+from deepinfer_kvtier.service.server import is_loopback
 from deepinfer_kvtier.service.tcp import TcpShard
 
 DEADLINES_TO_DEAD = 3

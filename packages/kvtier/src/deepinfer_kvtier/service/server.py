@@ -6,17 +6,18 @@ import asyncio
 import contextlib
 import ipaddress
 import json
+import signal
 from collections import Counter
+from collections.abc import Callable
 
 from deepinfer_kvtier.clock import Clock, SystemClock
 from deepinfer_kvtier.errors import ConfigError
-from deepinfer_kvtier.service import messages, wire
+from deepinfer_kvtier.service import DEFAULT_PORT, messages, wire
 from deepinfer_kvtier.service.shard import ShardMap
 
 MAX_CONNECTIONS = 1024
 # A client that is silent this long is taken for gone; clients reconnect by themselves.
 IDLE_S = 600.0
-DEFAULT_PORT = 7420
 
 
 class DirectoryServer:
@@ -99,6 +100,29 @@ class DirectoryServer:
                 {"entries": len(self.map), "evicted": self.map.evicted, **self.counts}
             ).encode()
         raise wire.WireError(f"unknown operation {operation}")
+
+
+def run_until_told(
+    host: str, port: int, *, key: bytes, max_entries: int, started: Callable[[str], None]
+) -> None:
+    """Serve until SIGTERM or SIGINT; `started` gets the URL. raises: ConfigError."""
+
+    async def serve() -> None:
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+        server = DirectoryServer(key=key, max_entries=max_entries)
+        try:
+            where, chosen = await server.start(host, port)
+        except OSError as cause:
+            said = cause.strerror or cause
+            raise ConfigError(f"cannot listen on {host}:{port}: {said}") from cause
+        started(f"tcp://[{where}]:{chosen}" if ":" in where else f"tcp://{where}:{chosen}")
+        await stop.wait()
+        await server.close()
+
+    asyncio.run(serve())
 
 
 def is_loopback(host: str) -> bool:

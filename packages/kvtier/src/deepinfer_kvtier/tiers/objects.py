@@ -15,8 +15,6 @@ from urllib.parse import parse_qsl, urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 
-from deepinfer_kvtier.breaker import Breaker
-from deepinfer_kvtier.clock import Clock
 from deepinfer_kvtier.errors import ConfigError
 
 _R = TypeVar("_R")
@@ -31,13 +29,14 @@ class Exists(Exception):  # noqa: N818 - an answer, not a fault
     """An object that was to be created is there already."""
 
 
-class Unavailable(Exception):  # noqa: N818 - says what the store is
-    """The store failed, timed out, refused, or is being left alone after failing."""
+class Unavailable(OSError):  # noqa: N818 - says what the store is
+    """The store failed, timed out or refused."""
 
 
 class S3TierConfig(BaseModel):
     """An object-storage tier.
 
+    name:            of the tier in spans, metrics and costs.
     url:             "s3://bucket/prefix"; "file:///directory" and "memory:///name" for trials.
     endpoint:        of an S3-compatible service; None = AWS.
     access_key_id, secret_access_key, session_token: None = the AWS_* environment variables, or the
@@ -48,12 +47,12 @@ class S3TierConfig(BaseModel):
     segment_bytes:   records collected into one immutable object.
     grace_s:         seconds between taking a segment out of the manifest and deleting it.
     gc_interval_s:   seconds between two collections of this process.
-    queue_bytes:     bytes that may wait for this tier before records are not passed on to it.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
     url: str
+    name: str = "s3"
     endpoint: str | None = None
     region: str = "us-east-1"
     access_key_id: SecretStr | None = None
@@ -67,7 +66,6 @@ class S3TierConfig(BaseModel):
     segment_bytes: int = Field(default=32 << 20, ge=8192, le=1 << 30)
     grace_s: float = Field(default=120.0, ge=0)
     gc_interval_s: float = Field(default=3600.0, gt=0)
-    queue_bytes: int = Field(default=256 << 20, gt=0)
 
     @classmethod
     def parse(cls, url: str) -> S3TierConfig:
@@ -95,6 +93,8 @@ class S3TierConfig(BaseModel):
 class ObjectStore(Protocol):
     """What the tier needs of a store. Calls raise `Absent`, `Exists` or `Unavailable` only."""
 
+    counts: Counter[str]
+
     def get(self, path: str) -> bytes: ...
 
     def get_ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[memoryview]: ...
@@ -107,14 +107,13 @@ class ObjectStore(Protocol):
 
 
 class Objects:
-    """An obstore store below a prefix, with a circuit breaker. Safe from several threads."""
+    """An obstore store below a prefix. Safe from several threads."""
 
-    def __init__(self, store: Any, prefix: str, *, clock: Clock) -> None:
+    def __init__(self, store: Any, prefix: str) -> None:
         self._store = store
         self._prefix = prefix.strip("/")
         self._obstore = _module("obstore")
         self._errors = _module("obstore.exceptions")
-        self.breaker = Breaker(clock)
         self.counts: Counter[str] = Counter()
 
     def get(self, path: str) -> bytes:
@@ -168,69 +167,67 @@ class Objects:
         return f"{self._prefix}/{path}" if self._prefix else path
 
     def _call(self, work: Callable[[Any], _R]) -> _R:
-        if self.breaker.is_open:
-            self.counts["breaker_skips"] += 1
-            raise Unavailable("left alone after repeated failures")
         self.counts["requests"] += 1
         try:
-            result = work(self._obstore)
+            return work(self._obstore)
         except (self._errors.NotFoundError, FileNotFoundError):
-            self.breaker.success()
             raise Absent from None
         except (self._errors.AlreadyExistsError, self._errors.PreconditionError):
-            self.breaker.success()
             raise Exists from None
         except Exception as error:
             # Whatever a network and a client library can raise; its text may quote the request.
             self.counts["request_errors"] += 1
-            self.breaker.error()
             raise Unavailable(type(error).__name__) from None
-        self.breaker.success()
-        return result
 
 
-def open_objects(config: S3TierConfig, clock: Clock) -> Objects:
+def open_objects(config: S3TierConfig) -> Objects:
     """Connect lazily to the store of a config. raises: ConfigError."""
     stores = _module("obstore.store")
     parts = urlsplit(config.url)
     if parts.scheme == "memory":
-        return Objects(stores.MemoryStore(), parts.path, clock=clock)
+        return Objects(stores.MemoryStore(), parts.path)
     if parts.scheme not in ("s3", "file") or (parts.scheme == "s3" and not parts.netloc):
         raise ConfigError("an object-storage URL looks like s3://bucket/prefix or file:///path")
+    prefix = ""
     try:
         if parts.scheme == "file":
-            return Objects(stores.LocalStore(parts.path, mkdir=True), "", clock=clock)
-        credentials = {
-            name: value.get_secret_value()
-            for name in _SECRETS
-            if (value := getattr(config, name)) is not None
-        }
-        options: dict[str, Any] = {"region": config.region, **credentials}
-        if config.endpoint is not None:
-            options["endpoint"] = config.endpoint
-        store = stores.S3Store(
-            parts.netloc,
-            config=options,
-            client_options={
-                "timeout": timedelta(seconds=config.timeout_s),
-                "connect_timeout": timedelta(seconds=min(config.timeout_s, 2.0)),
-                "allow_http": config.allow_http,
-            },
-            retry_config={
-                "max_retries": config.max_retries,
-                "retry_timeout": timedelta(seconds=config.timeout_s * (config.max_retries + 1)),
-                "backoff": {
-                    "init_backoff": timedelta(milliseconds=50),
-                    "max_backoff": timedelta(seconds=1),
-                    "base": 2,
-                },
-            },
-        )
+            store = stores.LocalStore(parts.path, mkdir=True)
+        else:
+            store, prefix = _s3_store(stores, parts.netloc, config), parts.path
     except Exception as cause:
         raise ConfigError(
             f"cannot set up the object store: {type(cause).__name__}; check url, endpoint, region"
         ) from None
-    return Objects(store, parts.path, clock=clock)
+    return Objects(store, prefix)
+
+
+def _s3_store(stores: Any, bucket: str, config: S3TierConfig) -> Any:
+    credentials = {
+        name: value.get_secret_value()
+        for name in _SECRETS
+        if (value := getattr(config, name)) is not None
+    }
+    options: dict[str, Any] = {"region": config.region, **credentials}
+    if config.endpoint is not None:
+        options["endpoint"] = config.endpoint
+    return stores.S3Store(
+        bucket,
+        config=options,
+        client_options={
+            "timeout": timedelta(seconds=config.timeout_s),
+            "connect_timeout": timedelta(seconds=min(config.timeout_s, 2.0)),
+            "allow_http": config.allow_http,
+        },
+        retry_config={
+            "max_retries": config.max_retries,
+            "retry_timeout": timedelta(seconds=config.timeout_s * (config.max_retries + 1)),
+            "backoff": {
+                "init_backoff": timedelta(milliseconds=50),
+                "max_backoff": timedelta(seconds=1),
+                "base": 2,
+            },
+        },
+    )
 
 
 def _module(name: str) -> Any:

@@ -11,9 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deepinfer_kvtier import format as fmt
-from deepinfer_kvtier.table import APPROXIMATE_BIT, ROW, EntryTable
-
-NO_ROW = 0xFFFFFFFF
+from deepinfer_kvtier.table import APPROXIMATE_BIT, NO_ROW, ROW, EntryTable
 
 
 @dataclass(slots=True, eq=False)
@@ -37,7 +35,7 @@ class RemoteIndex:
         self._segments: list[RemoteSegment] = []
         self._by_name: dict[tuple[str, int], RemoteSegment] = {}
         self._tombs: dict[tuple[int, int, int, int], int] = {}
-        self._fresh_tombs: set[tuple[int, bytes]] = set()
+        self._fresh_tombs: set[tuple[int, int, bytes]] = set()
 
     def __len__(self) -> int:
         return len(self._table)
@@ -96,6 +94,11 @@ class RemoteIndex:
             added = self._table.insert(fresh)
             self._spares = np.concatenate((self._spares, fresh[~added]))
 
+    def rows(self) -> NDArray[Any]:
+        """A copy of the row of every record, for listings."""
+        with self._lock:
+            return self._table.rows()
+
     def forget(self, kind: int, shard: int, digest: bytes, local: int) -> None:
         """The place the index names does not hold the record: do not look there again."""
         lo, hi = fmt.key_columns([digest])
@@ -113,8 +116,10 @@ class RemoteIndex:
             self._spares = self._spares[self._spares["segment"] != segment.local]
             self._use_spares()
 
-    def drain_tombs(self) -> set[tuple[int, bytes]]:
-        """(kind, 16-byte key) of what was buried since the last call, here or elsewhere."""
+    def drain_tombs(self) -> set[tuple[int, int, bytes]]:
+        """(kind, shard, 16-byte key) of what was buried since the last call, here or elsewhere."""
+        if not self._fresh_tombs:
+            return set()
         with self._lock:
             fresh, self._fresh_tombs = self._fresh_tombs, set()
             return fresh
@@ -126,7 +131,7 @@ class RemoteIndex:
             if self._tombs.get(key, -1) >= stamp:
                 return
             self._tombs[key] = stamp
-            self._fresh_tombs.add((key[2], fmt.key_bytes(entry)))
+            self._fresh_tombs.add((key[2], key[3], fmt.key_bytes(entry)))
             lo, hi = np.array([key[0]], dtype="<u8"), np.array([key[1]], dtype="<u8")
             number = self._table.find(lo, hi, key[2], key[3])
             if number[0] >= 0:

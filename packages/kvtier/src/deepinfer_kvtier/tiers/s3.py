@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import xxhash
@@ -31,6 +31,8 @@ from deepinfer_kvtier.clock import Clock
 from deepinfer_kvtier.reading import Wanted
 from deepinfer_kvtier.records import Status
 from deepinfer_kvtier.retention import RetentionClass
+from deepinfer_kvtier.table import NO_ROW
+from deepinfer_kvtier.tier import FOUND, ScanEntry, TierCaps
 from deepinfer_kvtier.tiers.manifest import (
     Manifest,
     SegmentInfo,
@@ -38,14 +40,17 @@ from deepinfer_kvtier.tiers.manifest import (
     list_generations,
     read_manifest,
 )
-from deepinfer_kvtier.tiers.objects import Absent, Exists, Objects, S3TierConfig, Unavailable
-from deepinfer_kvtier.tiers.remote_index import NO_ROW, RemoteIndex
+from deepinfer_kvtier.tiers.objects import Absent, Exists, ObjectStore, S3TierConfig, Unavailable
+from deepinfer_kvtier.tiers.remote_index import RemoteIndex
+from deepinfer_kvtier.tiers.s3_gc import S3Collector
 from deepinfer_kvtier.tiers.slots import open_slot, pack_slot
 from deepinfer_kvtier.writer import Outgoing
 
 READ_THREADS = 8
+MAX_BATCH = 4096
 MAX_READ_BYTES = 32 << 20
 MAX_SEGMENTS_PER_WRITER = 256
+SCAN_PAGE = 1000
 _HEADER_BYTES = fmt.PAGE
 
 
@@ -55,12 +60,22 @@ class S3Tier:
     def __init__(
         self,
         config: S3TierConfig,
-        objects: Objects,
+        objects: ObjectStore,
         *,
         classes: dict[str, RetentionClass],
         clock: Clock,
         read_only: bool = False,
     ) -> None:
+        self.name = config.name
+        self.caps = TierCaps(
+            persistent=True,
+            shared=True,
+            range_read=True,
+            max_batch=MAX_BATCH,
+            commit_bytes=config.segment_bytes,
+            commit_delay_s=config.linger_s,
+            maintain_s=config.poll_s,
+        )
         self.config = config
         self.objects = objects
         self.classes = classes
@@ -78,13 +93,19 @@ class S3Tier:
         self._last_tomb_ms = 0
         self._touches: dict[int, int] = {}
         self._touch_lock = threading.Lock()
+        self._poll_failed = False
+        self._next_gc = clock.monotonic() + config.gc_interval_s
+        self.collector = S3Collector(self)
         self._readers = ThreadPoolExecutor(READ_THREADS, thread_name_prefix="kvtier-s3-read")
 
     # -- index
 
     def probe(self, kind: int, shard: int, digests: Sequence[bytes]) -> NDArray[Any]:
-        """Rows for digests, in order; `length` is 0xFFFFFFFF where there is none. No request."""
-        return self.index.probe(kind, shard, digests)
+        """FOUND rows for digests, in order. No request: only what the last poll brought counts."""
+        rows = self.index.probe(kind, shard, digests)
+        found = np.zeros(len(rows), dtype=FOUND)
+        found["length"], found["flags"] = rows["length"], rows["flags"]
+        return found
 
     def refresh(self) -> None:
         """Take in what other writers have changed since the last call. raises: Unavailable."""
@@ -179,7 +200,7 @@ class S3Tier:
         statuses = [Status.MISS] * len(wanted)
         if not wanted:
             return statuses
-        rows = self.probe(kind, shard, [want.digest for want in wanted])
+        rows = self.index.probe(kind, shard, [want.digest for want in wanted])
 
         def read(group: tuple[int, list[int]]) -> None:
             local, members = group
@@ -242,7 +263,7 @@ class S3Tier:
         statuses = [Status.OK] * len(batch)
         by_class: dict[str, list[int]] = {}
         for i, record in enumerate(batch):
-            there = self.probe(record.kind, record.shard, [record.digest])
+            there = self.index.probe(record.kind, record.shard, [record.digest])
             if int(there["length"][0]) == NO_ROW and not record.dropped:
                 by_class.setdefault(record.cls, []).append(i)
         for members in by_class.values():
@@ -318,7 +339,7 @@ class S3Tier:
         """
         if not digests:
             return 0
-        rows = self.probe(kind, shard, digests)
+        rows = self.index.probe(kind, shard, digests)
         rows = rows[rows["length"] != NO_ROW]
         here = len(rows)
         # Later than what it hides, even if the clock of that writer runs ahead of ours.
@@ -364,14 +385,48 @@ class S3Tier:
         return {
             "entries": len(self.index),
             "index_bytes": self.index.nbytes,
-            "breaker_open": int(self.objects.breaker.is_open),
             **self.objects.counts,
             **self.counts,
         }
 
-    def health(self) -> str:
-        """ "ok", or "degraded" while the store is left alone after failures."""
-        return "degraded" if self.objects.breaker.is_open else "ok"
+    def health(self) -> Literal["ok", "degraded", "down"]:
+        """ "degraded" once something was lost or damaged, or the last look at the store failed."""
+        damaged = self.counts["corrupt"] + self.counts["lost_segments"]
+        return "degraded" if damaged or self._poll_failed else "ok"
+
+    def scan(self, cursor: str | None) -> tuple[Sequence[ScanEntry], str | None]:
+        """Everything this process knows to be stored, in pages of 1,000."""
+        start = int(cursor or 0)
+        rows = self.index.rows()
+        page = [
+            ScanEntry(
+                int(row["kind"]),
+                int(row["shard"]),
+                fmt.key_bytes(row),
+                int(row["length"]),
+                int(row["seen_s"]),
+            )
+            for row in rows[start : start + SCAN_PAGE]
+        ]
+        end = start + SCAN_PAGE
+        return page, str(end) if end < len(rows) else None
+
+    def drain_drops(self) -> set[tuple[int, int, bytes]]:
+        """(kind, shard, 16-byte key) of what was dropped since the last call, here or elsewhere."""
+        return self.index.drain_tombs()
+
+    def sync(self) -> None:
+        """Nothing to do: a put that returned is durable."""
+
+    def maintain(self) -> None:
+        """Poll, and collect when it is time. raises: Unavailable."""
+        self._poll_failed = True
+        self.refresh()
+        self._poll_failed = False
+        now = self.clock.monotonic()
+        if not self.read_only and now >= self._next_gc:
+            self._next_gc = now + self.config.gc_interval_s
+            self.collector.collect()
 
     def close(self) -> None:
         """Stop the reading threads."""

@@ -6,9 +6,13 @@ clock of the process that deletes, its objects go. Who still read it then gets a
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from typing import Protocol
 
+from deepinfer_kvtier.clock import Clock
+from deepinfer_kvtier.retention import RetentionClass
 from deepinfer_kvtier.tiers.manifest import (
     Manifest,
     change,
@@ -16,7 +20,7 @@ from deepinfer_kvtier.tiers.manifest import (
     list_generations,
     manifest_path,
 )
-from deepinfer_kvtier.tiers.s3 import S3Tier
+from deepinfer_kvtier.tiers.objects import ObjectStore, S3TierConfig
 
 # An object that no manifest names may be on its way in; after this long it is a leftover.
 ORPHAN_AGE = timedelta(hours=24)
@@ -31,10 +35,22 @@ class S3GcReport:
     orphans: int
 
 
+class Collected(Protocol):
+    """What a collector needs of its tier."""
+
+    clock: Clock
+    classes: dict[str, RetentionClass]
+    config: S3TierConfig
+    objects: ObjectStore
+    counts: Counter[str]
+
+    def take_touches(self) -> dict[tuple[str, int], int]: ...
+
+
 class S3Collector:
     """Collection for one tier; any number of processes may collect the same prefix."""
 
-    def __init__(self, tier: S3Tier) -> None:
+    def __init__(self, tier: Collected) -> None:
         self._tier = tier
         self._grave_seen: dict[tuple[str, int], float] = {}
 

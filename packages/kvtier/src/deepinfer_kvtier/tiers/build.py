@@ -1,0 +1,66 @@
+"""From what a caller writes to a tier: a URL, a config, or a ready object."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+
+from deepinfer_kvtier.clock import Clock
+from deepinfer_kvtier.config import KVTierConfig
+from deepinfer_kvtier.errors import ConfigError
+from deepinfer_kvtier.tier import Tier
+from deepinfer_kvtier.tiers.objects import S3TierConfig, open_objects
+from deepinfer_kvtier.tiers.s3 import S3Tier
+
+TierConfig = S3TierConfig
+_OBJECT_SCHEMES = ("s3", "file", "memory")
+
+
+def open_tiers(
+    specs: Sequence[Tier | TierConfig | str], config: KVTierConfig, clock: Clock
+) -> list[Tier]:
+    """The tiers in order; what is a `Tier` already is passed on. raises: ConfigError."""
+    tiers: list[Tier] = []
+    try:
+        for spec in specs:
+            parsed = parse_tier(spec) if isinstance(spec, str) else spec
+            if isinstance(parsed, S3TierConfig):
+                tiers.append(_open_s3(parsed, config, clock))
+            else:
+                tiers.append(parsed)
+    except BaseException:
+        for tier in tiers:
+            tier.close()
+        raise
+    return tiers
+
+
+def parse_tier(url: str) -> TierConfig:
+    """The config a URL stands for. raises: ConfigError, which never repeats the URL."""
+    scheme = url.partition("://")[0]
+    if scheme in _OBJECT_SCHEMES:
+        return S3TierConfig.parse(url)
+    raise ConfigError("a tier URL starts with s3:// (or file:// for trials)")
+
+
+def _open_s3(wanted: S3TierConfig, config: KVTierConfig, clock: Clock) -> S3Tier:
+    _need_secret(config, wanted.name)
+    tier = S3Tier(
+        wanted,
+        open_objects(wanted),
+        classes=config.classes,
+        clock=clock,
+        read_only=config.read_only,
+    )
+    # A store that is not there now is polled again later; the cache works without it meanwhile.
+    with contextlib.suppress(OSError):
+        tier.maintain()
+    return tier
+
+
+def _need_secret(config: KVTierConfig, name: str) -> None:
+    if config.secret is None:
+        raise ConfigError(
+            f"the tier {name!r} is shared between machines: they all need the same `secret`"
+            " (32 bytes), else none finds what another has stored"
+        )
