@@ -1,12 +1,19 @@
 """Replay planner: how much of a match to load, and where the window state comes from.
 
-Total time of a cut after k blocks = load time + state term + time to compute the rest. The cut with
-the least total wins; at equal cost the deeper one, which leaves more of the machine to others.
+For a cut after k of the matched blocks, with N prompt tokens and B tokens a block:
+
+    load(k)    = sum over tiers of latency + bytes / rate  (spans of a tier share one latency)
+    compute(n) = n / prefill_tok_s
+    total(k)   = max(load(k), overlap) + state(k) + compute(N - B k)
+
+state(k) is the load of the stored slot at k (nothing but its copy in own memory, a pull from a
+peer), compute(replay_tokens) for bounded replay, compute(exact_replay_tokens) for exact replay. The
+least total wins; at equal cost the deeper cut, which leaves more of the machine to others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -15,9 +22,18 @@ from deepinfer_kvtier.errors import ConfigError
 ReplayMode = Literal["bounded", "exact", "none"]
 StateSource = Literal["tier", "replay", "exact_replay", "start", "none"]
 
+UNKNOWN_TIER = (20e-3, 200e6)
+"""Of a tier nobody has measured yet: slow, so that only long spans are loaded from it."""
+
 
 def _default_tiers() -> dict[str, tuple[float, float]]:
-    return {"host": (20e-6, 5e9), "disk": (200e-6, 2e9)}
+    return {
+        "host": (20e-6, 5e9),
+        "disk": (200e-6, 2e9),
+        "peer": (1e-3, 1e9),
+        "mooncake": (1e-3, 2e9),
+        "s3": (50e-3, 500e6),
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +43,10 @@ class Cost:
     prefill_tok_s:        tokens a second of prefill without hits.
     replay_tokens:        tokens a bounded replay computes again for window state only.
     exact_replay_tokens:  tokens after which rebuilt window state is exact.
-    tiers:                tier -> (latency in seconds, bytes a second).
+    tiers:                tier -> (latency in seconds, bytes a second); "peer" is another machine.
     max_replay_generation: beyond this many bounded replays in a row only exact state is used.
+    overlap_s:            seconds of other work that goes on meanwhile: a load that is shorter
+                          costs nothing more.
     """
 
     prefill_tok_s: float = 60e3
@@ -36,6 +54,21 @@ class Cost:
     exact_replay_tokens: int = 2560
     tiers: Mapping[str, tuple[float, float]] = field(default_factory=_default_tiers)
     max_replay_generation: int = 8
+    overlap_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.prefill_tok_s <= 0:
+            raise ConfigError(f"prefill_tok_s must be above 0, got {self.prefill_tok_s}")
+        for tier, (latency, rate) in self.tiers.items():
+            if latency < 0 or rate <= 0:
+                raise ConfigError(
+                    f"tier {tier!r} needs a latency >= 0 and a rate > 0, got {latency}, {rate}"
+                )
+
+    def load_seconds(self, tier: str, nbytes: int) -> float:
+        """Time to load `nbytes` in one span; 0 for none."""
+        latency, rate = self.tiers.get(tier, UNKNOWN_TIER)
+        return latency + nbytes / rate if nbytes else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +81,7 @@ class Plan:
                   enough to be exact, "start" = nothing cached is used, "none" = no state is needed.
     replay_tokens: cached tokens to compute again as queries; their stored blocks stay as they are.
     approximate:  records computed from here on must be put with `approximate=True`.
+    replay_generation: and with this `replay_generation`.
     seconds:      predicted total.
     """
 
@@ -60,86 +94,180 @@ class Plan:
     seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class StoredState:
+    """A state slot at some boundary of the match, and what loading it brings."""
+
+    tier: str
+    nbytes: int
+    approximate: bool
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class BlockMark:
+    """Of one block: whether it was computed from approximate windows, and how many replays deep."""
+
+    approximate: bool = False
+    generation: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Option:
+    state: StateSource
+    replay_tokens: int
+    approximate: bool
+    generation: int
+    seconds: float
+
+
 def choose_cut(
     *,
     prompt_tokens: int,
     block_tokens: int,
     block_bytes: int,
     tiers: Sequence[str],
-    state_at: Mapping[int, tuple[str, int, bool, int]],
+    state_at: Mapping[int, StoredState],
     needs_state: bool,
-    generation: int,
-    approximate: bool,
+    marks: Sequence[BlockMark],
     mode: ReplayMode,
     cost: Cost,
 ) -> Plan:
     """Pure decision behind `Namespace.plan`.
 
     tiers:    tier of every matched block, first to last.
-    state_at: boundary in blocks -> (tier, bytes, approximate, replay generation).
-    generation, approximate: deepest replay generation among the blocks, and whether any is
-                             approximate.
+    state_at: stored states by boundary, in blocks.
+    marks:    one for each matched block.
     """
-    if cost.prefill_tok_s <= 0:
-        raise ConfigError(f"prefill_tok_s must be above 0, got {cost.prefill_tok_s}")
-    candidates = {0, len(tiers), *state_at}
-    candidates |= {i for i in range(1, len(tiers)) if tiers[i] != tiers[i - 1]}
+    situation = _Situation(
+        block_tokens, block_bytes, tiers, state_at, needs_state, marks, mode, cost
+    )
     best: Plan | None = None
-    for cut in sorted(candidates):
-        if cut > len(tiers):
-            continue
-        for option in _options(
-            cut, block_tokens, state_at, needs_state, generation, approximate, mode, cost
-        ):
-            source, replayed, fuzzy, depth = option
-            load = _load_seconds(tiers[:cut], block_bytes, cost)
-            if source == "tier":
-                tier, size, _, _ = state_at[cut]
-                latency, rate = cost.tiers.get(tier, (0.0, float("inf")))
-                load += latency + size / rate
-            rest = prompt_tokens - cut * block_tokens + replayed
-            total = load + rest / cost.prefill_tok_s
+    for cut in sorted(situation.candidates()):
+        load = max(situation.load_seconds(cut), cost.overlap_s)
+        rest = (prompt_tokens - cut * block_tokens) / cost.prefill_tok_s
+        for option in situation.options(cut):
+            total = load + option.seconds + rest
             if best is None or total <= best.seconds:
-                best = Plan(cut, cut * block_tokens, source, replayed, fuzzy, depth, total)
+                best = Plan(
+                    cut,
+                    cut * block_tokens,
+                    option.state,
+                    option.replay_tokens,
+                    option.approximate,
+                    option.generation,
+                    total,
+                )
     assert best is not None  # cut 0 always has an option
     return best
 
 
-def _options(
-    cut: int,
-    block_tokens: int,
-    state_at: Mapping[int, tuple[str, int, bool, int]],
-    needs_state: bool,
-    generation: int,
-    approximate: bool,
-    mode: ReplayMode,
-    cost: Cost,
-) -> list[tuple[StateSource, int, bool, int]]:
-    if cut == 0:
-        return [("start", 0, False, 0)]
-    if mode == "exact" and approximate:
-        return []
-    if not needs_state:
-        return [("none", 0, approximate, generation)]
-    options: list[tuple[StateSource, int, bool, int]] = []
-    cached = cut * block_tokens
-    if mode != "none" and cached >= cost.exact_replay_tokens:
-        options.append(("exact_replay", cost.exact_replay_tokens, approximate, generation))
-    if mode == "bounded" and cached >= cost.replay_tokens:
-        following = generation + 1
-        if following <= cost.max_replay_generation:
-            options.append(("replay", cost.replay_tokens, True, following))
-    state = state_at.get(cut)
-    if state is not None and not (mode == "exact" and state[2]):
-        fuzzy = approximate or state[2]
-        options.append(("tier", 0, fuzzy, max(generation, state[3])))
-    return options
+class _Situation:
+    """One decision: the match in running sums, so that each cut costs little."""
 
+    def __init__(
+        self,
+        block_tokens: int,
+        block_bytes: int,
+        tiers: Sequence[str],
+        state_at: Mapping[int, StoredState],
+        needs_state: bool,
+        marks: Sequence[BlockMark],
+        mode: ReplayMode,
+        cost: Cost,
+    ) -> None:
+        self._block_tokens = block_tokens
+        self._block_bytes = block_bytes
+        self._tiers = tiers
+        self._state_at = state_at
+        self._needs_state = needs_state
+        self._mode = mode
+        self._cost = cost
+        self._borders = [i for i in range(1, len(tiers)) if tiers[i] != tiers[i - 1]]
+        self._worst: list[BlockMark] = [BlockMark()]
+        for mark in marks:
+            last = self._worst[-1]
+            self._worst.append(
+                BlockMark(
+                    last.approximate or mark.approximate, max(last.generation, mark.generation)
+                )
+            )
 
-def _load_seconds(tiers: Sequence[str], block_bytes: int, cost: Cost) -> float:
-    """Different tiers are read at the same time, so the slowest one decides."""
-    slowest = 0.0
-    for tier in set(tiers):
-        latency, rate = cost.tiers.get(tier, (0.0, float("inf")))
-        slowest = max(slowest, latency + tiers.count(tier) * block_bytes / rate)
-    return slowest
+    def candidates(self) -> set[int]:
+        """Cuts among which the best one is: between two neighbours of them the total is a line.
+
+        Its slope changes at tier borders, where a load outgrows what hides it, where a kind of
+        replay becomes possible, and where the marks of the prefix get worse.
+        """
+        n = len(self._tiers)
+        found = {0, n, *self._borders, *(k for k in self._state_at if k <= n)}
+        for tokens in (self._cost.replay_tokens, self._cost.exact_replay_tokens):
+            found.add(-(-tokens // self._block_tokens))
+        found |= {k for k in range(n) if self._worst[k] != self._worst[k + 1]}
+        if self._cost.overlap_s > 0:
+            found |= {k for edge in self._hidden_until() for k in (edge, edge + 1)}
+        return {k for k in found if 0 <= k <= n}
+
+    def load_seconds(self, cut: int) -> float:
+        """Loads of different tiers follow each other; of one tier they share one latency."""
+        counts: dict[str, int] = {}
+        start = 0
+        for border in (*self._borders, len(self._tiers)):
+            if start >= cut:
+                break
+            tier = self._tiers[start]
+            counts[tier] = counts.get(tier, 0) + min(border, cut) - start
+            start = border
+        return sum(
+            self._cost.load_seconds(tier, count * self._block_bytes)
+            for tier, count in counts.items()
+        )
+
+    def options(self, cut: int) -> Iterator[_Option]:
+        """Ways to have window state at this cut; none when the mode forbids them all."""
+        if cut == 0:
+            yield _Option("start", 0, False, 0, 0.0)
+            return
+        cost, mark = self._cost, self._worst[cut]
+        if self._mode == "exact" and mark.approximate:
+            return
+        if not self._needs_state:
+            yield _Option("none", 0, mark.approximate, mark.generation, 0.0)
+            return
+        cached = cut * self._block_tokens
+        if self._mode != "none" and cached >= cost.exact_replay_tokens:
+            yield self._replay("exact_replay", cost.exact_replay_tokens, mark)
+        following = mark.generation + 1
+        if (
+            self._mode == "bounded"
+            and cached >= cost.replay_tokens
+            and following <= cost.max_replay_generation
+        ):
+            yield self._replay("replay", cost.replay_tokens, BlockMark(True, following))
+        state = self._state_at.get(cut)
+        if state is not None and not (self._mode == "exact" and state.approximate):
+            yield _Option(
+                "tier",
+                0,
+                mark.approximate or state.approximate,
+                max(mark.generation, state.generation),
+                cost.load_seconds(state.tier, state.nbytes),
+            )
+
+    def _replay(self, how: StateSource, tokens: int, after: BlockMark) -> _Option:
+        seconds = tokens / self._cost.prefill_tok_s
+        return _Option(how, tokens, after.approximate, after.generation, seconds)
+
+    def _hidden_until(self) -> Iterator[int]:
+        """In each span, the last cut whose load is still hidden by the overlap."""
+        start = 0
+        for border in (*self._borders, len(self._tiers)):
+            low, high = start, border
+            while low < high:
+                middle = (low + high + 1) // 2
+                if self.load_seconds(middle) <= self._cost.overlap_s:
+                    low = middle
+                else:
+                    high = middle - 1
+            yield low
+            start = border

@@ -1,0 +1,322 @@
+"""The window exchange of one cache: holds, announces, finds and pulls windows."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from deepinfer_kvtier.clock import Clock
+from deepinfer_kvtier.host import HostRecord, HostTier, checksum_of
+from deepinfer_kvtier.layout import KIND_CODES
+from deepinfer_kvtier.records import Status
+from deepinfer_kvtier.windows import wire
+from deepinfer_kvtier.windows.client import PeerClient, PeerHealth
+from deepinfer_kvtier.windows.directory import LocalDirectory, WindowDirectory
+from deepinfer_kvtier.windows.peers import PeersDirectory
+from deepinfer_kvtier.windows.redis import RedisDirectory
+from deepinfer_kvtier.windows.settings import WindowSettings
+from deepinfer_kvtier.windows.wire import PullAnswer, PullRequest, WindowRecord
+
+if TYPE_CHECKING:
+    from deepinfer_kvtier.windows.service import Held, WindowService
+
+_STATE = KIND_CODES["state"]
+LOOKUP_KEYS = 64
+"""Deepest boundaries that one match asks the directory for."""
+MAX_WAITING = 10_000
+MAX_CHAIN_STEPS = 4096
+
+
+@dataclass(slots=True)
+class _HeldRecord:
+    answer: PullAnswer
+    view: memoryview
+    host: HostTier
+    record: HostRecord
+
+    def release(self) -> None:
+        self.host.unpin([self.record])
+
+
+@dataclass(frozen=True, slots=True)
+class _News:
+    """For the directory: a window that came (`record`), or one that went."""
+
+    key: bytes
+    record: WindowRecord | None
+
+
+class WindowExchange:
+    """Made by `Cache` from `KVTierConfig.windows`.
+
+    address: "ip:port" under which this machine is reached.
+    """
+
+    def __init__(
+        self, settings: WindowSettings, host: HostTier, *, state_ttl_s: float, clock: Clock
+    ) -> None:
+        from deepinfer_kvtier.windows.service import WindowService
+
+        self._settings = settings
+        self._host = host
+        self._ttl_s = state_ttl_s
+        self._clock = clock
+        self.machine = secrets.token_bytes(wire.MACHINE_BYTES)
+        self.generation = secrets.randbits(63)
+        self._deadline_s = settings.deadline_ms / 1000
+        health = PeerHealth(dead_after=settings.dead_after, retry_s=settings.retry_s, clock=clock)
+        self._client = PeerClient(settings.key, health)
+        self._own = LocalDirectory(clock=clock)
+        self._service: WindowService = WindowService(
+            settings.listen,
+            settings.key,
+            self._own,
+            self._hold,
+            max_connections=settings.max_connections,
+        )
+        self.address = settings.advertise or self._service.address
+        try:
+            self._directory = self._open_directory()
+        except BaseException:
+            self._service.stop()
+            raise
+        self._lock = threading.Lock()
+        self._waiting: deque[_News] = deque()
+        self._wake = threading.Condition(self._lock)
+        self._superseded: deque[tuple[float, bytes]] = deque()
+        self._closed = False
+        self._busy = False
+        self.counts: Counter[str] = Counter()
+        self._thread = threading.Thread(target=self._tell, name="kvtier-announce", daemon=True)
+        self._thread.start()
+
+    def set_members(self, members: Sequence[str]) -> None:
+        """Replace the machines of a "peers" directory; addresses, this one included.
+
+        raises: ValueError for a malformed address or another kind of directory.
+        """
+        if not isinstance(self._directory, PeersDirectory):
+            raise ValueError('only the directory "peers" has members')
+        self._directory.set_members(members)
+
+    # -- holding
+
+    def announce(self, records: Sequence[HostRecord]) -> None:
+        """Tell the directory of new windows here, and let each replace its chain's former one."""
+        for record in records:
+            former = self._former(record)
+            if former is not None:
+                due = self._clock.monotonic() + self._settings.replace_after_s
+                with self._lock:
+                    self._superseded.append((due, former))
+            self._queue(_News(record.digest[: wire.KEY_BYTES], self._hint(record)))
+        self.retire()
+
+    def withdrawn(self, digests: Sequence[bytes]) -> None:
+        """Windows that have left host memory."""
+        for digest in digests:
+            self._queue(_News(digest[: wire.KEY_BYTES], None))
+
+    def retire(self) -> None:
+        """Drop windows whose successor is old enough; nothing that is in use."""
+        now = self._clock.monotonic()
+        while True:
+            with self._lock:
+                if not self._superseded or self._superseded[0][0] > now:
+                    return
+                _, digest = self._superseded.popleft()
+            if self._host.remove(_STATE, digest) is not None:
+                self.counts["replaced"] += 1
+                self.withdrawn([digest])
+
+    def settle(self, timeout_s: float = 5.0) -> bool:
+        """Wait until the directory has been told everything so far."""
+        with self._wake:
+            return self._wake.wait_for(lambda: not self._waiting and not self._busy, timeout_s)
+
+    # -- finding
+
+    def find(self, digests: Sequence[bytes]) -> tuple[int, WindowRecord] | None:
+        """The deepest of these boundaries whose window another machine announces.
+
+        returns: (index into `digests`, hint); None when there is none in time.
+        """
+        first = max(0, len(digests) - LOOKUP_KEYS)
+        keys = [digest[: wire.KEY_BYTES] for digest in digests[first:]]
+        if not keys:
+            return None
+        self.counts["lookups"] += 1
+        try:
+            hints = self._directory.lookup(keys, self._deadline_s)
+        except OSError:
+            self.counts["lookup_errors"] += 1
+            return None
+        for i in range(len(hints) - 1, -1, -1):
+            hint = hints[i]
+            if hint is None or hint.machine == self.machine or hint.key != keys[i]:
+                continue
+            if self._client.health.alive(hint.address):
+                self.counts["hints"] += 1
+                return first + i, hint
+        return None
+
+    def pull(
+        self,
+        hint: WindowRecord,
+        digest: bytes,
+        views: Sequence[memoryview],
+        timeout_s: float | None,
+    ) -> Status:
+        """One try at the window a hint speaks of, into `views`; what arrives is kept here too.
+
+        timeout_s: less than the configured deadline, when the caller has less.
+        """
+        limit = self._deadline_s if timeout_s is None else min(timeout_s, self._deadline_s)
+        if limit <= 0:
+            return Status.TIMEOUT
+        nbytes = sum(view.nbytes for view in views)
+        request = PullRequest(hint.key, digest, hint.generation, max(1, int(1000 * limit)), nbytes)
+        status, answer = self._client.pull(hint.address, request, views, limit)
+        self.counts[f"pulls_{status.value}"] += 1
+        if status is Status.OK and answer is not None:
+            self.counts["pulled_bytes"] += nbytes
+            self._keep(digest, views, answer)
+        return status
+
+    def stats(self) -> dict[str, int]:
+        """Counters of both sides, and what waits."""
+        sides = Counter(self.counts)
+        sides.update({f"client_{k}": v for k, v in self._client.counts.items()})
+        sides.update({f"served_{k}": v for k, v in self._service.counts.items()})
+        return {
+            **sides,
+            "dead_peers": self._client.health.dead(),
+            "directory_records": len(self._own),
+            "waiting_announcements": len(self._waiting),
+        }
+
+    def close(self) -> None:
+        """Stop serving; what the directory still says expires by itself."""
+        with self._wake:
+            if self._closed:
+                return
+            self._closed = True
+            self._wake.notify_all()
+        self._thread.join()
+        self._service.stop()
+        self._directory.close()
+        self._client.close()
+
+    # -- inside
+
+    def _open_directory(self) -> WindowDirectory:
+        kind = self._settings.directory
+        if kind == "peers":
+            peers = PeersDirectory(self._client, self._own, address=lambda: self.address)
+            peers.set_members(self._settings.members)
+            return peers
+        if kind == "redis":
+            return RedisDirectory(self._settings.redis_url or "", lookup_timeout_s=self._deadline_s)
+        return kind
+
+    def _hint(self, record: HostRecord) -> WindowRecord:
+        ttl_ms = int(1000 * self._ttl_s)
+        key = record.digest[: wire.KEY_BYTES]
+        return WindowRecord(key, self.machine, self.generation, ttl_ms, record.depth, self.address)
+
+    def _former(self, record: HostRecord) -> bytes | None:
+        """The window of the nearest earlier boundary of the same chain that is held here."""
+        block = self._host.peek(KIND_CODES["block"], record.digest)
+        for _ in range(MAX_CHAIN_STEPS):
+            if block is None:
+                return None
+            parent = block.parent
+            if self._host.contains(_STATE, parent):
+                return parent
+            block = self._host.peek(KIND_CODES["block"], parent)
+        return None
+
+    def _hold(self, request: PullRequest) -> Held | int:
+        """In the service's thread: pin the window that is asked for."""
+        if request.generation != self.generation:
+            return wire.STALE
+        record = self._host.pin(_STATE, request.digest)
+        if record is None:
+            return wire.UNKNOWN
+        ttl_s = record.touched + self._ttl_s - self._clock.monotonic()
+        if record.data.nbytes != request.nbytes or ttl_s <= 0:
+            self._host.unpin([record])
+            return wire.UNKNOWN
+        if record.checksum is None:
+            record.checksum = checksum_of([record.data.data])
+        answer = PullAnswer(
+            wire.HELD,
+            record.approximate,
+            record.generation,
+            record.depth,
+            int(1000 * ttl_s),
+            record.data.nbytes,
+            record.checksum,
+        )
+        return _HeldRecord(answer, record.data.data, self._host, record)
+
+    def _keep(self, digest: bytes, views: Sequence[memoryview], answer: PullAnswer) -> None:
+        data = self._host.take(_STATE, answer.nbytes)
+        if data is None:
+            return
+        at = 0
+        for view in views:
+            data[at : at + view.nbytes] = view
+            at += view.nbytes
+        record = HostRecord(
+            _STATE,
+            digest,
+            bytes(len(digest)),
+            answer.n_blocks,
+            data,
+            answer.approximate,
+            answer.replay_generation,
+            answer.checksum,
+        )
+        published = self._host.publish(record)
+        if published is record:
+            # A copy lives no longer than the original would have, unless it is used here.
+            record.touched = self._clock.monotonic() - self._ttl_s + answer.ttl_ms / 1000
+        self._host.unpin([published])
+
+    def _queue(self, news: _News) -> None:
+        with self._wake:
+            if self._closed:
+                return
+            if len(self._waiting) >= MAX_WAITING:
+                self._waiting.popleft()
+                self.counts["lost_announcements"] += 1
+            self._waiting.append(news)
+            self._wake.notify_all()
+
+    def _tell(self) -> None:
+        """The announcing thread: the directory may be slow, whoever puts must not wait for it."""
+        while True:
+            with self._wake:
+                self._busy = False
+                self._wake.notify_all()
+                self._wake.wait_for(lambda: self._waiting or self._closed)
+                if self._closed:
+                    return
+                batch = list(self._waiting)
+                self._waiting.clear()
+                self._busy = True
+            came = {news.key: news.record for news in batch}
+            records = [record for record in came.values() if record is not None]
+            gone = [key for key, record in came.items() if record is None]
+            try:
+                if records:
+                    self._directory.publish(records)
+                if gone:
+                    self._directory.withdraw(gone, self.machine)
+            except OSError:
+                self.counts["announce_errors"] += 1
