@@ -69,9 +69,7 @@ class KVConnectorBase_V1(ABC):  # noqa: N801 - as in vLLM
     @abstractmethod
     def wait_for_save(self) -> None: ...
 
-    def get_finished(
-        self, finished_req_ids: set[str]
-    ) -> tuple[set[str] | None, set[str] | None]:
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         return None, None
 
     def get_block_ids_with_load_errors(self) -> set[int]:
