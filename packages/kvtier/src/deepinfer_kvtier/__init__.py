@@ -20,6 +20,7 @@ from deepinfer_kvtier.errors import (
 )
 from deepinfer_kvtier.events import EventQueue
 from deepinfer_kvtier.gc import GcReport
+from deepinfer_kvtier.group import GroupAgree
 from deepinfer_kvtier.identity import ChainHasher, MediaItem, Shard
 from deepinfer_kvtier.layout import LayoutSpec, Part, parts
 from deepinfer_kvtier.match import Match
@@ -30,6 +31,7 @@ from deepinfer_kvtier.retention import RetentionClass, traffic_class
 from deepinfer_kvtier.tickets import LoadJob, PutTicket
 from deepinfer_kvtier.tier import ScanEntry, Tier, TierCaps
 from deepinfer_kvtier.tiers.objects import S3TierConfig
+from deepinfer_kvtier.windows.settings import WindowSettings
 
 __version__ = "0.1.0"
 
@@ -44,6 +46,7 @@ __all__ = [
     "EventQueue",
     "FlushReport",
     "GcReport",
+    "GroupAgree",
     "KVEvent",
     "KVTierConfig",
     "KVTierError",
@@ -68,6 +71,7 @@ __all__ = [
     "Tier",
     "TierCaps",
     "UncacheableInput",
+    "WindowSettings",
     "__version__",
     "init",
     "open",

@@ -148,7 +148,9 @@ class Cache(TierSet):
         """Counters and gauges as plain values; sizes in bytes, times in seconds."""
         names = ["matches", "prompt_tokens", "hit_tokens", "state_hits", "state_misses"]
         names += [
-            f"hit_tokens_{tier}" for tier in ("host", "disk", *(t.name for t in self.further))
+            f"{what}_{tier}"
+            for what in ("hit_tokens", "state_hits")
+            for tier in ("host", "disk", *(t.name for t in self.readable))
         ]
         hits = {name: self.counts[name] for name in names}
         disk = self.directory.usage() if self.directory else {}
@@ -175,10 +177,23 @@ class Cache(TierSet):
                 spill.name: {"queued_bytes": spill.queued_bytes, **spill.counts}
                 for spill in self.spills
             },
+            "windows": {} if self.windows is None else self.windows.stats(),
+            "replay": self._replay_stats(),
             "leases": {"active": len(self.leases), "expired": self.leases.expired},
             "events": {"failed_callbacks": self.events.failed_callbacks},
             "namespaces": {name: dict(counts) for name, counts in self.namespace_counts.items()},
             "recovery_s": self.recovery_s,
+        }
+
+    def _replay_stats(self) -> dict[str, float]:
+        """Chosen plans by state source, and how much of what was put is approximate."""
+        plans: dict[str, float] = {k: v for k, v in self.counts.items() if k.startswith("plans_")}
+        blocks = self.counts["blocks_put"]
+        approximate = self.counts["approximate_blocks"]
+        return {
+            **plans,
+            "approximate_blocks": approximate,
+            "approximate_share": approximate / blocks if blocks else 0.0,
         }
 
     def metrics(self) -> str:
@@ -198,6 +213,8 @@ class Cache(TierSet):
             report += spill.close(timeout)
         self.closed = report
         self.threads.shutdown(wait=True)
+        if self.windows is not None:
+            self.windows.close()
         self.leases.release_all()
         for tier, queue in self._by_queue():
             if queue is not None and not queue.stopped:

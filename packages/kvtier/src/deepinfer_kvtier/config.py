@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from deepinfer_kvtier.errors import ConfigError
 from deepinfer_kvtier.retention import DEFAULT_CLASSES, RetentionClass, check_class_name
+from deepinfer_kvtier.windows.settings import WindowSettings
 
 
 class KVTierConfig(BaseModel):
@@ -32,6 +33,7 @@ class KVTierConfig(BaseModel):
     auto_gc:           whether this process collects by itself, every `gc_interval_s` and when the
                        disk is full; `Cache.gc` collects in any case.
     read_only:         open for inspection; every put is refused.
+    windows:           exchange of state slots with other machines; None = none.
 
     `classes`, `quota_bytes`, the water marks, `min_free_share` and `floor_s` are kept with the
     directory (`deepinfer_kvtier.policy`): not given here, they are what was stored there.
@@ -64,6 +66,7 @@ class KVTierConfig(BaseModel):
     classes: dict[str, RetentionClass] = Field(default_factory=lambda: dict(DEFAULT_CLASSES))
     io_threads: int = Field(default=2, ge=1, le=64)
     read_only: bool = False
+    windows: WindowSettings | None = None
 
     @model_validator(mode="after")
     def _water_marks(self) -> KVTierConfig:

@@ -97,6 +97,11 @@ class HostTier:
         with self._lock:
             record.pins += 1
 
+    def peek(self, kind: int, digest: bytes) -> HostRecord | None:
+        """One record without a pin: its fields may be read, its bytes may not."""
+        with self._lock:
+            return self._records[kind].get(digest)
+
     def contains(self, kind: int, digest: bytes) -> bool:
         """Whether the record is here now."""
         with self._lock:

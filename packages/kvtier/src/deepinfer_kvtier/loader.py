@@ -225,7 +225,7 @@ class Loader:
         return False
 
     def _promote(self, kind: int, want: Wanted) -> None:
-        if want.nbytes > self._host.capacity_bytes:
+        if want.nbytes > self._host.capacity_bytes or self._host.contains(kind, want.digest):
             return
         data = self._host.take(kind, want.nbytes)
         if data is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from deepinfer_kvtier.buffers import Buffers, Views, record_views
@@ -94,6 +95,7 @@ def _fill(
     def report(index: int, status: Status) -> None:
         job.statuses[index] = status
 
+    blocks_started = time.perf_counter()
     statuses = tiers.loader.fill(
         _BLOCK,
         shard,
@@ -103,9 +105,11 @@ def _fill(
         deadline=deadline,
         report=report,
     )
+    _learn(tiers, match.only_tier(chosen), wanted, statuses, blocks_started)
     state: Status | None = None
     if state_views is not None and match.state is not None:
         want = Wanted(match.digests[match.state.n_blocks - 1], state_views)
+        state_started = time.perf_counter()
         (state,) = tiers.loader.fill(
             _STATE,
             shard,
@@ -115,9 +119,23 @@ def _fill(
             deadline=deadline,
             report=lambda _index, _status: None,
         )
+        _learn(tiers, match.state.tier, [want], [state], state_started)
     ok = next((i for i, s in enumerate(statuses) if s is not Status.OK), len(statuses))
     bad = next((s for s in (*statuses, state or Status.OK) if s is not Status.OK), None)
     tiers.loader.observe(sum(want.nbytes for want in wanted), time.perf_counter() - started)
     tiers.sync_tiers()
     error = None if bad is None else f"the first record not loaded is {bad.value}"
     return LoadResult(ok, tuple(statuses), state, error)
+
+
+def _learn(
+    tiers: TierSet,
+    tier: str | None,
+    wanted: Sequence[Wanted],
+    statuses: Sequence[Status],
+    started: float,
+) -> None:
+    """What a load from one tier took teaches the planner; a mixed or failed one tells nothing."""
+    if tier is not None and all(status is Status.OK for status in statuses):
+        nbytes = sum(want.nbytes for want in wanted)
+        tiers.costs.observe_load(tier, nbytes, time.perf_counter() - started)

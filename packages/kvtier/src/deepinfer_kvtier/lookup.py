@@ -158,7 +158,7 @@ def _look_below(tiers: TierSet, question: Question, survey: _Survey) -> None:
         here = absent & (survey.rows["length"] == expected)
         survey.where[here] = _DISK
         survey.marks[here] = survey.rows["flags"][here]
-    for number, tier in enumerate(tiers.further):
+    for number, tier in enumerate(tiers.readable):
         missing = np.flatnonzero(survey.where == _NOWHERE)
         if not len(missing):
             return
@@ -182,7 +182,7 @@ def _look_for_state(tiers: TierSet, question: Question, survey: _Survey, host_on
         if at is not None:
             _replace_state(tiers, survey, at, _DISK, rows)
             survey.state.row = rows[at : at + 1]
-    for number, tier in enumerate(tiers.further):
+    for number, tier in enumerate(tiers.readable):
         deeper = probe[survey.state.blocks :]
         if deeper:
             found = tier.probe(_STATE, question.shard, deeper)
@@ -263,7 +263,7 @@ def _build(
     exact: bool,
     lease_s: float,
 ) -> Match:
-    names = ("host", "disk", *(tier.name for tier in tiers.further))
+    names = ("host", "disk", *(tier.name for tier in tiers.readable))
     prefix = len(survey.records)
     state = _state_hit(layout, survey.state, names)
     n_blocks = survey.state.blocks if exact else prefix
@@ -290,6 +290,7 @@ def _build(
         _book=tiers.leases,
         _names=names,
         _where=survey.where,
+        _marks=survey.marks,
         _records=tuple(survey.records),
         _state_record=survey.state.record,
         _rows=survey.rows,
@@ -344,3 +345,5 @@ def _account(
             counts[f"hit_tokens_{span.tier}"] += span.count * layout.block_tokens
         if layout.payload_bytes("state") and limit:
             counts["state_hits" if match.state is not None else "state_misses"] += 1
+            if match.state is not None:
+                counts[f"state_hits_{match.state.tier}"] += 1

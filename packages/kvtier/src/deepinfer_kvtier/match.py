@@ -117,6 +117,7 @@ class Match:
     _book: LeaseBook = field(repr=False)
     _names: tuple[str, ...] = field(repr=False)
     _where: NDArray[np.uint8] = field(repr=False)
+    _marks: NDArray[np.uint8] = field(repr=False)
     _records: tuple[HostRecord | None, ...] = field(repr=False)
     _state_record: HostRecord | None = field(repr=False)
     _rows: NDArray[Any] | None = field(repr=False)
@@ -139,6 +140,17 @@ class Match:
     def tiers(self) -> Sequence[str]:
         """Tier of each block of `block_prefix`."""
         return tuple(self._names[number] for number in self._where.tolist())
+
+    def only_tier(self, blocks: range) -> str | None:
+        """The tier that all of these blocks are in; None when there are several or no blocks."""
+        where = self._where[blocks.start : blocks.stop]
+        if not len(where) or (where != where[0]).any():
+            return None
+        return self._names[int(where[0])]
+
+    def marks(self) -> NDArray[np.uint8]:
+        """For each block of `block_prefix`: 0x80 when approximate, plus the replay generation."""
+        return self._marks
 
     def records(self) -> tuple[HostRecord | None, ...]:
         """Host records of `block_prefix`; only those still pinned may be read."""

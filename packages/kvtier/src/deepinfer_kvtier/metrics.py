@@ -57,6 +57,8 @@ _PLAIN: tuple[tuple[str, Kind, str, str, str], ...] = (
     ("queue_bytes", "gauge", "Bytes waiting for the directory.", "queue", "queued_bytes"),
     ("queue_failed_records_total", "counter", "Records given up on.", "queue", "failed_records"),
     ("queue_write_errors_total", "counter", "Writes that failed.", "queue", "write_errors"),
+    ("approximate_share", "gauge", "Of the blocks put.", "replay", "approximate_share"),
+    ("approximate_blocks_total", "counter", "Put as such.", "replay", "approximate_blocks"),
     ("leases_active", "gauge", "Matches that hold pins.", "leases", "active"),
     ("leases_expired_total", "counter", "Leases that ran out.", "leases", "expired"),
 )
@@ -97,7 +99,25 @@ def _lines(stats: Mapping[str, Any]) -> Iterator[str]:
         "hit_tokens_total",
         "counter",
         "Prompt tokens found, by tier.",
-        [(f'{{tier="{t}"}}', stats["hits"].get(f"hit_tokens_{t}", 0)) for t in ("host", "disk")],
+        _by_suffix(stats["hits"], "hit_tokens_", "tier"),
+    )
+    yield from _family(
+        "state_hits_by_tier_total",
+        "counter",
+        "Lookups that found a state slot, by tier; peer = at another machine.",
+        _by_suffix(stats["hits"], "state_hits_", "tier"),
+    )
+    yield from _family(
+        "plans_total",
+        "counter",
+        "Plans, by where the window state comes from.",
+        _by_suffix(stats["replay"], "plans_", "state"),
+    )
+    yield from _family(
+        "window_events_total",
+        "counter",
+        "What the exchange of windows with other machines counts.",
+        [(f'{{what="{key}"}}', count) for key, count in sorted(stats["windows"].items())],
     )
     yield from _family(
         "put_refused_total",
@@ -133,6 +153,14 @@ def _lines(stats: Mapping[str, Any]) -> Iterator[str]:
         "health", "gauge", "1 = ok, 0 = degraded.", [("", int(stats["health"] == "ok"))]
     )
     yield from _histogram("load_seconds", "Duration of loads.", stats["load_seconds"])
+
+
+def _by_suffix(values: Mapping[str, float], prefix: str, label: str) -> list[tuple[str, float]]:
+    return [
+        (f'{{{label}="{key.removeprefix(prefix)}"}}', count)
+        for key, count in values.items()
+        if key.startswith(prefix)
+    ]
 
 
 def _family(

@@ -21,9 +21,17 @@ from deepinfer_kvtier.layout import KIND_CODES, LayoutSpec
 from deepinfer_kvtier.loading import start_load
 from deepinfer_kvtier.lookup import find_prefix
 from deepinfer_kvtier.match import Match
-from deepinfer_kvtier.plan import Cost, Plan, ReplayMode, choose_cut
+from deepinfer_kvtier.plan import (
+    BlockMark,
+    Cost,
+    Plan,
+    ReplayMode,
+    StoredState,
+    choose_cut,
+)
 from deepinfer_kvtier.putting import PutRequest, check_put, put_records
 from deepinfer_kvtier.records import LoadResult
+from deepinfer_kvtier.table import APPROXIMATE_BIT, GENERATION_BITS
 from deepinfer_kvtier.tickets import Durability, LoadJob, PutTicket
 from deepinfer_kvtier.tierset import TierSet
 
@@ -127,32 +135,35 @@ class Namespace:
     def plan(self, match: Match, *, cost: Cost | None = None, mode: ReplayMode = "bounded") -> Plan:
         """Decide how many of the matched blocks to load, and where the window state comes from.
 
+        cost: what loading and computing cost; default the cache's own model, which follows the
+              loads it has seen.
         mode: "exact" never uses approximate state, "bounded" may rebuild windows from the last
               cached tokens, "none" uses stored state only.
         """
         if mode not in ("bounded", "exact", "none"):
             raise ConfigError(f"mode is bounded, exact or none, got {mode!r}")
-        state_at: dict[int, tuple[str, int, bool, int]] = {}
+        state_at: dict[int, StoredState] = {}
         if match.state is not None:
             hit = match.state
-            state_at[hit.n_blocks] = (
-                hit.tier,
-                hit.bytes,
-                hit.approximate,
-                hit.replay_generation,
+            state_at[hit.n_blocks] = StoredState(
+                hit.tier, hit.bytes, hit.approximate, hit.replay_generation
             )
-        return choose_cut(
+        plan = choose_cut(
             prompt_tokens=match.prompt_tokens,
             block_tokens=self.layout.block_tokens,
             block_bytes=self.layout.payload_bytes("block"),
             tiers=match.tiers(),
             state_at=state_at,
             needs_state=self.layout.payload_bytes("state") > 0,
-            generation=match.block_generation,
-            approximate=match.block_approximate,
+            marks=[
+                BlockMark(bool(mark & APPROXIMATE_BIT), mark & GENERATION_BITS)
+                for mark in match.marks().tolist()
+            ],
             mode=mode,
-            cost=cost or Cost(),
+            cost=cost or self.cache.costs.current(),
         )
+        self.cache.counts[f"plans_{plan.state}"] += 1
+        return plan
 
     def load(
         self,

@@ -89,6 +89,10 @@ def put_records(cache: TierSet, request: PutRequest) -> PutTicket:
     ticket.all_expected()
     for reason in ticket.reasons:
         cache.counts["put_records" if reason is None else f"refused_{reason}"] += 1
+    if request.kind != _STATE:
+        taken = sum(ticket.accepted)
+        cache.counts["blocks_put"] += taken
+        cache.counts["approximate_blocks"] += taken if request.approximate else 0
     cache.published_in_host(fresh)
     return ticket
 

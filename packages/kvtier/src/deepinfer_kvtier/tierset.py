@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from deepinfer_kvtier.clock import Clock
 from deepinfer_kvtier.config import KVTierConfig
+from deepinfer_kvtier.costs import CostModel
 from deepinfer_kvtier.directory import DirectoryTier
 from deepinfer_kvtier.errors import ClosedError, ConfigError, KVTierError
 from deepinfer_kvtier.events import EventHub
@@ -24,8 +25,13 @@ from deepinfer_kvtier.records import FlushReport, KVEvent
 from deepinfer_kvtier.tier import GuardedTier, Tier
 from deepinfer_kvtier.writer import Outgoing
 
+if TYPE_CHECKING:
+    from deepinfer_kvtier.windows.exchange import WindowExchange
+
 MAX_NAMESPACES = 1000
-RESERVED_NAMES = ("host", "disk")
+RESERVED_NAMES = ("host", "disk", "peer")
+
+_STATE = KIND_CODES["state"]
 
 _KIND_NAMES = {code: name for name, code in KIND_CODES.items()}
 
@@ -36,6 +42,9 @@ class TierSet:
     given:   settings as the caller named them; `config` adds the policy stored with the directory.
     queue:   write queue of the first tier below host memory; None when nothing can be written.
     spills:  write queues of the other tiers, fed by the first one with what it has in hand.
+    windows: exchange of state slots with other machines; None without settings for it.
+    readable: the further tiers, then the other machines, which are only read from.
+    costs:   what loads have been taking.
     """
 
     def __init__(
@@ -60,8 +69,12 @@ class TierSet:
         )
         self.directory = directory
         self.further = tuple(GuardedTier(tier, clock) for tier in further)
+        self.windows = self._open_windows()
+        peers = () if self.windows is None else (GuardedTier(self.windows.tier, clock),)
+        self.readable = (*self.further, *peers)
+        self.costs = CostModel()
         self.leases = LeaseBook(self.host, directory.segments if directory else None, clock)
-        self.loader = Loader(self.host, directory, self.further, clock)
+        self.loader = Loader(self.host, directory, self.readable, clock)
         self.threads = ThreadPoolExecutor(config.io_threads, thread_name_prefix="kvtier-load")
         self.closed: FlushReport | None = None
         self.queue: WriteQueue | None = None
@@ -96,6 +109,21 @@ class TierSet:
             on_stored=self._announcer(first.name),
             maintain=self._maintain,
             hand_on=self._hand_on if self.spills else None,
+        )
+
+    def _open_windows(self) -> WindowExchange | None:
+        if self.config.windows is None:
+            return None
+        # Loads asyncio, which importing the package must not.
+        from deepinfer_kvtier.windows.exchange import WindowExchange
+
+        return WindowExchange(
+            self.config.windows,
+            self.host,
+            state_ttl_s=self.config.state_ttl_s,
+            replaces=not self.config.persist_state,
+            clock=self.clock,
+            maintain=self._maintain_host,
         )
 
     def _hand_on(self, items: Sequence[WriteItem]) -> None:
@@ -142,17 +170,21 @@ class TierSet:
                 for kind, shard, key in drops:
                     self.directory.drop(kind, shard, [key.ljust(DIGEST_BYTES, b"\0")])
 
-    def published_in_host(self, records: Iterable[HostRecord]) -> None:
-        """Tell listeners about new records in host memory."""
+    def published_in_host(self, records: Sequence[HostRecord]) -> None:
+        """Tell listeners and other machines about new records in host memory."""
         if self.events.active:
             self.events.emit(
                 KVEvent("stored", _kind_name(r.kind), "host", r.digest[:16], r.parent[:16], r.depth)
                 for r in records
             )
         self._emit_evicted()
+        if self.windows is not None:
+            self.windows.announce([r for r in records if r.kind == _STATE])
 
     def _emit_evicted(self) -> None:
         evicted = self.host.drain_evicted()
+        if evicted and self.windows is not None:
+            self.windows.withdrawn([r.digest for r in evicted if r.kind == _STATE])
         if evicted and self.events.active:
             self.events.emit(
                 KVEvent(
@@ -188,6 +220,11 @@ class TierSet:
             else:
                 self.counts["disk_full"] = int(not report.within_limits)
         self.sync_tiers()
+
+    def _maintain_host(self) -> None:
+        """Periodic work of the window exchange, which may be the only thread there is."""
+        self.host.expire()
+        self._emit_evicted()
 
     def reload_policy(self, directory: DirectoryTier) -> None:
         """Read the stored policy again. raises: StoreFormatError."""

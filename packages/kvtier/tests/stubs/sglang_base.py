@@ -1,4 +1,4 @@
-"""The parts of SGLang's HiCache storage interface that the adapter touches, with real signatures."""
+"""The parts of SGLang's HiCache storage interface that the adapter touches, with the real names."""
 
 from __future__ import annotations
 

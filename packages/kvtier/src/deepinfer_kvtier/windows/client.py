@@ -82,15 +82,13 @@ class _Connection:
         self._socket = socket.create_connection((host, port), timeout=deadline.left())
         try:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            theirs = bytearray(wire.NONCE_BYTES)
-            self.read([memoryview(theirs)], deadline)
+            theirs = self._take(wire.NONCE_BYTES, deadline)
             mine = wire.new_nonce()
             proof = wire.proof(key, wire.CLIENT, theirs, mine)
             self.write(wire.MAGIC + mine + proof, deadline)
-            answer = bytearray(wire.PROOF_BYTES)
-            self.read([memoryview(answer)], deadline)
-            wire.check_proof(key, wire.SERVER, theirs, mine, bytes(answer))
-            self._session = wire.Session(key, bytes(theirs), mine, wire.CLIENT)
+            answer = self._take(wire.PROOF_BYTES, deadline)
+            wire.check_proof(key, wire.SERVER, theirs, mine, answer)
+            self._session = wire.Session(key, theirs, mine, wire.CLIENT)
         except BaseException:
             self._socket.close()
             raise
@@ -98,13 +96,11 @@ class _Connection:
     def ask(self, kind: int, body: bytes, deadline: Deadline) -> bytes:
         """One frame out, the body of one frame back."""
         self.write(self._session.seal(kind, body), deadline)
-        head = bytearray(wire.HEAD_BYTES)
-        self.read([memoryview(head)], deadline)
-        answer = bytearray(wire.body_length(head))
-        self.read([memoryview(answer)], deadline)
-        if self._session.open(bytes(head), bytes(answer)) != kind:
+        head = self._take(wire.HEAD_BYTES, deadline)
+        answer = self._take(wire.body_length(head), deadline)
+        if self._session.open(head, answer) != kind:
             raise wire.WireError("the peer answered another question")
-        return bytes(answer)
+        return answer
 
     def read(self, views: Sequence[memoryview], deadline: Deadline) -> None:
         """Fill the views, straight from the socket."""
@@ -116,6 +112,11 @@ class _Connection:
                 if got == 0:
                     raise ConnectionResetError("the peer closed the connection")
                 at += got
+
+    def _take(self, size: int, deadline: Deadline) -> bytes:
+        data = bytearray(size)
+        self.read([memoryview(data)], deadline)
+        return bytes(data)
 
     def write(self, data: bytes, deadline: Deadline) -> None:
         self._socket.settimeout(deadline.left())
@@ -200,23 +201,9 @@ class PeerClient:
     ) -> T:
         if not self.health.alive(address):
             raise TimeoutError(f"{address} has missed too many deadlines")
-        deadline = Deadline(timeout_s)
-        connection: _Connection | None = None
         try:
-            connection = self._take(address)
-            if connection is not None:
-                try:
-                    result = use(connection, deadline)
-                except ConnectionError:
-                    # The peer closed an idle connection: that says nothing about the peer.
-                    connection.close()
-                    connection = None
-            if connection is None:
-                connection = _Connection(address, self._key, deadline)
-                result = use(connection, deadline)
+            connection, result = self._attempt(address, Deadline(timeout_s), use)
         except OSError as error:
-            if connection is not None:
-                connection.close()
             self.health.failed(address)
             if isinstance(error, TimeoutError):
                 raise TimeoutError(f"{address} did not answer in time") from error
@@ -224,6 +211,26 @@ class PeerClient:
         self.health.succeeded(address)
         self._put_back(address, connection)
         return result
+
+    def _attempt(
+        self, address: str, deadline: Deadline, use: Callable[[_Connection, Deadline], T]
+    ) -> tuple[_Connection, T]:
+        idle = self._take(address)
+        if idle is not None:
+            try:
+                return idle, use(idle, deadline)
+            except ConnectionError:
+                # The peer closed an idle connection: that says nothing about the peer.
+                idle.close()
+            except BaseException:
+                idle.close()
+                raise
+        fresh = _Connection(address, self._key, deadline)
+        try:
+            return fresh, use(fresh, deadline)
+        except BaseException:
+            fresh.close()
+            raise
 
     def _take(self, address: str) -> _Connection | None:
         with self._lock:

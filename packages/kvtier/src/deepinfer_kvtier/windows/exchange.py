@@ -5,11 +5,12 @@ from __future__ import annotations
 import secrets
 import threading
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from deepinfer_kvtier.clock import Clock
+from deepinfer_kvtier.errors import ConfigError
 from deepinfer_kvtier.host import HostRecord, HostTier, checksum_of
 from deepinfer_kvtier.layout import KIND_CODES
 from deepinfer_kvtier.records import Status
@@ -19,6 +20,7 @@ from deepinfer_kvtier.windows.directory import LocalDirectory, WindowDirectory
 from deepinfer_kvtier.windows.peers import PeersDirectory
 from deepinfer_kvtier.windows.redis import RedisDirectory
 from deepinfer_kvtier.windows.settings import WindowSettings
+from deepinfer_kvtier.windows.tier import PeerWindows
 from deepinfer_kvtier.windows.wire import PullAnswer, PullRequest, WindowRecord
 
 if TYPE_CHECKING:
@@ -29,6 +31,7 @@ LOOKUP_KEYS = 64
 """Deepest boundaries that one match asks the directory for."""
 MAX_WAITING = 10_000
 MAX_CHAIN_STEPS = 4096
+MAINTAIN_S = 1.0
 
 
 @dataclass(slots=True)
@@ -53,18 +56,31 @@ class _News:
 class WindowExchange:
     """Made by `Cache` from `KVTierConfig.windows`.
 
-    address: "ip:port" under which this machine is reached.
+    replaces: whether a newer window of a chain replaces its predecessor; not where windows are kept
+              in a directory too.
+    maintain: called about once a second in the announcing thread.
+    address:  "ip:port" under which this machine is reached.
+    tier:     the other machines as a tier that is only read from.
     """
 
     def __init__(
-        self, settings: WindowSettings, host: HostTier, *, state_ttl_s: float, clock: Clock
+        self,
+        settings: WindowSettings,
+        host: HostTier,
+        *,
+        state_ttl_s: float,
+        replaces: bool,
+        clock: Clock,
+        maintain: Callable[[], None],
     ) -> None:
         from deepinfer_kvtier.windows.service import WindowService
 
         self._settings = settings
         self._host = host
         self._ttl_s = state_ttl_s
+        self._replaces = replaces
         self._clock = clock
+        self._maintain = maintain
         self.machine = secrets.token_bytes(wire.MACHINE_BYTES)
         self.generation = secrets.randbits(63)
         self._deadline_s = settings.deadline_ms / 1000
@@ -91,24 +107,28 @@ class WindowExchange:
         self._closed = False
         self._busy = False
         self.counts: Counter[str] = Counter()
+        self.tier = PeerWindows(self)
         self._thread = threading.Thread(target=self._tell, name="kvtier-announce", daemon=True)
         self._thread.start()
 
     def set_members(self, members: Sequence[str]) -> None:
         """Replace the machines of a "peers" directory; addresses, this one included.
 
-        raises: ValueError for a malformed address or another kind of directory.
+        raises: ConfigError for a malformed address or another kind of directory.
         """
         if not isinstance(self._directory, PeersDirectory):
-            raise ValueError('only the directory "peers" has members')
-        self._directory.set_members(members)
+            raise ConfigError('only the directory "peers" has members')
+        try:
+            self._directory.set_members(members)
+        except ValueError as cause:
+            raise ConfigError(f"windows.members: {cause}") from cause
 
     # -- holding
 
     def announce(self, records: Sequence[HostRecord]) -> None:
         """Tell the directory of new windows here, and let each replace its chain's former one."""
         for record in records:
-            former = self._former(record)
+            former = self._former(record) if self._replaces else None
             if former is not None:
                 due = self._clock.monotonic() + self._settings.replace_after_s
                 with self._lock:
@@ -140,44 +160,31 @@ class WindowExchange:
 
     # -- finding
 
-    def find(self, digests: Sequence[bytes]) -> tuple[int, WindowRecord] | None:
-        """The deepest of these boundaries whose window another machine announces.
-
-        returns: (index into `digests`, hint); None when there is none in time.
-        """
+    def find(self, digests: Sequence[bytes]) -> list[WindowRecord | None]:
+        """For each boundary, who else announces its window; only the deepest ones are looked up."""
         first = max(0, len(digests) - LOOKUP_KEYS)
         keys = [digest[: wire.KEY_BYTES] for digest in digests[first:]]
+        nothing: list[WindowRecord | None] = [None] * len(digests)
         if not keys:
-            return None
+            return nothing
         self.counts["lookups"] += 1
         try:
             hints = self._directory.lookup(keys, self._deadline_s)
         except OSError:
             self.counts["lookup_errors"] += 1
-            return None
-        for i in range(len(hints) - 1, -1, -1):
-            hint = hints[i]
-            if hint is None or hint.machine == self.machine or hint.key != keys[i]:
-                continue
-            if self._client.health.alive(hint.address):
-                self.counts["hints"] += 1
-                return first + i, hint
-        return None
+            return nothing
+        usable = [
+            hint if hint is not None and hint.key == key and self._usable(hint) else None
+            for key, hint in zip(keys, hints, strict=True)
+        ]
+        self.counts["hints"] += sum(hint is not None for hint in usable)
+        return nothing[:first] + usable
 
     def pull(
-        self,
-        hint: WindowRecord,
-        digest: bytes,
-        views: Sequence[memoryview],
-        timeout_s: float | None,
-    ) -> Status:
-        """One try at the window a hint speaks of, into `views`; what arrives is kept here too.
-
-        timeout_s: less than the configured deadline, when the caller has less.
-        """
-        limit = self._deadline_s if timeout_s is None else min(timeout_s, self._deadline_s)
-        if limit <= 0:
-            return Status.TIMEOUT
+        self, hint: WindowRecord, digest: bytes, views: Sequence[memoryview]
+    ) -> tuple[Status, PullAnswer | None]:
+        """One try at the window a hint speaks of, into `views`; what arrives is kept here too."""
+        limit = self._deadline_s
         nbytes = sum(view.nbytes for view in views)
         request = PullRequest(hint.key, digest, hint.generation, max(1, int(1000 * limit)), nbytes)
         status, answer = self._client.pull(hint.address, request, views, limit)
@@ -185,7 +192,7 @@ class WindowExchange:
         if status is Status.OK and answer is not None:
             self.counts["pulled_bytes"] += nbytes
             self._keep(digest, views, answer)
-        return status
+        return status, answer
 
     def stats(self) -> dict[str, int]:
         """Counters of both sides, and what waits."""
@@ -223,10 +230,21 @@ class WindowExchange:
             return RedisDirectory(self._settings.redis_url or "", lookup_timeout_s=self._deadline_s)
         return kind
 
+    def _usable(self, hint: WindowRecord) -> bool:
+        return hint.machine != self.machine and self._client.health.alive(hint.address)
+
     def _hint(self, record: HostRecord) -> WindowRecord:
         ttl_ms = int(1000 * self._ttl_s)
         key = record.digest[: wire.KEY_BYTES]
-        return WindowRecord(key, self.machine, self.generation, ttl_ms, record.depth, self.address)
+        return WindowRecord(
+            key,
+            self.machine,
+            self.generation,
+            ttl_ms,
+            record.data.nbytes,
+            record.marks,
+            self.address,
+        )
 
     def _former(self, record: HostRecord) -> bytes | None:
         """The window of the nearest earlier boundary of the same chain that is held here."""
@@ -304,12 +322,14 @@ class WindowExchange:
             with self._wake:
                 self._busy = False
                 self._wake.notify_all()
-                self._wake.wait_for(lambda: self._waiting or self._closed)
+                self._wake.wait_for(lambda: self._waiting or self._closed, MAINTAIN_S)
                 if self._closed:
                     return
                 batch = list(self._waiting)
                 self._waiting.clear()
                 self._busy = True
+            self.retire()
+            self._maintain()
             came = {news.key: news.record for news in batch}
             records = [record for record in came.values() if record is not None]
             gone = [key for key, record in came.items() if record is None]

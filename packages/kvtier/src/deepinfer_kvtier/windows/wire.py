@@ -35,7 +35,7 @@ HEAD_BYTES = _HEAD.size
 PUBLISH, LOOKUP, WITHDRAW, PULL = 1, 2, 3, 4
 CLIENT, SERVER = b"c", b"s"
 
-_RECORD = struct.Struct("<16s8sQQIHH16s")
+_RECORD = struct.Struct("<16s8sQQIHBB16s")
 _PULL = struct.Struct("<16s32sQIQ")
 _ANSWER = struct.Struct("<BBHIIQ16s")
 ANSWER_BYTES = _ANSWER.size
@@ -57,7 +57,8 @@ class WindowRecord:
     generation: changes when the holder restarts; a pull with another one is answered STALE.
     ttl_ms:     how long the holder will still keep it, in milliseconds from now. Relative, since
                 clocks of machines differ.
-    n_blocks:   the boundary the window belongs to.
+    nbytes:     size of the window.
+    marks:      0x80 when it is approximate, plus its replay generation.
     address:    "host:port" of the holder.
     """
 
@@ -65,7 +66,8 @@ class WindowRecord:
     machine: bytes
     generation: int
     ttl_ms: int
-    n_blocks: int
+    nbytes: int
+    marks: int
     address: str
 
     def pack(self) -> bytes:
@@ -78,9 +80,10 @@ class WindowRecord:
             self.machine,
             self.generation,
             self.ttl_ms,
-            self.n_blocks,
+            self.nbytes,
             port,
             ip.version,
+            self.marks,
             packed,
         )
 
@@ -88,11 +91,14 @@ class WindowRecord:
     def unpack(data: bytes) -> WindowRecord:
         """raises: WireError where the bytes are no record."""
         try:
-            key, machine, generation, ttl_ms, n_blocks, port, version, ip = _RECORD.unpack(data)
+            key, machine, generation, ttl_ms, nbytes, port, version, marks, ip = _RECORD.unpack(
+                data
+            )
             host = ipaddress.ip_address(ip[:4] if version == 4 else ip)
         except (struct.error, ValueError) as cause:
             raise WireError(f"not a directory record: {cause}") from cause
-        return WindowRecord(key, machine, generation, ttl_ms, n_blocks, join_address(host, port))
+        address = join_address(host, port)
+        return WindowRecord(key, machine, generation, ttl_ms, nbytes, marks, address)
 
 
 @dataclass(frozen=True, slots=True)
