@@ -386,6 +386,8 @@ def test_a_hung_or_killed_peer_is_left_alone_after_three_tries_and_retried(machi
         process.send_signal(how)
         if how == signal.SIGKILL:
             process.wait()
+        else:
+            os.waitid(os.P_PID, process.pid, os.WSTOPPED)
         expected = kvtier.Status.TIMEOUT if how == signal.SIGSTOP else kvtier.Status.MISS
         for _ in range(3):
             assert pull(two, tokens)[1].state is expected
