@@ -28,6 +28,7 @@ class Limits(BaseModel):
 
     header_bytes: int = 64 * 1024
     wire_bytes: int = 10 * 1024 * 1024
+    document_bytes: int = 50 * 1024 * 1024
     decoded_bytes: int = 64 * 1024 * 1024
     decompression_ratio: int = 100
     ratio_grace_bytes: int = 1024 * 1024
@@ -51,6 +52,11 @@ class Config(BaseModel):
 
     allow_cidrs / allow_names / ports open what the guard denies by default (an intranet, a test
     site on loopback); deny_cidrs always wins over them.
+
+    The renderer: chromium is the browser's path (None: searched on PATH), render_workers how many
+    run at once (0: none), render_user the unprivileged account it runs as (needed when the service
+    is root), render_sandbox=False gives up the browser's own sandbox where the kernel offers none.
+    render_seconds, render_bytes and render_memory_bytes bound one page.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -70,6 +76,13 @@ class Config(BaseModel):
     cache_bytes: int = Field(default=512 * 1024 * 1024, ge=0)
     extract_workers: int = Field(default=1, ge=0)
     max_tokens: int = Field(default=200_000, ge=1)
+    chromium: Path | None = None
+    render_workers: int = Field(default=1, ge=0)
+    render_user: str | None = None
+    render_sandbox: bool = True
+    render_seconds: float = Field(default=10.0, gt=0)
+    render_bytes: int = Field(default=50 * 1024 * 1024, ge=1)
+    render_memory_bytes: int = Field(default=1024 * 1024 * 1024, ge=1)
     limits: Limits = Limits()
 
     @field_validator("allow_cidrs", "deny_cidrs")

@@ -1,73 +1,51 @@
-"""The fetch pipeline: policy, cache, robots, host slot, guarded chain, extraction, paging."""
+"""The fetch pipeline: load, render if the page needs it, extract, judge, answer."""
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import re
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from dataclasses import replace
 
 from deepinfer_search_fetch import urls
+from deepinfer_search_fetch.answering import build_response
 from deepinfer_search_fetch.config import Config
 from deepinfer_search_fetch.errors import (
     ContentError,
     InvalidRequestError,
-    RefusedError,
+    SearchFetchError,
     UpstreamError,
 )
 from deepinfer_search_fetch.extract import Extraction
 from deepinfer_search_fetch.extract.html import HtmlOptions
-from deepinfer_search_fetch.extract.tokens import TOKENIZER, count_tokens, paginate
 from deepinfer_search_fetch.extract.worker import ExtractPool
-from deepinfer_search_fetch.models import (
-    CacheInfo,
-    ExtractionInfo,
-    FetchRequest,
-    FetchResponse,
-    Highlight,
-    Link,
-    RobotsInfo,
-    TokenWindow,
-    Usage,
-)
-from deepinfer_search_fetch.net.cache import STALE_IF_ERROR_SECONDS, CacheEntry, PageCache
-from deepinfer_search_fetch.net.chain import Page, follow
+from deepinfer_search_fetch.loading import DomainRule, Loaded, PageLoader
+from deepinfer_search_fetch.models import FetchRequest, FetchResponse
+from deepinfer_search_fetch.net.cache import PageCache
+from deepinfer_search_fetch.net.chain import Page
 from deepinfer_search_fetch.net.charset import decode_text
+from deepinfer_search_fetch.net.dial import Dialer
 from deepinfer_search_fetch.net.guard import AddressPolicy
-from deepinfer_search_fetch.net.politeness import HostSlots
 from deepinfer_search_fetch.net.resolver import Resolver, SystemResolver
-from deepinfer_search_fetch.net.robots import MAX_HOSTS, RobotsCache
+from deepinfer_search_fetch.net.robots import robots_directives
 from deepinfer_search_fetch.net.transport import Response, Transport
-from deepinfer_search_fetch.present import outline, to_html, to_text
+from deepinfer_search_fetch.render.base import Renderer, RenderJob, wants_rendering
+from deepinfer_search_fetch.render.chromium import ChromiumRenderer
+from deepinfer_search_fetch.verdicts import failure_of, refuse_what_is_no_page
 
-_ROBOTS_REDIRECTS = 5
-_RETRY_AFTER_CAP_SECONDS = 300
-_CRAWL_DELAY_CAP_SECONDS = 60.0
-_CHALLENGE_CHARS = 1500
-_CHALLENGE = re.compile(
-    r"just a moment|checking (?:your browser|if the site connection is secure)"
-    r"|enable javascript and cookies|verify (?:that )?you are (?:a )?human|are you a robot"
-    r"|unusual traffic from your|complete the captcha|ddos protection by|press & hold to confirm"
-    r"|before you continue to|bitte bestätigen sie, dass sie kein roboter",
-    re.I,
+_REMEMBERED_DOCUMENTS = 10_000
+# What a rendered page keeps of the headers of the page it was made from.
+_KEPT_HEADERS = frozenset(
+    {"cache-control", "expires", "set-cookie", "vary", "x-robots-tag", "cf-mitigated"}
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """A page and how it was obtained."""
-
-    page: Page
-    cache: CacheInfo
-    robots: RobotsInfo
-    warnings: tuple[str, ...] = ()
 
 
 class Fetcher:
-    """Fetches, caches and extracts; one per service. `resolver` and `clock` are for tests."""
+    """Fetches, caches and extracts; one per service.
+
+    resolver, policy, clock and renderer are replaceable for tests and other set-ups.
+    """
 
     def __init__(
         self,
@@ -76,33 +54,23 @@ class Fetcher:
         resolver: Resolver | None = None,
         policy: AddressPolicy | None = None,
         clock: Callable[[], float] = time.time,
+        renderer: Renderer | None = None,
     ) -> None:
         self._config = config
-        self._clock = clock
-        self._policy = policy or AddressPolicy.from_config(config)
-        self._transport = Transport(
-            self._policy,
-            resolver or SystemResolver(config.limits.dns_seconds),
-            config.limits,
-            config.user_agent,
+        policy = policy or AddressPolicy.from_config(config)
+        resolver = resolver or SystemResolver(config.limits.dns_seconds)
+        transport = Transport(policy, resolver, config.limits, config.user_agent)
+        self._loader = PageLoader(config, transport, policy, clock)
+        self._renderer = renderer or ChromiumRenderer(
+            config, Dialer(policy, resolver, config.limits)
         )
-        self._slots = HostSlots(
-            config.host_requests_per_second,
-            config.host_burst,
-            config.host_connections,
-            config.host_queue,
-        )
-        self._robots = RobotsCache(self._get_robots)
-        self._cache = PageCache(config.home / "cache", config.cache_bytes, clock=clock)
         self._pool = ExtractPool(config.extract_workers, config.limits)
-        self._delays: dict[str, float] = {}
-        self._flights: dict[str, asyncio.Task[Loaded]] = {}
+        self._served: OrderedDict[str, str] = OrderedDict()
 
     async def close(self) -> None:
-        for flight in self._flights.values():
-            flight.cancel()
+        await self._loader.close()
+        await self._renderer.close()
         await self._pool.close()
-        self._cache.close()
 
     async def fetch(
         self,
@@ -127,7 +95,9 @@ class Fetcher:
             crawl=crawl,
         )
         elapsed = int((time.monotonic() - started) * 1000)
-        return self._response(request, loaded, extraction, elapsed)
+        response = build_response(request, loaded, extraction, self._config.max_tokens, elapsed)
+        self._note_changes(request, response)
+        return response
 
     async def read(
         self,
@@ -139,26 +109,46 @@ class Fetcher:
         crawl: bool = False,
     ) -> tuple[Loaded, Extraction]:
         """What `fetch` makes its response of: the page as it came and what was extracted."""
-        if request.render == "always" or request.wait_for is not None:
-            raise ContentError(
-                "feature_unavailable", "this version has no renderer; use render=never"
+        started = time.monotonic()
+        problem = self._renderer.problem()
+        forced = request.render == "always" or request.wait_for is not None
+        if request.wait_for is not None and request.render == "never":
+            raise InvalidRequestError(
+                "invalid_argument", "wait_for needs the renderer, but render is 'never'"
             )
+        if forced and problem is not None:
+            raise ContentError("feature_unavailable", f"rendering is not available: {problem}")
         url = urls.parse(request.url)
-        domains = _DomainRule(tuple(allowed_domains), tuple(blocked_domains))
+        domains = DomainRule(tuple(allowed_domains), tuple(blocked_domains))
+        seconds = min(request.timeout, self._config.limits.total_seconds)
         try:
-            async with asyncio.timeout(min(request.timeout, self._config.limits.total_seconds)):
+            async with asyncio.timeout(seconds):
                 loaded = await self.load(
                     url, request, domains=domains, network=network, crawl=crawl
                 )
                 for hop in loaded.page.hops:  # a cached page was fetched under other rules
                     domains.check(urls.parse(hop.to_url))
-                _raise_for_status(loaded.page.response)
-                extraction = await self._extract(loaded.page, request)
+                failure = failure_of(loaded.page.response)
+                if failure is not None:
+                    raise failure
+                extraction = None if forced else await self._extract(loaded.page, request)
+                if extraction is None or (
+                    request.render == "auto"
+                    and problem is None
+                    and network
+                    and _asks_for_scripts(loaded.page.response, extraction)
+                ):
+                    left = seconds - (time.monotonic() - started)
+                    loaded, extraction = await self._draw(
+                        loaded, request, extraction, domains, crawl, left
+                    )
         except TimeoutError:
             raise UpstreamError(
                 "timeout", f"not finished within {request.timeout:g} seconds"
             ) from None
-        _refuse_challenge(loaded.page.response, extraction)
+        refuse_what_is_no_page(loaded.page.response, extraction)
+        if extraction.noarchive:
+            self._loader.cache.remove(_cache_key(url, request, loaded.rendered))
         return loaded, extraction
 
     async def load(
@@ -166,112 +156,77 @@ class Fetcher:
         url: urls.Url,
         request: FetchRequest,
         *,
-        domains: _DomainRule | None = None,
+        domains: DomainRule | None = None,
         network: bool = True,
         crawl: bool = False,
     ) -> Loaded:
         """The page's bytes from the cache or the network; identical loads share one request."""
-        domains = domains or _DomainRule()
-        self._policy.check_url(url)
-        domains.check(url)
-        key = PageCache.key(url, request.accept_language)
-        entry = self._cache.get(key)
-        if entry is not None and self._is_fresh(entry, request.max_age):
-            return Loaded(
-                entry.page,
-                self._cache_info(entry, hit=True),
-                RobotsInfo(allowed=True, source="cache"),
-            )
-        if not network:
-            raise UpstreamError(
-                "connect_failure", "not in the cache, and the network is switched off"
-            )
-        flight_key = f"{key}:{domains}:{crawl}:{request.store}"
-        flight = self._flights.get(flight_key)
-        if flight is None:
-            flight = asyncio.create_task(self._load(url, key, entry, request, domains, crawl))
-            self._flights[flight_key] = flight
-            flight.add_done_callback(lambda done: self._landed(flight_key, done))
-        # Another caller may wait on the same flight: one caller's timeout must not end it.
-        return await asyncio.shield(flight)
+        return await self._loader.load(url, request, domains=domains, network=network, crawl=crawl)
 
-    def _landed(self, key: str, flight: asyncio.Task[Loaded]) -> None:
-        self._flights.pop(key, None)
-        if not flight.cancelled():
-            # Every waiter may have timed out; then nobody else looks at the failure.
-            flight.exception()
-
-    def _is_fresh(self, entry: CacheEntry, max_age: int) -> bool:
-        now = self._clock()
-        return now < entry.expires and now - entry.stored < max_age
-
-    async def _load(
+    async def _draw(
         self,
-        url: urls.Url,
-        key: str,
-        entry: CacheEntry | None,
+        plain: Loaded,
         request: FetchRequest,
-        domains: _DomainRule,
+        extraction: Extraction | None,
+        domains: DomainRule,
         crawl: bool,
-    ) -> Loaded:
-        headers = entry.validators() if entry is not None else []
-        if request.accept_language:
-            headers.append(("Accept-Language", request.accept_language))
-        robots = RobotsInfo(allowed=True, source="ignored")
-
-        async def gate(hop: urls.Url) -> None:
-            nonlocal robots
-            self._policy.check_url(hop)
-            domains.check(hop)
-            robots = await self._check_robots(hop, crawl)
-
+        seconds: float,
+    ) -> tuple[Loaded, Extraction]:
+        """The rendered page; what was extracted without it where rendering was only a try."""
         try:
-            async with asyncio.timeout(self._config.limits.total_seconds):
-                page = await follow(
-                    self._transport, url, headers, self._config.limits, gate=gate, get=self._get
-                )
-        except (UpstreamError, TimeoutError) as error:
-            if entry is not None and self._clock() - entry.stored < STALE_IF_ERROR_SECONDS:
-                return Loaded(entry.page, self._cache_info(entry, hit=True), robots, ("stale",))
-            if isinstance(error, TimeoutError):
-                raise UpstreamError("timeout", "the page took too long") from None
-            raise
-        if page.response.status == 304 and entry is not None:
-            fresh = self._cache.refresh(key, entry, _ttl(request))
-            return Loaded(fresh.page, self._cache_info(fresh, hit=True, revalidated=True), robots)
-        stored = self._cache.put(key, page, _ttl(request)) if request.store else None
-        info = CacheInfo(hit=False) if stored is None else self._cache_info(stored, hit=False)
-        return Loaded(page, info, robots)
+            drawn = await self._rendered(plain, request, domains, crawl, seconds)
+            domains.check(drawn.page.final)
+            better = await self._extract(drawn.page, request)
+        except SearchFetchError as error:
+            if extraction is None:
+                raise
+            extraction.warnings.append(f"render_failed:{error.code}")
+            return plain, extraction
+        if extraction is not None and len(better.content) < len(extraction.content):
+            return plain, extraction
+        return drawn, better
 
-    async def _get(self, url: urls.Url, headers: Sequence[tuple[str, str]]) -> Response:
-        async with self._slots.slot(url.host, min_interval=self._delays.get(url.host, 0.0)):
-            response = await self._transport.get(url, headers)
-        if response.status in (429, 503):
-            wait = response.header("retry-after") or ""
-            if wait.isdigit():
-                self._slots.postpone(url.host, min(int(wait), _RETRY_AFTER_CAP_SECONDS))
-        return response
+    async def _rendered(
+        self, plain: Loaded, request: FetchRequest, domains: DomainRule, crawl: bool, seconds: float
+    ) -> Loaded:
+        url = plain.page.requested
+        key = _cache_key(url, request, rendered=True)
+        entry = self._loader.cached(key, request.max_age)
+        if entry is not None and plain.cache.hit:
+            return self._loader.from_cache(entry, rendered=True)
 
-    async def _check_robots(self, url: urls.Url, crawl: bool) -> RobotsInfo:
-        policy = self._config.robots
-        if policy == "ignore" or (policy == "respect_for_crawl_only" and not crawl):
-            return RobotsInfo(allowed=True, source="ignored")
-        info, rules = await self._robots.check(url)
-        if rules.crawl_delay:
-            if len(self._delays) >= MAX_HOSTS:
-                self._delays.clear()
-            self._delays[url.host] = min(rules.crawl_delay, _CRAWL_DELAY_CAP_SECONDS)
-        if not info.allowed:
-            raise RefusedError(
-                "robots_disallowed", f"robots.txt of {url.host} does not allow this URL"
+        async def work() -> Loaded:
+            response = plain.page.response
+            text, _, _ = decode_text(response.body, response.header("content-type"))
+            job = RenderJob(
+                plain.page.final,
+                text,
+                self._loader.gate(domains, crawl),
+                min(self._config.render_seconds, max(seconds, 1.0)),
+                request.wait_for,
+                request.accept_language,
             )
-        return info
+            made = await self._renderer.render(job)
+            kept = tuple(h for h in response.headers if h[0] in _KEPT_HEADERS)
+            body = made.html.encode("utf-8", "replace")
+            page = Page(
+                url,
+                Response(
+                    made.url,
+                    made.status,
+                    (*kept, ("content-type", "text/html; charset=utf-8")),
+                    body,
+                    response.wire_bytes,
+                ),
+                plain.page.hops,
+            )
+            failure = failure_of(page.response)
+            if failure is not None:
+                raise failure
+            info = self._loader.store(key, page, request)
+            return Loaded(page, info, plain.robots, made.warnings, rendered=True)
 
-    async def _get_robots(self, url: urls.Url) -> tuple[int, bytes]:
-        page = await follow(
-            self._transport, url, (), self._config.limits, max_redirects=_ROBOTS_REDIRECTS
-        )
-        return page.response.status, page.response.body
+        return await self._loader.share(f"{key}:{domains}:{crawl}:{request.store}", work)
 
     async def _extract(self, page: Page, request: FetchRequest) -> Extraction:
         options = HtmlOptions(
@@ -287,157 +242,32 @@ class Fetcher:
         extraction = await self._pool.extract(
             response.body, str(page.final), response.header("content-type"), options
         )
-        tag = (response.header("x-robots-tag") or "").lower()
-        if "noindex" in tag or "none" in tag:
-            extraction = replace(extraction, noindex=True)
-        return extraction
-
-    def _cache_info(self, entry: CacheEntry, *, hit: bool, revalidated: bool = False) -> CacheInfo:
-        return CacheInfo(
-            hit=hit,
-            stored_at=_timestamp(entry.stored),
-            age=max(0, int(self._clock() - entry.stored)),
-            revalidated=revalidated,
-            etag=entry.etag,
-            expires=_timestamp(entry.expires),
+        directives = robots_directives(response.headers)
+        return replace(
+            extraction,
+            noindex=extraction.noindex or "noindex" in directives,
+            noarchive=extraction.noarchive or "noarchive" in directives,
         )
 
-    def _response(
-        self, request: FetchRequest, loaded: Loaded, extraction: Extraction, elapsed_ms: int
-    ) -> FetchResponse:
-        page = loaded.page
-        markdown = extraction.content
-        content = _format(request, extraction, page.response)
-        limit = min(request.max_tokens or self._config.max_tokens, self._config.max_tokens)
-        window = paginate(content, request.offset, limit)
-        if not content.strip():
-            raise ContentError("extraction_empty", "the page holds no readable text")
-        if request.offset and not window.body:
-            raise InvalidRequestError(
-                "invalid_argument",
-                f"offset {request.offset} is beyond the document's {window.total} tokens",
-            )
-        digest = hashlib.sha256(f"{page.final}\n{content}".encode()).hexdigest()
-        return FetchResponse(
-            id=f"f_{digest[:24]}",
-            url=request.url,
-            final_url=str(page.final),
-            canonical_url=extraction.canonical_url,
-            status=page.response.status,
-            redirects=list(page.hops),
-            content_type=extraction.content_type,
-            charset=extraction.charset,
-            charset_source=extraction.charset_source,
-            title=extraction.title,
-            author=extraction.author,
-            site_name=extraction.site_name,
-            language=extraction.language,
-            published=extraction.published,
-            modified=extraction.modified,
-            description=extraction.description,
-            content=window.text,
-            format=request.format,
-            page_type=extraction.page_type,
-            tokens=TokenWindow(
-                returned=window.returned,
-                total=window.total,
-                offset=request.offset,
-                next_offset=window.next_offset,
-                tokenizer=TOKENIZER,
-            ),
-            truncated=window.next_offset is not None,
-            links=[Link(url=u, text=t) for u, t in extraction.links]
-            if request.format == "links"
-            else None,
-            outline=outline(markdown) if request.format == "outline" else None,
-            highlights=_highlights(markdown, request.query) if request.query else None,
-            extraction=ExtractionInfo(
-                engine=extraction.engine,
-                version=extraction.version,
-                quality=extraction.quality,
-                warnings=[*loaded.warnings, *extraction.warnings],
-            ),
-            cache=loaded.cache,
-            robots=loaded.robots,
-            usage=Usage(billable=True, unit="fetch", quantity=1),
-            elapsed_ms=elapsed_ms,
-        )
+    def _note_changes(self, request: FetchRequest, response: FetchResponse) -> None:
+        """A warning when a later page of a document belongs to another text than the first."""
+        wishes = request.model_dump_json(exclude={"offset", "max_tokens", "max_age", "timeout"})
+        if request.offset == 0:
+            self._served[wishes] = response.id
+            self._served.move_to_end(wishes)
+            if len(self._served) > _REMEMBERED_DOCUMENTS:
+                self._served.popitem(last=False)
+        elif self._served.get(wishes, response.id) != response.id:
+            response.extraction.warnings.append("content_changed")
 
 
-@dataclass(frozen=True, slots=True)
-class _DomainRule:
-    """A caller's domain lists, checked for every hop."""
-
-    allowed: tuple[str, ...] = ()
-    blocked: tuple[str, ...] = ()
-
-    def check(self, url: urls.Url) -> None:
-        inside = not self.allowed or any(urls.domain_matches(url.host, d) for d in self.allowed)
-        outside = any(urls.domain_matches(url.host, d) for d in self.blocked)
-        if not inside or outside:
-            raise RefusedError("forbidden", f"the caller's domain lists do not allow {url.host}")
+def _asks_for_scripts(response: Response, extraction: Extraction) -> bool:
+    if extraction.content_type != "text/html":
+        return False
+    text, _, _ = decode_text(response.body, response.header("content-type"))
+    return wants_rendering(text, len(extraction.content))
 
 
-def _ttl(request: FetchRequest) -> float:
-    # max_age = 0 asks for revalidation now; what is stored may still serve other callers.
-    return float(request.max_age or 86_400)
-
-
-def _timestamp(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
-
-
-def _raise_for_status(response: Response) -> None:
-    if response.status < 400 and response.status != 304:
-        return
-    missing = response.status in (404, 410)
-    raise UpstreamError(
-        "upstream_http",
-        f"the page answered HTTP {response.status}",
-        http_status=404 if missing else 502,
-        retryable=response.status in (408, 425, 429, 500, 502, 503, 504),
-        details={"status": response.status},
-    )
-
-
-def _refuse_challenge(response: Response, extraction: Extraction) -> None:
-    mitigated = response.header("cf-mitigated") == "challenge"
-    short = len(extraction.content) < _CHALLENGE_CHARS
-    if mitigated or (
-        short and _CHALLENGE.search(f"{extraction.title or ''}\n{extraction.content}")
-    ):
-        raise ContentError(
-            "challenge_page", "a bot or consent wall was returned instead of the page"
-        )
-
-
-def _format(request: FetchRequest, extraction: Extraction, response: Response) -> str:
-    markdown = extraction.content
-    if request.format == "text":
-        return to_text(markdown)
-    if request.format == "html":
-        return to_html(markdown)
-    if request.format == "raw_text":
-        return decode_text(response.body, response.header("content-type"))[0]
-    if request.format == "outline":
-        return "".join(f"{'  ' * (e.level - 1)}- {e.title}\n" for e in outline(markdown))
-    if request.format == "links":
-        return "".join(f"- [{text}]({link})\n" for link, text in extraction.links)
-    return markdown
-
-
-def _highlights(markdown: str, query: str) -> list[Highlight]:
-    """The three paragraphs that hold most of the query's terms, best first."""
-    from deepinfer_search_fetch.index.analyzers import terms
-
-    wanted = set(terms(query))
-    scored: list[tuple[float, int, str]] = []
-    for number, block in enumerate(to_text(markdown).split("\n\n")):
-        text = " ".join(block.split())
-        found = wanted.intersection(terms(text))
-        if found:
-            scored.append(
-                (len(found) / len(wanted) - 0.001 * count_tokens(text) ** 0.5, number, text)
-            )
-    best = sorted(scored, key=lambda item: (-item[0], item[1]))[:3]
-    return [Highlight(text=text[:600], score=round(max(score, 0.0), 4)) for score, _, text in best]
+def _cache_key(url: urls.Url, request: FetchRequest, rendered: bool) -> str:
+    rendering = f"rendered:{request.wait_for!r}" if rendered else ""
+    return PageCache.key(url, request.accept_language, rendering)

@@ -71,6 +71,9 @@ _MIME: dict[Kind, str] = {
     "text": "text/plain",
 }
 
+# Types whose bytes are no text: their raw text is that of the extraction.
+DOCUMENT_TYPES = frozenset({"application/pdf"})
+
 
 def extract_document(
     body: bytes, url_text: str | None, content_type: str | None, options: HtmlOptions

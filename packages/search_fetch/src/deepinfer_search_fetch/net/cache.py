@@ -19,13 +19,18 @@ from pathlib import Path
 import zstandard
 
 from deepinfer_search_fetch import urls
+from deepinfer_search_fetch.errors import SearchFetchError, UpstreamError
 from deepinfer_search_fetch.models import RedirectHop
 from deepinfer_search_fetch.net.chain import Page
+from deepinfer_search_fetch.net.robots import robots_directives
 from deepinfer_search_fetch.net.transport import Response
 
 MAX_TTL_SECONDS = 7 * 24 * 3600
 DEFAULT_TTL_SECONDS = 24 * 3600
 STALE_IF_ERROR_SECONDS = 24 * 3600
+MISSING_SECONDS = 600.0
+DNS_FAILURE_SECONDS = 60.0
+_MAX_FAILURES = 10_000
 _MAX_BLOB = 128 * 1024 * 1024
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS responses (
@@ -34,6 +39,10 @@ CREATE TABLE IF NOT EXISTS responses (
     stored REAL NOT NULL, expires REAL NOT NULL, used REAL NOT NULL
 );
 CREATE INDEX IF NOT EXISTS responses_used ON responses (used);
+CREATE TABLE IF NOT EXISTS failures (
+    key TEXT PRIMARY KEY, code TEXT NOT NULL, message TEXT NOT NULL, status INTEGER NOT NULL,
+    details TEXT NOT NULL, until REAL NOT NULL
+);
 """
 
 
@@ -81,10 +90,10 @@ class PageCache:
         self._db.close()
 
     @staticmethod
-    def key(url: urls.Url, accept_language: str | None) -> str:
-        return hashlib.sha256(
-            f"{url.without_fragment()}\n{accept_language or ''}".encode()
-        ).hexdigest()
+    def key(url: urls.Url, accept_language: str | None, rendering: str = "") -> str:
+        """rendering: "" for the page as sent, else how a browser was asked to draw it."""
+        text = f"{url.without_fragment()}\n{accept_language or ''}\n{rendering}"
+        return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
 
     def get(self, key: str) -> CacheEntry | None:
         """The entry, fresh or not; None if unknown or its blob is gone or damaged."""
@@ -119,6 +128,7 @@ class PageCache:
         if self._max_bytes and len(compressed) > self._max_bytes // 4:
             return None
         self._write_blob(blob, compressed)
+        self._db.execute("DELETE FROM failures WHERE key = ?", (key,))
         self._db.execute(
             "INSERT OR REPLACE INTO responses VALUES (?,?,?,?,?,?,?,?,?,?,?)",
             (
@@ -138,10 +148,49 @@ class PageCache:
         self._evict()
         return CacheEntry(page, now, now + ttl)
 
-    def refresh(self, key: str, entry: CacheEntry, max_age: float) -> CacheEntry:
-        """A 304 arrived: the stored page is fresh again."""
+    def remove(self, key: str) -> None:
+        """Forget a page, for example because its own text forbids keeping it."""
+        row = self._db.execute("SELECT blob FROM responses WHERE key = ?", (key,)).fetchone()
+        if row is not None:
+            self._drop(key, row[0])
+
+    def remember_failure(self, key: str, error: SearchFetchError) -> None:
+        """Keep a missing page for 10 minutes and an unresolvable name for one; others not."""
+        missing = error.code == "upstream_http" and error.http_status == 404
+        seconds = MISSING_SECONDS if missing else DNS_FAILURE_SECONDS
+        if not missing and error.code != "dns_failure":
+            return
         now = self._clock()
-        ttl = min(max_age, MAX_TTL_SECONDS, freshness_seconds(entry.page.response, now))
+        self._db.execute(
+            "INSERT OR REPLACE INTO failures VALUES (?,?,?,?,?,?)",
+            (key, error.code, error.message, error.http_status, json.dumps(error.details),
+             now + seconds),
+        )  # fmt: skip
+        self._db.execute(
+            "DELETE FROM failures WHERE until < ? OR key IN"
+            " (SELECT key FROM failures ORDER BY until DESC LIMIT -1 OFFSET ?)",
+            (now, _MAX_FAILURES),
+        )
+
+    def failure(self, key: str) -> UpstreamError | None:
+        """The failure remembered for `key`, if it still holds; marked `cached` in its details."""
+        row = self._db.execute(
+            "SELECT code, message, status, details FROM failures WHERE key = ? AND until > ?",
+            (key, self._clock()),
+        ).fetchone()
+        if row is None:
+            return None
+        code, message, status, details = row
+        return UpstreamError(
+            code, message, http_status=status, details={**json.loads(details), "cached": True}
+        )
+
+    def refresh(self, key: str, entry: CacheEntry, answer: Response, max_age: float) -> CacheEntry:
+        """A 304 arrived: the stored page is fresh again, for as long as the 304 says."""
+        now = self._clock()
+        speaks = answer.header("cache-control") or answer.header("expires")
+        fresh = freshness_seconds(answer if speaks else entry.page.response, now)
+        ttl = min(max_age, MAX_TTL_SECONDS, fresh)
         self._db.execute(
             "UPDATE responses SET stored = ?, expires = ?, used = ? WHERE key = ?",
             (now, now + ttl, now, key),
@@ -156,13 +205,14 @@ class PageCache:
             ).fetchone()
             if row is None:
                 return
-            self._db.execute("DELETE FROM responses WHERE key = ?", (row[0],))
-            shared = self._db.execute(
-                "SELECT 1 FROM responses WHERE blob = ? LIMIT 1", (row[1],)
-            ).fetchone()
-            if shared is None:
-                self._blob_path(row[1]).unlink(missing_ok=True)
+            self._drop(row[0], row[1])
             total -= row[2]
+
+    def _drop(self, key: str, blob: str) -> None:
+        self._db.execute("DELETE FROM responses WHERE key = ?", (key,))
+        shared = self._db.execute("SELECT 1 FROM responses WHERE blob = ? LIMIT 1", (blob,))
+        if shared.fetchone() is None:
+            self._blob_path(blob).unlink(missing_ok=True)
 
     def _blob_path(self, name: str) -> Path:
         return self._blobs / name[:2] / name
@@ -187,7 +237,7 @@ class PageCache:
 
 
 def storable(response: Response) -> bool:
-    """Only complete, public 200 pages without cookies enter the shared cache."""
+    """Only complete, public 200 pages without cookies or noarchive enter the shared cache."""
     control = (response.header("cache-control") or "").lower()
     return (
         response.status == 200
@@ -195,6 +245,7 @@ def storable(response: Response) -> bool:
         and "private" not in control
         and response.header("set-cookie") is None
         and response.header("vary") != "*"
+        and "noarchive" not in robots_directives(response.headers)
     )
 
 

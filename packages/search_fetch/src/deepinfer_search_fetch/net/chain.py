@@ -18,6 +18,8 @@ MAX_REFRESH_DELAY_SECONDS = 5.0
 _META_REFRESH = re.compile(
     rb"""<meta\s[^>]{0,200}?http-equiv\s*=\s*["']?refresh["'\s>][^>]{0,2000}""", re.I
 )
+# A tag inside a comment or a script's text is not one.
+_NOT_MARKUP = re.compile(rb"<!--.*?-->|<(script|style|template)\b.*?</\1\s*>", re.I | re.S)
 _META_CONTENT = re.compile(rb"""content\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s>]+))""", re.I)
 _REFRESH = re.compile(r"""\s*(\d+(?:\.\d*)?)\s*[;,]\s*(?:url\s*=\s*)?["']?([^"']+)""", re.I)
 _META_WINDOW = 16 * 1024
@@ -99,7 +101,7 @@ def _location(response: Response) -> str | None:
 def _refresh(response: Response) -> str | None:
     value = response.header("refresh")
     if value is None:
-        tag = _META_REFRESH.search(response.body[:_META_WINDOW])
+        tag = _META_REFRESH.search(_NOT_MARKUP.sub(b"", response.body[:_META_WINDOW]))
         content = _META_CONTENT.search(tag.group()) if tag else None
         if content is None:
             return None

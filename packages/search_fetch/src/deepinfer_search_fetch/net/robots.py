@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from urllib.parse import quote, unquote
 
@@ -18,6 +18,9 @@ MAX_BYTES = 500 * 1024
 TTL_SECONDS = 24 * 3600
 RETRY_SECONDS = 600
 MAX_HOSTS = 4096
+_DIRECTIVES_WITH_VALUES = frozenset(
+    {"unavailable_after", "max-snippet", "max-image-preview", "max-video-preview"}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +103,25 @@ def _normalise(path: str) -> str:
         p.upper() if i % 2 else quote(unquote(p), safe="/:@!$&'()*+,;=-._~?[]%")
         for i, p in enumerate(pieces)
     )
+
+
+def robots_directives(
+    headers: Iterable[tuple[str, str]], product_token: str = PRODUCT_TOKEN
+) -> frozenset[str]:
+    """The X-Robots-Tag directives that concern us, lower-case; "none" also means noindex.
+
+    A header may begin with the name of the one agent it is meant for ("otherbot: noindex").
+    """
+    found: set[str] = set()
+    for name, value in headers:
+        if name != "x-robots-tag":
+            continue
+        agent, colon, rest = value.partition(":")
+        named = bool(colon) and agent.strip().lower() not in _DIRECTIVES_WITH_VALUES
+        if named and agent.strip().lower() != product_token.lower():
+            continue
+        found.update(part.strip().lower() for part in (rest if named else value).split(","))
+    return frozenset(found | {"noindex"} if "none" in found else found)
 
 
 class RobotsCache:

@@ -7,7 +7,6 @@ look-up. The socket's peer is compared with the vetted address before a byte is 
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import ssl
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -17,14 +16,14 @@ from dataclasses import dataclass
 import h11
 
 from deepinfer_search_fetch.config import Limits
-from deepinfer_search_fetch.errors import LimitError, RefusedError, UpstreamError
+from deepinfer_search_fetch.errors import LimitError, UpstreamError
 from deepinfer_search_fetch.net.decode import ACCEPT_ENCODING, decode_body
+from deepinfer_search_fetch.net.dial import READ_BYTES, Dialer, peer_address
 from deepinfer_search_fetch.net.guard import AddressPolicy
 from deepinfer_search_fetch.net.resolver import Resolver
 from deepinfer_search_fetch.urls import Url
 
 MAX_INFORMATIONAL = 8
-_READ_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +58,7 @@ class Transport:
         tls: ssl.SSLContext | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._policy = policy
-        self._resolver = resolver
+        self._dialer = Dialer(policy, resolver, limits)
         self._limits = limits
         self._user_agent = user_agent
         self._tls = tls if tls is not None else ssl.create_default_context()
@@ -73,14 +71,11 @@ class Transport:
 
         Raises RefusedError, UpstreamError or LimitError.
         """
-        self._policy.check_url(url)
-        addresses = (
-            [url.host] if url.host_kind != "name" else await self._resolver.resolve(url.host)
-        )
-        self._policy.check_addresses(addresses)
-        reader, writer = await self._connect(url, addresses)
-        peer = str(writer.get_extra_info("peername")[0]).partition("%")[0]
+        reader, writer = await self._dialer.dial(url)
+        peer = peer_address(writer)
         try:
+            if url.scheme == "https":
+                await self._start_tls(url, writer)
             exchange = _Exchange(
                 reader, writer, self._limits, max_bytes or self._limits.wire_bytes, self._clock
             )
@@ -101,30 +96,6 @@ class Transport:
             *extra,
         ]
 
-    async def _connect(
-        self, url: Url, addresses: Sequence[str]
-    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        problem: Exception | None = None
-        for address in _interleave(addresses):
-            try:
-                async with asyncio.timeout(self._limits.connect_seconds):
-                    reader, writer = await asyncio.open_connection(
-                        address, url.port, limit=_READ_BYTES
-                    )
-            except (OSError, TimeoutError) as error:
-                problem = error
-                continue
-            peer = str(writer.get_extra_info("peername")[0]).partition("%")[0]
-            if ipaddress.ip_address(peer) != ipaddress.ip_address(address):
-                writer.transport.abort()
-                raise RefusedError("blocked_address", "the connection went to another address")
-            if url.scheme == "https":
-                await self._start_tls(url, writer)
-            return reader, writer
-        raise UpstreamError("connect_failure", "no address of the host accepts a connection") from (
-            problem
-        )
-
     async def _start_tls(self, url: Url, writer: asyncio.StreamWriter) -> None:
         try:
             async with asyncio.timeout(self._limits.tls_seconds):
@@ -133,17 +104,6 @@ class Transport:
             writer.transport.abort()
             reason = getattr(error, "verify_message", None) or type(error).__name__
             raise UpstreamError("tls_failure", f"TLS failed: {reason}") from None
-
-
-def _interleave(addresses: Sequence[str]) -> list[str]:
-    """Alternate the address families, first family first (the order of Happy Eyeballs)."""
-    six = [a for a in addresses if ":" in a]
-    four = [a for a in addresses if ":" not in a]
-    first, second = (six, four) if addresses and ":" in addresses[0] else (four, six)
-    ordered: list[str] = []
-    for i in range(max(len(first), len(second))):
-        ordered += first[i : i + 1] + second[i : i + 1]
-    return ordered
 
 
 class _Exchange:
@@ -223,7 +183,7 @@ class _Exchange:
 
     async def _next(self) -> object:
         while (event := self._http.next_event()) is h11.NEED_DATA:
-            data = await self._reader.read(_READ_BYTES)
+            data = await self._reader.read(READ_BYTES)
             self._received += len(data)
             # Framing (chunk headers, trailers) counts too, or endless framing costs nothing.
             if self._received > 2 * self._max_bytes + self._limits.header_bytes:

@@ -1,0 +1,1 @@
+"""Pages that draw themselves by script: a system Chromium whose only way out is a guarded proxy."""
