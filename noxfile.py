@@ -201,3 +201,11 @@ def wheels(session: nox.Session) -> None:
     session.install("build>=1.2,<2")
     for package in PACKAGES:
         session.run("python", "-m", "build", "--outdir", "dist", f"packages/{package}")
+
+
+@nox.session
+def render(session: nox.Session) -> None:
+    """Every test of search_fetch's renderer in a real headless Chromium (about 90 seconds)."""
+    install(session, "search_fetch", "[test]")
+    tests = "packages/search_fetch/tests/test_render.py"
+    session.run("pytest", tests, "-m", "slow or not slow", *session.posargs)
