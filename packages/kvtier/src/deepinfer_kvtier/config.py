@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from deepinfer_kvtier.errors import ConfigError
 from deepinfer_kvtier.retention import DEFAULT_CLASSES, RetentionClass, check_class_name
 from deepinfer_kvtier.windows.settings import WindowSettings
+
+_NAMESPACE = re.compile("[0-9a-f]{8}")
 
 
 class KVTierConfig(BaseModel):
@@ -28,6 +31,13 @@ class KVTierConfig(BaseModel):
     bucket_s:          width of the time bucket of a segment, in seconds.
     sync_bytes, sync_s: fdatasync after this many bytes or seconds, whichever comes first.
     quota_bytes:       bytes of everything under `path`; None = only the free-space guard.
+    class_quotas:      bytes of the segments of single classes.
+    namespace_quotas:  bytes of the slots of single namespaces, by the first 8 digits of
+                       `Namespace.id`.
+    delete_grace_s:    seconds between the tombstone of a segment and the end of its file. On a
+                       local file system readers hold the file open, and 0 is right.
+    admission:         "all", or "second_hit": a record goes to the directory when it is put for
+                       the second time; until then it lives in host memory only.
     min_free_share:    share of the file system that is never used.
     floor_s:           age below which an eviction counts as `evicted_before_floor`.
     auto_gc:           whether this process collects by itself, every `gc_interval_s` and when the
@@ -35,8 +45,8 @@ class KVTierConfig(BaseModel):
     read_only:         open for inspection; every put is refused.
     windows:           exchange of state slots with other machines; None = none.
 
-    `classes`, `quota_bytes`, the water marks, `min_free_share` and `floor_s` are kept with the
-    directory (`deepinfer_kvtier.policy`): not given here, they are what was stored there.
+    `classes`, all quotas, the water marks, `admission`, `min_free_share` and `floor_s` are kept
+    with the directory (`deepinfer_kvtier.policy`): not given here, they are what was stored there.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
@@ -57,6 +67,10 @@ class KVTierConfig(BaseModel):
     sync_bytes: int = Field(default=64 << 20, gt=0)
     sync_s: float = Field(default=5.0, gt=0)
     quota_bytes: int | None = Field(default=None, gt=0)
+    class_quotas: dict[str, Annotated[int, Field(gt=0)]] = Field(default_factory=dict[str, int])
+    namespace_quotas: dict[str, Annotated[int, Field(gt=0)]] = Field(default_factory=dict[str, int])
+    delete_grace_s: float = Field(default=0.0, ge=0)
+    admission: Literal["all", "second_hit"] = "all"
     high_water: float = Field(default=0.95, gt=0, le=1)
     low_water: float = Field(default=0.90, gt=0, le=1)
     min_free_share: float = Field(default=0.05, ge=0, lt=1)
@@ -76,6 +90,14 @@ class KVTierConfig(BaseModel):
             )
         for name in self.classes:
             check_class_name(name)
+        unknown = set(self.class_quotas) - set(self.classes)
+        if unknown:
+            raise ValueError(f"class_quotas names classes that are not there: {sorted(unknown)}")
+        if not all(_NAMESPACE.fullmatch(name) for name in self.namespace_quotas):
+            raise ValueError(
+                "namespace_quotas names namespaces by 8 lower-case hex digits,"
+                f" got {sorted(self.namespace_quotas)}"
+            )
         if len(self.classes) > 255:
             raise ValueError(f"at most 255 retention classes work, got {len(self.classes)}")
         return self

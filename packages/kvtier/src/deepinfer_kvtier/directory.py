@@ -53,6 +53,9 @@ class DirectoryTier:
         self._write_lock = threading.RLock()
         self._writer: SegmentWriter | None = None
         self._control: list[NDArray[Any]] = []
+        self.full_classes: frozenset[str] = frozenset()
+        self._collected_at = clock.monotonic()
+        self._collected_bytes = 0
         self.refresh()
 
     # -- index
@@ -177,6 +180,40 @@ class DirectoryTier:
             self.index.apply([(writer.id, entries)])
         return [Status.OK] * len(batch)
 
+    def replace(self, batch: Sequence[Outgoing]) -> None:
+        """Write records whose older copies must go. raises: OSError.
+
+        The tombstones reach the log after the new copies, so that a crash leaves one of the two.
+        """
+        with self._write_lock:
+            writer = self._open_writer()
+            self._flush_control(writer)
+            now_ms = int(self.clock.wall() * 1000)
+            for record in batch:
+                _, entries = self.index.bury(record.kind, record.shard, [record.digest], now_ms)
+                self._queue_control(entries)
+            entries = writer.append(batch, after_ms=self.index.last_tomb_ms)
+            self._flush_control(writer)
+            self.index.apply([(writer.id, entries)])
+
+    @property
+    def collection_due(self) -> bool:
+        """Whether so much was written since the last collection that a quota may be passed."""
+        writer = self._writer
+        if writer is None or not (self.config.quota_bytes or self.config.class_quotas):
+            return False
+        return writer.file_bytes - self._collected_bytes >= writer.segment_bytes
+
+    def since_collected_s(self) -> float:
+        """Seconds since the last collection, at least the usual interval."""
+        passed = self.clock.monotonic() - self._collected_at
+        return max(passed, self.config.gc_interval_s)
+
+    def mark_collected(self) -> None:
+        """A collection has looked at everything written so far."""
+        self._collected_at = self.clock.monotonic()
+        self._collected_bytes = self._writer.file_bytes if self._writer else 0
+
     def drop(self, kind: int, shard: int, digests: Sequence[bytes]) -> int:
         """`bury` for records that may be on their way to disk in this process.
 
@@ -269,9 +306,11 @@ class DirectoryTier:
 
     def _open_writer(self) -> SegmentWriter:
         if self._writer is None:
-            quota = self.config.quota_bytes
             segment_bytes = self.config.segment_bytes
-            if quota is not None:
+            quotas = [*self.config.class_quotas.values(), self.config.quota_bytes]
+            for quota in quotas:
+                if quota is None:
+                    continue
                 # Deletion works by whole segments: a quota needs several of them to have a choice.
                 segment_bytes = min(segment_bytes, max(quota // 8, 2 * fmt.PAGE))
             self._writer = SegmentWriter(

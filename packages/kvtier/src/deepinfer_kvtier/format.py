@@ -100,7 +100,7 @@ class Trailer:
     checksum: bytes
     generation: int
     shard: int
-    namespace: int
+    namespace: int = 0
 
     def pack(self) -> bytes:
         body = _TRAILER_BODY.pack(

@@ -18,11 +18,14 @@ from deepinfer_kvtier.errors import ConfigError, StoreFormatError
 
 POLICY_FILE: Final = "policy.json"
 POLICY_FIELDS: Final = (
+    "admission",
+    "class_quotas",
     "classes",
     "floor_s",
     "high_water",
     "low_water",
     "min_free_share",
+    "namespace_quotas",
     "quota_bytes",
 )
 _MAX_BYTES = 1 << 20

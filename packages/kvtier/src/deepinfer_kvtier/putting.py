@@ -79,7 +79,9 @@ def put_records(cache: TierSet, request: PutRequest) -> PutTicket:
             continues = True
             ticket.stored_now(i)
         elif not to_disk or cache.queue is None:
-            _put_in_host(cache, request, i, ticket, fresh)
+            _put_in_host(cache, request, i, ticket, fresh, "not_persistent")
+        elif not cache.admits(request.kind, request.digests[i]):
+            _put_in_host(cache, request, i, ticket, fresh, "first_put")
         else:
             item = _put_in_queue(cache, cache.queue, request, i, ticket, fresh, continues, items)
             if item is not None:
@@ -114,9 +116,14 @@ def _refusals_by_rule(cache: TierSet, request: PutRequest) -> list[str | None]:
 
 
 def _put_in_host(
-    cache: TierSet, request: PutRequest, i: int, ticket: PutTicket, fresh: list[HostRecord]
+    cache: TierSet,
+    request: PutRequest,
+    i: int,
+    ticket: PutTicket,
+    fresh: list[HostRecord],
+    why: str,
 ) -> None:
-    """Without a directory to go to, or for state slots that must not go there."""
+    """Without a directory to go to, or for records that must not go there (yet)."""
     record = _host_record(cache, request, i, fresh)
     if record is None:
         ticket.refuse(i, "no_room")
@@ -125,7 +132,7 @@ def _put_in_host(
     if request.durability == "behind":
         ticket.stored_now(i)
     else:
-        ticket.refuse(i, "not_persistent")
+        ticket.refuse(i, why)
 
 
 def _put_in_queue(
@@ -144,6 +151,8 @@ def _put_in_queue(
     nbytes = sum(view.nbytes for view in views)
     waiting = sum(item.outgoing.nbytes for item in items)
     refusal = "disk_full" if cache.counts["disk_full"] else None
+    if cache.directory is not None and request.cls in cache.directory.full_classes:
+        refusal = "class_full"
     refusal = refusal or queue.refusal(request.cls, nbytes + waiting, continues)
     if refusal is not None:
         ticket.refuse(i, refusal)

@@ -27,6 +27,10 @@ class RetentionClass:
                 f"a class needs a code in 0..255 and a ttl above 0, got {self.code}, {self.ttl_s}"
             )
 
+    def is_over(self, unused_s: float) -> bool:
+        """Whether a record that nobody has used for so long may go."""
+        return self.ttl_s is not None and unused_s >= self.ttl_s
+
 
 DEFAULT_CLASSES: dict[str, RetentionClass] = {
     "scratch": RetentionClass(code=0, ttl_s=1 * HOUR_S),

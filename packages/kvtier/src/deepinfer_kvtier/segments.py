@@ -27,6 +27,8 @@ class Segment:
     bucket: int
     sealed: bool = False
     buried: bool = False  # tombstoned: whoever still finds the file may unlink it
+    buried_at: float | None = None  # monotonic time at which this process heard of that
+    moved: bool = False  # everything alive in it has been written elsewhere
     gone: bool = False
     fd: int | None = None
     users: int = 0

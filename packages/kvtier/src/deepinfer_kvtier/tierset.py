@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
+from deepinfer_kvtier.admission import PutHistory
 from deepinfer_kvtier.clock import Clock
 from deepinfer_kvtier.config import KVTierConfig
 from deepinfer_kvtier.costs import CostModel
@@ -77,6 +78,7 @@ class TierSet:
         self.loader = Loader(self.host, directory, self.readable, clock)
         self.threads = ThreadPoolExecutor(config.io_threads, thread_name_prefix="kvtier-load")
         self.closed: FlushReport | None = None
+        self._seen = PutHistory()
         self.queue: WriteQueue | None = None
         self.spills: tuple[WriteQueue, ...] = ()
         if not config.read_only:
@@ -106,7 +108,7 @@ class TierSet:
             self.host,
             first.queue_config(self.config) if isinstance(first, GuardedTier) else self.config,
             name=first.name,
-            on_stored=self._announcer(first.name),
+            on_stored=self._after_write(first.name),
             maintain=self._maintain,
             hand_on=self._hand_on if self.spills else None,
         )
@@ -130,6 +132,10 @@ class TierSet:
         """What the first queue is done with, for the further tiers. Memory stays pinned."""
         for queue in self.spills:
             queue.add_copies(items)
+
+    def admits(self, kind: int, digest: bytes) -> bool:
+        """Whether a record may leave host memory now, by the policy's `admission`."""
+        return self.config.admission == "all" or self._seen.second_time(kind, digest)
 
     def check_open(self) -> None:
         """ClosedError after `close`."""
@@ -204,6 +210,17 @@ class TierSet:
                 )
 
         return announce
+
+    def _after_write(self, tier: str) -> Any:
+        announce = self._announcer(tier)
+
+        def after(batch: Sequence[Outgoing]) -> None:
+            announce(batch)
+            if self.directory is not None and self.directory.collection_due:
+                # A quota must not be passed by more than the segment that was being written.
+                self._maintain()
+
+        return after
 
     def _maintain(self) -> None:
         """Periodic work of the first queue's thread."""

@@ -5,12 +5,10 @@ from __future__ import annotations
 import random
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any
-
-import xxhash
 
 from deepinfer_kvtier import format as fmt
 from deepinfer_kvtier.directory import DirectoryTier
+from deepinfer_kvtier.moving import read_slot
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +43,9 @@ def verify(
             continue
         checked += 1
         total += int(row["length"])
-        reason = _check(directory, row)
-        if reason is not None:
-            bad[reason] += 1
+        read = read_slot(directory, row)
+        if isinstance(read, str):
+            bad[read] += 1
             broken.append((int(row["kind"]), int(row["shard"]), fmt.key_bytes(row)))
     if repair:
         for kind, shard, key in broken:
@@ -61,31 +59,3 @@ def verify(
         tuple(key.hex() for _, _, key in broken),
         len(broken) if repair else 0,
     )
-
-
-def _check(directory: DirectoryTier, row: Any) -> str | None:
-    """Why this record is bad, or None."""
-    payload = int(row["length"])
-    slot = bytearray(fmt.slot_bytes(payload))
-    local = int(row["segment"])
-    try:
-        fd = directory.segments.acquire(local)
-        if fd is None:
-            return "file missing"
-        try:
-            got = directory.io.preadv(fd, [slot], int(row["page"]) * fmt.PAGE)
-        finally:
-            directory.segments.release(local)
-    except OSError as error:
-        return f"read error: {error.strerror}"
-    if got < len(slot):
-        return "cut short"
-    at = fmt.trailer_offset(payload)
-    trailer = fmt.parse_trailer(memoryview(slot)[at : at + fmt.TRAILER_BYTES])
-    if trailer is None:
-        return "no trailer"
-    if trailer.digest[:16] != fmt.key_bytes(row) or trailer.payload_bytes != payload:
-        return "another record"
-    if xxhash.xxh3_128_digest(memoryview(slot)[:payload]) != trailer.checksum:
-        return "wrong checksum"
-    return None

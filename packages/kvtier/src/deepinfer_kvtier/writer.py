@@ -30,6 +30,7 @@ class Outgoing:
     """A record on its way to disk. `views` must not change until it is written.
 
     namespace: `identity.namespace_tag` of the chain it belongs to.
+    created_ms: time of a copy's last use, for records that are written again; None = now.
     checksum: xxh3_128 of the bytes, known before the record is handed to the writer.
     dropped:  somebody asked to forget the record while it was waiting; it must not be written.
     """
@@ -49,6 +50,7 @@ class Outgoing:
     generation: int
     checksum: bytes | None = None
     dropped: bool = False
+    created_ms: int | None = None
 
 
 @dataclass(slots=True)
@@ -84,7 +86,7 @@ class SegmentWriter:
         self._io = io
         self._clock = clock
         self._store = store
-        self._segment_bytes = segment_bytes
+        self.segment_bytes = segment_bytes
         self._bucket_s = bucket_s
         self._sync_bytes = sync_bytes
         self._sync_s = sync_s
@@ -197,7 +199,7 @@ class SegmentWriter:
         for record, member in zip(run, members, strict=True):
             size = fmt.slot_bytes(record.nbytes)
             crowded = len(buffers) + len(record.views) + 1 > _IOV_MAX
-            if taken and (offset + size > self._segment_bytes or crowded):
+            if taken and (offset + size > self.segment_bytes or crowded):
                 break
             trailer = self._trailer(record, now_ms).pack()
             pad = fmt.trailer_offset(record.nbytes) - record.nbytes
@@ -235,7 +237,7 @@ class SegmentWriter:
             digest=record.digest,
             parent=record.parent,
             fingerprint=record.fingerprint,
-            created_ms=now_ms,
+            created_ms=now_ms if record.created_ms is None else record.created_ms,
             sequence=self._sequence,
             checksum=record.checksum,
             generation=record.generation,
@@ -247,7 +249,7 @@ class SegmentWriter:
         bucket = int(self._clock.wall()) // self._bucket_s * self._bucket_s
         segment = self._segments.get(cls)
         if segment is not None and (
-            segment.bucket != bucket or segment.end + need > self._segment_bytes
+            segment.bucket != bucket or segment.end + need > self.segment_bytes
         ):
             self._retire(cls)
             segment = None
@@ -276,8 +278,8 @@ class SegmentWriter:
         """Preallocate in steps: freshly extended pages cost far more than prepared ones."""
         if end <= segment.allocated:
             return
-        step = min(PREALLOCATE_BYTES, self._segment_bytes)
-        target = max(end, min(segment.allocated + step, self._segment_bytes))
+        step = min(PREALLOCATE_BYTES, self.segment_bytes)
+        target = max(end, min(segment.allocated + step, self.segment_bytes))
         try:
             self._io.allocate(segment.fd, segment.allocated, target - segment.allocated)
         except OSError as cause:
@@ -308,6 +310,8 @@ def _fill_entry(
     entry: NDArray[Any], record: Outgoing, segment: int, offset: int, now_ms: int
 ) -> None:
     lo, hi = fmt.key_columns([record.digest])
+    if record.created_ms is not None:
+        now_ms = record.created_ms
     entry["key_lo"], entry["key_hi"] = lo, hi
     entry["parent"] = int.from_bytes(record.parent[:8], "little")
     entry["segment"] = segment
