@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import deepinfer_kvtier as kvtier
-from deepinfer_kvtier.gc import SegmentState, choose_expired, choose_victims
+from deepinfer_kvtier.choose import choose_expired, choose_victims
 from deepinfer_kvtier.retention import DEFAULT_CLASSES, check_class_name
+from deepinfer_kvtier.survey import SegmentState
 from deepinfer_kvtier.testing import FaultIo, ManualClock
 
 HOUR = 3600
@@ -224,9 +225,11 @@ STATES = st.builds(
     cls=st.sampled_from(["scratch", "agent", "chat", "pin", "other"]),
     bytes=st.integers(0, 100),
     records=st.integers(0, 5),
+    alive_bytes=st.integers(0, 100),
     last_seen_s=st.integers(0, 10 * 24 * HOUR),
     youngest_floor=st.booleans(),
     deletable=st.booleans(),
+    growing=st.booleans(),
 )
 RANKS = {"scratch": 0, "agent": 1, "chat": 2}
 
