@@ -67,6 +67,9 @@ class Settings(BaseModel):
     max_num_batched_tokens: int = Field(2048, ge=16, description="tokens of one prefill step")
     num_blocks: int = Field(1024, ge=8, description="KV blocks of 128 tokens in each worker")
     single_process: bool = Field(False, description="prefill, decode and HTTP in one process")
+    prefill_workers: int = Field(
+        1, ge=1, le=64, description="prefill workers to start; they share the prompt cache"
+    )
     prefill: tuple[str, ...] = Field((), description="host:port of running prefill workers")
     decode: tuple[str, ...] = Field((), description="host:port of running decode workers")
     threads: int | None = Field(None, ge=1, description="torch threads of each worker")

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 BLOCK_TOKENS = 128
-WORKER_ROLES: tuple[Literal["prefill", "decode"], ...] = ("prefill", "decode")
 # What a worker needs to know; the rest of the settings is the HTTP process's business.
 _WORKER_SETTINGS = (
     "model", "dtype", "cache_quant", "replay", "replay_keep", "nextn", "max_num_seqs",
@@ -152,6 +151,14 @@ def worker_argv(role: str, settings: Settings) -> list[str]:
     return argv
 
 
+def worker_roles(settings: Settings) -> dict[str, Literal["prefill", "decode"]]:
+    """Name -> role of the workers that a server of its own starts."""
+    if settings.prefill_workers == 1:
+        return {"prefill": "prefill", "decode": "decode"}
+    names = (f"prefill-{i}" for i in range(1, settings.prefill_workers + 1))
+    return {**dict.fromkeys(names, "prefill"), "decode": "decode"}
+
+
 @asynccontextmanager
 async def launched_engine(
     settings: Settings,
@@ -215,24 +222,28 @@ async def _with_children(
     key = secrets.token_bytes(32)
     engine: RemoteEngine | None = None
     addresses: dict[str, str] = {}
+    roles = worker_roles(settings)
+
+    def told(role: str) -> list[str]:
+        return [address for name, address in addresses.items() if roles[name] == role]
 
     def hear(name: str, notice: dict[str, Any]) -> None:
         on_notice(name, notice)
         if notice["event"] == "ready" and addresses.get(name) != notice["address"]:
             addresses[name] = notice["address"]
             if engine is not None:
-                engine.set_workers(prefill=[addresses["prefill"]], decode=[addresses["decode"]])
+                engine.set_workers(prefill=told("prefill"), decode=told("decode"))
 
     supervisor = Supervisor(
-        [ChildSpec(role, worker_argv(role, settings)) for role in WORKER_ROLES],
+        [ChildSpec(name, worker_argv(role, settings)) for name, role in roles.items()],
         environ={**os.environ, CLUSTER_KEY_ENV: key.hex()},
         on_notice=hear,
     )
     await supervisor.start(settings.start_timeout_s)
     try:
         engine = await RemoteEngine.connect(
-            prefill=[addresses["prefill"]],
-            decode=[addresses["decode"]],
+            prefill=told("prefill"),
+            decode=told("decode"),
             cluster_key=key,
             ready_timeout_s=settings.start_timeout_s,
         )

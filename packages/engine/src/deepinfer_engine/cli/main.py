@@ -99,6 +99,9 @@ Prefill = Annotated[
 Decode = Annotated[
     list[str] | None, typer.Option(help="host:port of a running decode worker; repeatable.")
 ]
+PrefillWorkers = Annotated[
+    int | None, typer.Option(help="Prefill workers to start; they share the prompt cache.")
+]
 Listen = Annotated[str, typer.Option(help="host:port for the router to reach; port 0 = any.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
 
@@ -181,6 +184,7 @@ def serve(
         bool | None,
         typer.Option("--single-process", help="Prefill, decode and HTTP in one process."),
     ] = None,
+    prefill_workers: PrefillWorkers = None,
     prefill: Prefill = None,
     decode: Decode = None,
     served_model_name: Names = None,
@@ -205,7 +209,7 @@ def serve(
     log_level: LogLevel = None,
     config: Config = None,
 ) -> int:
-    """Serve the three chat protocols over HTTP: a router, a prefill and a decode process."""
+    """Serve the three chat protocols over HTTP: a router, prefill and decode processes."""
     flags = {name: value for name, value in locals().items() if name != "config"}
     settings = _settings(config, **flags)
     from deepinfer_engine.cli.serve import run_serve
