@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from deepinfer_search_fetch.bridge import Bridge, ToolOutcome, ToolPolicy
+    from deepinfer_search_fetch.bridge import Bridge, Session, ToolOutcome, ToolPolicy, known_urls
     from deepinfer_search_fetch.client import AsyncSearchFetch, SearchFetch
     from deepinfer_search_fetch.config import Config, Limits
     from deepinfer_search_fetch.errors import (
@@ -33,9 +33,10 @@ if TYPE_CHECKING:
         SearchResponse,
         SearchResult,
     )
+    from deepinfer_search_fetch.remote import RemoteSearchFetch
 
 _HOME = {
-    "bridge": ("Bridge", "ToolOutcome", "ToolPolicy"),
+    "bridge": ("Bridge", "Session", "ToolOutcome", "ToolPolicy", "known_urls"),
     "client": ("AsyncSearchFetch", "SearchFetch"),
     "config": ("Config", "Limits"),
     "errors": (
@@ -57,6 +58,7 @@ _HOME = {
         "SearchResponse",
         "SearchResult",
     ),
+    "remote": ("RemoteSearchFetch",),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
@@ -75,15 +77,18 @@ __all__ = [
     "LimitError",
     "Limits",
     "RefusedError",
+    "RemoteSearchFetch",
     "SearchFetch",
     "SearchFetchError",
     "SearchRequest",
     "SearchResponse",
     "SearchResult",
+    "Session",
     "ToolOutcome",
     "ToolPolicy",
     "UpstreamError",
     "extract_markdown",
+    "known_urls",
 ]
 
 

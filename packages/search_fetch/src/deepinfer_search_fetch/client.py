@@ -78,13 +78,15 @@ class AsyncSearchFetch:
     ) -> FetchResponse:
         """One URL as clean Markdown. Raises SearchFetchError.
 
-        allowed_domains, blocked_domains hold for every redirect; network=False: cache only.
+        allowed_domains, blocked_domains hold for every redirect; network=False: cache only. They
+        stand here or in the request.
         """
+        request = with_rules(request, allowed_domains, blocked_domains, network=network)
         return await self.fetcher.fetch(
             request,
-            allowed_domains=allowed_domains,
-            blocked_domains=blocked_domains,
-            network=network,
+            allowed_domains=request.allowed_domains,
+            blocked_domains=request.blocked_domains,
+            network=not request.cache_only,
         )
 
     async def fetch_many(
@@ -176,6 +178,28 @@ class SearchFetch:
         raise InvalidRequestError(
             "invalid_argument", "SearchFetch was called inside an event loop; use AsyncSearchFetch"
         )
+
+
+def with_rules(
+    request: FetchRequest,
+    allowed_domains: Sequence[str],
+    blocked_domains: Sequence[str],
+    *,
+    network: bool,
+) -> FetchRequest:
+    """The request with further rules. Raises InvalidRequestError for two lists of allowed domains:
+    which of them should hold is not for us to guess."""
+    if request.allowed_domains and allowed_domains:
+        raise InvalidRequestError(
+            "invalid_argument", "allowed_domains are given twice: in the request and beside it"
+        )
+    return request.model_copy(
+        update={
+            "allowed_domains": [*request.allowed_domains, *allowed_domains],
+            "blocked_domains": [*request.blocked_domains, *blocked_domains],
+            "cache_only": request.cache_only or not network,
+        }
+    )
 
 
 def guess_kind(location: str) -> SourceKind:

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from typing import Any, Final, Literal
 
+from deepinfer_search_fetch.json_values import as_object
+
 ErrorCode = Literal[
     "invalid_url",
     "invalid_argument",
@@ -76,6 +78,22 @@ class SearchFetchError(Exception):
                 "details": self.details,
             }
         }
+
+
+def error_from_body(body: object, http_status: int) -> SearchFetchError:
+    """The error that a body of `SearchFetchError.body` tells. Raises ValueError for others."""
+    told = as_object((as_object(body) or {}).get("error")) or {}
+    if told.get("code") not in _TABLE:
+        raise ValueError("not an error body of this service")
+    kinds = (InvalidRequestError, RefusedError, UpstreamError, LimitError, ContentError)
+    named: dict[str, type[SearchFetchError]] = {kind.__name__: kind for kind in kinds}
+    return named.get(str(told.get("type")), SearchFetchError)(
+        told["code"],
+        str(told.get("message")),
+        http_status=http_status,
+        retryable=bool(told.get("retryable")),
+        details=dict(as_object(told.get("details")) or {}),
+    )
 
 
 class InvalidRequestError(SearchFetchError):

@@ -41,6 +41,10 @@ class FetchRequest(_Strict):
         default=None, max_length=128, pattern=r"^[A-Za-z0-9*\-,;=. ]+$"
     )
     query: str | None = Field(default=None, max_length=512)
+    # These narrow what the operator allows, for the URL and every redirect; nothing can widen it.
+    allowed_domains: list[str] = Field(default_factory=list, max_length=100)
+    blocked_domains: list[str] = Field(default_factory=list, max_length=100)
+    cache_only: bool = False
 
     @field_validator("wait_for")
     @classmethod

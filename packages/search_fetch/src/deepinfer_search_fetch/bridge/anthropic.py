@@ -23,8 +23,15 @@ _FETCH_ERRORS = {
     "blocked_scheme": "url_not_allowed",
     "robots_disallowed": "url_not_allowed",
     "internal": "unavailable",
+    "unavailable": "unavailable",
+    "insufficient_quota": "unavailable",
+    "unauthorized": "unavailable",
 }
-_SEARCH_ERRORS = {"invalid_argument": "invalid_tool_input", "rate_limited": "too_many_requests"}
+_SEARCH_ERRORS = {
+    "invalid_argument": "invalid_tool_input",
+    "rate_limited": "too_many_requests",
+    "host_busy": "too_many_requests",
+}
 
 
 def search_blocks(
@@ -37,7 +44,12 @@ def search_blocks(
             "url": r.url,
             "title": r.title,
             "encrypted_content": seal.seal(
-                {"id": r.id, "url": r.url, "text": r.content or r.summary or r.snippet}
+                {
+                    "id": r.id,
+                    "url": r.url,
+                    "title": r.title,
+                    "text": r.content or r.summary or r.snippet,
+                }
             ),
             "page_age": r.published[:10] if r.published else None,
         }

@@ -5,12 +5,14 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import zlib
 from typing import Any
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 _NONCE_BYTES = 12
+_MAX_PLAIN_BYTES = 4 * 1024 * 1024
 
 
 class Seal:
@@ -24,7 +26,8 @@ class Seal:
 
     def seal(self, value: dict[str, Any]) -> str:
         """URL-safe text. The same value gives the same token: the nonce is derived from it."""
-        plain = json.dumps(value, sort_keys=True, ensure_ascii=False).encode("utf-8", "replace")
+        text = json.dumps(value, sort_keys=True, ensure_ascii=False).encode("utf-8", "replace")
+        plain = zlib.compress(text, 6)
         nonce = hashlib.blake2b(plain, key=self._key, digest_size=_NONCE_BYTES).digest()
         return base64.urlsafe_b64encode(nonce + self._cipher.encrypt(nonce, plain, None)).decode()
 
@@ -35,4 +38,5 @@ class Seal:
             plain = self._cipher.decrypt(raw[:_NONCE_BYTES], raw[_NONCE_BYTES:], None)
         except (ValueError, InvalidTag, UnicodeEncodeError):
             return None
-        return json.loads(plain)
+        text = zlib.decompressobj().decompress(plain, _MAX_PLAIN_BYTES)
+        return json.loads(text)

@@ -11,6 +11,8 @@ from deepinfer_search_fetch.errors import InvalidRequestError
 from deepinfer_search_fetch.service.metering import GROUPS, GroupBy, Ledger
 from deepinfer_search_fetch.service.settings import parse_moment
 
+_GROUP_OF: dict[str, GroupBy] = {group: group for group in GROUPS}
+
 
 class UsageRow(BaseModel):
     """One sum. Only the columns asked for with group_by are there, besides the currency."""
@@ -47,12 +49,13 @@ def report(
     start, end = _moment("from", since, 0.0), _moment("to", until, time.time() + 1)
     groups: list[GroupBy] = []
     for word in filter(None, (w.strip() for w in group_by.split(","))):
-        known = [g for g in GROUPS if g == word]
-        if not known:
+        known = _GROUP_OF.get(word)
+        if known is None:
             raise InvalidRequestError(
                 "invalid_argument", f"group_by: {word!r} is not one of {', '.join(GROUPS)}"
             )
-        groups += [g for g in known if g not in groups]
+        if known not in groups:
+            groups.append(known)
     return {
         "since": _spelled(start),
         "until": _spelled(end),
