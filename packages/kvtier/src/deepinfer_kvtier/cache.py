@@ -47,11 +47,16 @@ class Cache(TierSet):
                 secret=config.secret,
                 read_only=config.read_only,
                 now_s=clock.wall(),
+                mode=config.mode,
             )
             self._secret = identity.secret
             try:
                 directory = DirectoryTier(
-                    config.path, store=identity.uuid, config=config, clock=clock, io=io
+                    config.path,
+                    store=identity.uuid,
+                    config=config.model_copy(update={"mode": identity.mode}),
+                    clock=clock,
+                    io=io,
                 )
             except OSError as cause:
                 raise ConfigError(f"cannot read the cache at {config.path}: {cause}") from cause

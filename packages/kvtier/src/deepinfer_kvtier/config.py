@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from deepinfer_kvtier.errors import ConfigError
+from deepinfer_kvtier.mount import Mode, MountSettings
 from deepinfer_kvtier.retention import DEFAULT_CLASSES, RetentionClass, check_class_name
 from deepinfer_kvtier.windows.settings import WindowSettings
 
@@ -43,6 +44,9 @@ class KVTierConfig(BaseModel):
     auto_gc:           whether this process collects by itself, every `gc_interval_s` and when the
                        disk is full; `Cache.gc` collects in any case.
     read_only:         open for inspection; every put is refused.
+    mode:              "embedded": processes of one machine; "shared-fs": machines on one mount.
+                       Kept with the store; None = as it was made, "embedded" for a new one.
+    mount:             how machines keep in touch in mode "shared-fs".
     windows:           exchange of state slots with other machines; None = none.
 
     `classes`, all quotas, the water marks, `admission`, `min_free_share` and `floor_s` are kept
@@ -81,6 +85,8 @@ class KVTierConfig(BaseModel):
     io_threads: int = Field(default=2, ge=1, le=64)
     read_only: bool = False
     windows: WindowSettings | None = None
+    mode: Mode | None = None
+    mount: MountSettings = Field(default_factory=MountSettings)
 
     @model_validator(mode="after")
     def _water_marks(self) -> KVTierConfig:

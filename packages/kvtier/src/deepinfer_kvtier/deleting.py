@@ -52,7 +52,7 @@ def delete_segments(
         segment.buried = True
         segment.buried_at = directory.clock.monotonic()
         directory.index.forget_segment(segment)
-        if directory.config.delete_grace_s <= 0:
+        if directory.delete_grace_s <= 0:
             _unlink(directory, segment)
         deleted += Deleted(frozenset((state.local,)), state.records, state.bytes)
     return deleted
@@ -72,8 +72,10 @@ def unlink_leftovers(directory: DirectoryTier) -> None:
     for segment in directory.segments.buried():
         if segment.buried_at is None:
             segment.buried_at = now
-        if now - segment.buried_at >= directory.config.delete_grace_s:
+        if now - segment.buried_at >= directory.delete_grace_s:
             _unlink(directory, segment)
+    for path in directory.sharing.leftovers():
+        directory.io.unlink(path)
 
 
 def _unlink(directory: DirectoryTier, segment: Segment) -> None:

@@ -18,9 +18,11 @@ from deepinfer_kvtier.config import KVTierConfig
 from deepinfer_kvtier.index import DirectoryIndex
 from deepinfer_kvtier.io import IoEngine
 from deepinfer_kvtier.logs import LogReader
+from deepinfer_kvtier.poller import Poller
 from deepinfer_kvtier.reading import Wanted, plan_runs, read_run
 from deepinfer_kvtier.records import Status
 from deepinfer_kvtier.segments import Segment, SegmentSet
+from deepinfer_kvtier.sharing import open_sharing
 from deepinfer_kvtier.writer import Outgoing, SegmentWriter
 
 _GONE_ERRORS = (errno.ENOENT, errno.ESTALE)
@@ -43,7 +45,9 @@ class DirectoryTier:
         self.io = io
         self.clock = clock
         self.config = config
-        self.segments = SegmentSet(root, io)
+        names = {policy.code: name for name, policy in config.classes.items()}
+        self.segments = SegmentSet(root, io, names)
+        self.sharing = open_sharing(root, io, clock, config)
         self.counts: Counter[str] = Counter()
         self.breaker = Breaker(clock)
         self.index = DirectoryIndex(self.segments)
@@ -57,6 +61,7 @@ class DirectoryTier:
         self._collected_at = clock.monotonic()
         self._collected_bytes = 0
         self.refresh()
+        self._poller = Poller(self, config.mount) if self.sharing.shared else None
 
     # -- index
 
@@ -81,21 +86,27 @@ class DirectoryTier:
         self._queue_control(entries)
         return here
 
-    def refresh(self) -> None:
-        """Take in what other processes have published since the last call. raises: OSError."""
+    def refresh(self, *, listing: bool = True) -> None:
+        """Take in what other processes have published since the last call. raises: OSError.
+
+        listing: look for new writers in a listing, too; on a mounted file system rarely.
+        """
         with self._refresh_lock:
             mine = self._writer.path.name if self._writer else ""
             batches: list[tuple[bytes, NDArray[Any]]] = []
-            names = self.io.listdir(self.root / "w")
+            names = self.sharing.names(listing=listing)
             for removed in self._logs.keys() - set(names):
                 self._logs.pop(removed).close()
             for name in names:
-                if len(name) != 32 or name == mine:
+                if name == mine:
                     continue
                 log = self._logs.get(name)
                 if log is None:
                     log = self._logs[name] = LogReader(self.root / "w" / name, self.store, self.io)
                 entries = log.poll()
+                if self.sharing.shared:
+                    # Opening is when a mounted file system asks for news; an open file may be old.
+                    log.close()
                 if len(entries):
                     batches.append((log.writer, entries))
             if batches:
@@ -159,9 +170,10 @@ class DirectoryTier:
         self.breaker.success()
         self.counts.update(outcome.counts)
         for want, status in zip(members, outcome.statuses, strict=True):
-            if status is Status.CORRUPT:
+            if status is Status.CORRUPT and not self.sharing.shared:
                 self.bury(kind, shard, [want.digest])
-            elif status is Status.MISS:
+            elif status in (Status.MISS, Status.CORRUPT):
+                # On a mounted file system others may see good bytes where we do not yet.
                 self.index.forget(kind, shard, want.digest, run.segment)
         return outcome.statuses
 
@@ -173,6 +185,8 @@ class DirectoryTier:
         returns: Status.OK for each. raises: OSError; then nothing of the batch is visible.
         """
         with self._write_lock:
+            if self._writer is not None and self.sharing.must_abandon():
+                self._abandon_writer(self._writer)
             writer = self._open_writer()
             self._flush_control(writer)
             wanted = [record for record in batch if not record.dropped]
@@ -248,6 +262,11 @@ class DirectoryTier:
             if self._writer is not None:
                 self._writer.sync()
 
+    @property
+    def delete_grace_s(self) -> float:
+        """Seconds between the tombstone of a segment and the end of its file."""
+        return max(self.config.delete_grace_s, self.sharing.grace_s)
+
     def is_growing(self, segment: Segment) -> bool:
         """Whether this process still appends to a segment."""
         with self._write_lock:
@@ -293,8 +312,12 @@ class DirectoryTier:
 
     def close(self) -> None:
         """Seal, mark the own log as ended and close every descriptor. raises: OSError."""
+        if self._poller is not None:
+            self._poller.close()
         try:
             with self._write_lock:
+                if self._writer is not None and self.sharing.must_abandon():
+                    self._abandon_writer(self._writer)
                 if self._control:
                     self._flush_control(self._open_writer())
                 if self._writer is not None:
@@ -322,8 +345,15 @@ class DirectoryTier:
                 bucket_s=self.config.bucket_s,
                 sync_bytes=self.config.sync_bytes,
                 sync_s=self.config.sync_s,
+                sharing=self.sharing,
             )
         return self._writer
+
+    def _abandon_writer(self, writer: SegmentWriter) -> None:
+        """This process was away so long that others may have adopted its folder: start another."""
+        self.counts["abandoned_writers"] += 1
+        self._writer = None
+        writer.abandon()
 
     def _flush_control(self, writer: SegmentWriter) -> None:
         with self._control_lock:

@@ -65,7 +65,10 @@ FLAG_TOMB_SEGMENT: Final = 4
 FLAG_SEAL: Final = 8
 FLAG_TOUCH: Final = 16
 FLAG_LOG_END: Final = 32
-CONTROL_FLAGS: Final = FLAG_TOMB_KEY | FLAG_TOMB_SEGMENT | FLAG_SEAL | FLAG_TOUCH | FLAG_LOG_END
+FLAG_SEGMENT: Final = 64  # a segment begins: its number, class, and bucket start in `created_s`
+CONTROL_FLAGS: Final = (
+    FLAG_TOMB_KEY | FLAG_TOMB_SEGMENT | FLAG_SEAL | FLAG_TOUCH | FLAG_LOG_END | FLAG_SEGMENT
+)
 
 
 def page_align(size: int) -> int:

@@ -160,12 +160,14 @@ def _remove_empty_folders(directory: DirectoryTier) -> None:
             files = directory.io.listdir(folder)
         except FileNotFoundError:
             directory.forget_log(name)
+            directory.sharing.forget(name)
             continue
         if any(file.endswith(".kvs") for file in files):
             continue
         _carry_tombstones(directory, name)
         remove_folder(directory.io, folder)
         directory.forget_log(name)
+        directory.sharing.forget(name)
 
 
 def _carry_tombstones(directory: DirectoryTier, name: str) -> None:

@@ -82,6 +82,9 @@ class DirectoryIndex:
                 self.forget_segment(segment)
         for writer, entries in batches:
             is_control = (entries["flags"] & fmt.CONTROL_FLAGS) != 0
+            for entry in entries[(entries["flags"] & fmt.FLAG_SEGMENT) != 0]:
+                cls, bucket = int(entry["cls"]), int(entry["created_s"])
+                self._segments.announced(writer, int(entry["segment"]), cls, bucket)
             self._insert(writer, entries[~is_control])
             for entry in entries[(entries["flags"] & fmt.FLAG_SEAL) != 0]:
                 self._segments.need(writer, int(entry["segment"])).sealed = True

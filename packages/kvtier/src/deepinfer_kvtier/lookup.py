@@ -113,8 +113,8 @@ def find_prefix(
 
 
 def _refresh(tiers: TierSet, directory: DirectoryTier) -> bool:
-    if directory.breaker.is_open:
-        return False
+    if directory.breaker.is_open or directory.sharing.shared:
+        return False  # on a mounted file system the poller refreshes, and no request waits for it
     try:
         directory.refresh()
     except OSError:

@@ -31,20 +31,15 @@ def adopt(directory: DirectoryTier, name: str) -> bool:
     raises: OSError.
     """
     folder = directory.root / "w" / name
-    io = directory.io
-    try:
-        lock = io.try_lock(folder / "hb", create=False)
-    except FileNotFoundError:
-        return False
-    if lock is None:
-        return False
-    try:
-        return _finish_log(folder, directory.store, io)
-    finally:
-        io.close(lock)
+    with directory.sharing.take_over(name) as mine:
+        if not mine:
+            return False
+        # A writer on another machine may only have been away: its files are left as they are.
+        cut = not directory.sharing.shared
+        return _finish_log(folder, directory.store, directory.io, cut=cut)
 
 
-def _finish_log(folder: Path, store: bytes, io: IoEngine) -> bool:
+def _finish_log(folder: Path, store: bytes, io: IoEngine, *, cut: bool) -> bool:
     log = LogReader(folder, store, io)
     try:
         entries = log.poll()
@@ -53,12 +48,17 @@ def _finish_log(folder: Path, store: bytes, io: IoEngine) -> bool:
         writer, frames = log.writer, log.frames
     finally:
         log.close()
-    found = [_scan_tail(folder / name, entries, io) for name in sorted(io.listdir(folder))]
+    files = sorted(io.listdir(folder))
+    found = [_scan_tail(folder / file, entries, io, cut=cut) for file in files]
     end = np.zeros(1, dtype=fmt.ENTRY)
     end["flags"] = fmt.FLAG_LOG_END
     # Two batches: the end mark has to be the last entry of the last frame.
     additions = [part for part in found if len(part)]
-    fd = io.open_write(folder / "idx-0.kvx")
+    try:
+        fd = io.open_write(folder / "idx-0.kvx")
+    except FileNotFoundError:
+        # It died between making its folder and its log.
+        fd = io.create(folder / "idx-0.kvx")
     try:
         for batch in (*additions, end):
             for frame in fmt.pack_frames(batch, frames, store, writer):
@@ -70,8 +70,8 @@ def _finish_log(folder: Path, store: bytes, io: IoEngine) -> bool:
     return True
 
 
-def _scan_tail(path: Path, entries: NDArray[Any], io: IoEngine) -> NDArray[Any]:
-    """Entries for the slots behind the last indexed one; the rest of the file is cut off."""
+def _scan_tail(path: Path, entries: NDArray[Any], io: IoEngine, *, cut: bool) -> NDArray[Any]:
+    """Entries for the slots behind the last indexed one; with `cut` the rest of the file goes."""
     parsed = parse_segment_name(path.name)
     if parsed is None:
         return _NOTHING
@@ -81,10 +81,11 @@ def _scan_tail(path: Path, entries: NDArray[Any], io: IoEngine) -> NDArray[Any]:
     if len(known):
         last = known[np.argmax(known["page"])]
         start = int(last["page"]) * fmt.PAGE + fmt.slot_bytes(int(last["length"]))
-    fd = io.open_write(path)
+    fd = io.open_write(path) if cut else io.open_read(path)
     try:
         found, end = _scan_slots(fd, start, number, io)
-        io.truncate(fd, end)
+        if cut:
+            io.truncate(fd, end)
     finally:
         io.close(fd)
     return np.concatenate(found) if found else _NOTHING

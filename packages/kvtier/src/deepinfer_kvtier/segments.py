@@ -7,6 +7,7 @@ segment means holding its descriptor open.
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,8 +38,9 @@ class Segment:
 class SegmentSet:
     """All segments this process has heard of."""
 
-    def __init__(self, root: Path, io: IoEngine) -> None:
+    def __init__(self, root: Path, io: IoEngine, class_names: Mapping[int, str]) -> None:
         self._root = root
+        self._class_names = class_names
         self._io = io
         self._lock = threading.Lock()
         self._by_local: list[Segment] = []
@@ -75,6 +77,13 @@ class SegmentSet:
             if parsed is not None:
                 cls, bucket, number = parsed
                 self._register(writer, number, folder / name, cls, bucket)
+
+    def announced(self, writer: bytes, number: int, cls: int, bucket: int) -> None:
+        """A log says that a segment of the class with this code begins: no listing is needed."""
+        name = self._class_names.get(cls)
+        if name is not None:
+            path = self._root / "w" / writer.hex() / f"seg-{name}-{bucket}-{number}.kvs"
+            self._register(writer, number, path, name, bucket)
 
     def need(self, writer: bytes, number: int) -> Segment:
         """The segment an index entry names; a file that is not there counts as gone.

@@ -56,8 +56,11 @@ def take_survey(directory: DirectoryTier) -> Survey:
     """raises: OSError."""
     config = directory.config
     now = directory.clock.wall()
-    total, sizes = _sizes(directory)
+    # Files before rows: a segment may gain records meanwhile, but never seem to have lost them.
+    total, sizes = (0, Counter[int]()) if directory.sharing.shared else _sizes(directory)
     by_segment = rows_by_segment(directory.index.stored_rows())
+    if directory.sharing.shared:
+        total, sizes = _indexed_sizes(directory, by_segment)
     logs = directory.logs()
     states: list[SegmentState] = []
     for segment in directory.segments.all():
@@ -115,6 +118,19 @@ def _alive_bytes(directory: DirectoryTier, cls: str, rows: NDArray[Any]) -> int:
     return sum(
         fmt.slot_bytes(int(n)) * int(count) for n, count in zip(lengths, counts, strict=True)
     )
+
+
+def _indexed_sizes(
+    directory: DirectoryTier, by_segment: dict[int, NDArray[Any]]
+) -> tuple[int, Counter[int]]:
+    """`_sizes` from the index alone: what a mounted file system says of sizes may be old."""
+    sizes = Counter[int]()
+    for local, rows in by_segment.items():
+        lengths, counts = np.unique(rows["length"], return_counts=True)
+        slots = zip(lengths, counts, strict=True)
+        sizes[local] = fmt.PAGE + sum(fmt.slot_bytes(int(n)) * int(count) for n, count in slots)
+    frames = sum(log.frames for log in directory.logs().values())
+    return sizes.total() + frames * fmt.PAGE, sizes
 
 
 def _sizes(directory: DirectoryTier) -> tuple[int, Counter[int]]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from numpy.typing import NDArray
 from deepinfer_kvtier import format as fmt
 from deepinfer_kvtier.clock import Clock
 from deepinfer_kvtier.io import IoEngine, Readable
+from deepinfer_kvtier.sharing import Sharing
 
 PREALLOCATE_BYTES = 16 << 20
 _IOV_MAX = 1024
@@ -82,6 +82,7 @@ class SegmentWriter:
         bucket_s: int,
         sync_bytes: int,
         sync_s: float,
+        sharing: Sharing,
     ) -> None:
         self._io = io
         self._clock = clock
@@ -90,9 +91,11 @@ class SegmentWriter:
         self._bucket_s = bucket_s
         self._sync_bytes = sync_bytes
         self._sync_s = sync_s
-        self.id, self.path, self._lock_fd = _claim_folder(root, io)
+        self._sharing = sharing
+        self.id, self.path, self._lock_fd = sharing.claim_folder()
         self._log_path = self.path / "idx-0.kvx"
         self._log_fd = io.create(self._log_path)
+        sharing.announce(self.path.name)
         self._log_end = 0
         self._log_frames = 0
         self._segments: dict[str, _OpenSegment] = {}
@@ -120,6 +123,9 @@ class SegmentWriter:
             at = 0
             while at < len(members):
                 at += self._append_run(cls, [batch[i] for i in members[at:]], members[at:], entries)
+        if self._sharing.shared:
+            # Another machine must find the bytes before it is told of them.
+            self._sync_segments()
         self.log(entries)
         self._maybe_sync()
         return entries
@@ -138,6 +144,8 @@ class SegmentWriter:
             self._log_end += len(frame)
             self._log_frames += 1
             self.file_bytes += len(frame)
+        if self._sharing.shared:
+            self._io.datasync(self._log_fd)
 
     def _stamp_ms(self) -> int:
         """Wall time in ms that never goes back."""
@@ -156,16 +164,27 @@ class SegmentWriter:
 
     def sync(self) -> None:
         """fdatasync of segments, then of the log. raises: OSError."""
-        for segment in (*self._retired, *self._segments.values()):
-            if segment.unsynced:
-                self._io.datasync(segment.fd)
-                segment.unsynced = False
+        self._sync_segments()
         self._io.datasync(self._log_fd)
         for segment in self._retired:
             self._io.close(segment.fd)
         self._retired.clear()
         self._unsynced_bytes = 0
         self._last_sync = self._clock.monotonic()
+
+    def _sync_segments(self) -> None:
+        for segment in (*self._retired, *self._segments.values()):
+            if segment.unsynced:
+                self._io.datasync(segment.fd)
+                segment.unsynced = False
+
+    def abandon(self) -> None:
+        """Let go without another write: somebody else may be finishing the log."""
+        for segment in (*self._retired, *self._segments.values()):
+            self._io.close(segment.fd)
+        self._io.close(self._log_fd)
+        if self._lock_fd is not None:
+            self._io.close(self._lock_fd)
 
     def close(self) -> None:
         """Seal everything and mark the log as ended; an empty folder is removed."""
@@ -182,7 +201,8 @@ class SegmentWriter:
             self._io.close(self._log_fd)
             if not self._log_frames:
                 remove_folder(self._io, self.path)
-            self._io.close(self._lock_fd)
+            if self._lock_fd is not None:
+                self._io.close(self._lock_fd)
 
     # -- segments
 
@@ -266,6 +286,8 @@ class SegmentWriter:
         fd = self._io.create(path)
         try:
             write_all(self._io, fd, [header], 0)
+            if self._sharing.shared:
+                self._log_segment(cls_code, bucket, number)
         except OSError:
             self._io.close(fd)
             with contextlib.suppress(OSError):
@@ -274,9 +296,17 @@ class SegmentWriter:
         self.file_bytes += len(header)
         return _OpenSegment(number, bucket, fd, path, end=fmt.PAGE, allocated=fmt.PAGE)
 
+    def _log_segment(self, cls_code: int, bucket: int, number: int) -> None:
+        """Let others derive the file's name: on a mounted file system they do not list folders."""
+        begin = np.zeros(1, dtype=fmt.ENTRY)
+        begin["flags"], begin["segment"] = fmt.FLAG_SEGMENT, number
+        begin["cls"], begin["created_s"] = cls_code, bucket
+        self.log(begin)
+
     def _grow(self, segment: _OpenSegment, end: int) -> None:
         """Preallocate in steps: freshly extended pages cost far more than prepared ones."""
-        if end <= segment.allocated:
+        if end <= segment.allocated or self._sharing.shared:
+            # Over a network preallocation is slow or, where it is imitated, writes zeros.
             return
         step = min(PREALLOCATE_BYTES, self.segment_bytes)
         target = max(end, min(segment.allocated + step, self.segment_bytes))
@@ -342,17 +372,6 @@ def write_all(io: IoEngine, fd: int, buffers: list[Readable], offset: int) -> No
             written -= left.pop(0).nbytes
         if written:
             left[0] = left[0][written:]
-
-
-def _claim_folder(root: Path, io: IoEngine) -> tuple[bytes, Path, int]:
-    """A fresh folder with its lock held; another name when a survey took the lock first."""
-    while True:
-        writer = secrets.token_bytes(16)
-        path = root / "w" / writer.hex()
-        io.mkdir(path)
-        lock = io.try_lock(path / "hb", create=True)
-        if lock is not None:
-            return writer, path, lock
 
 
 def remove_folder(io: IoEngine, path: Path) -> None:

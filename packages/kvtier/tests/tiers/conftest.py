@@ -27,6 +27,7 @@ def record(n: int, *, nbytes: int = NBYTES, cls: str = "chat", kind: int = 0) ->
         parent=digest_of(n - 1) if n else bytes(32),
         depth=n + 1,
         fingerprint=bytes(32),
+        namespace=n,
         views=[data[:1000].data, data[1000:].data],
         nbytes=nbytes,
         approximate=n % 7 == 6,

@@ -466,6 +466,7 @@ def _fill(entry: Any, record: Outgoing, number: int, offset: int, now_ms: int) -
     entry["created_s"], entry["created_ms"] = now_ms // 1000, now_ms % 1000
     entry["depth"] = record.depth
     entry["generation"] = record.generation
+    entry["namespace"] = record.namespace
 
 
 def _check(store: str) -> str:

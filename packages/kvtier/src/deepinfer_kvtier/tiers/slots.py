@@ -37,6 +37,7 @@ def pack_slot(record: Outgoing, *, now_ms: int, sequence: int, padded: bool) -> 
         checksum=checksum,
         generation=record.generation,
         shard=record.shard,
+        namespace=record.namespace,
     ).pack()
     gap = fmt.trailer_offset(record.nbytes) - record.nbytes
     tail = b"\0" * gap + trailer
