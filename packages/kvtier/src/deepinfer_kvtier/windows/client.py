@@ -102,8 +102,10 @@ class _Connection:
             raise wire.WireError("the peer answered another question")
         return answer
 
-    def read(self, views: Sequence[memoryview], deadline: Deadline) -> None:
-        """Fill the views, straight from the socket."""
+    def read(
+        self, views: Sequence[memoryview], deadline: Deadline, hasher: xxhash.xxh3_128 | None = None
+    ) -> None:
+        """Fill the views, straight from the socket; what has arrived is hashed while more comes."""
         for view in views:
             at = 0
             while at < view.nbytes:
@@ -111,6 +113,8 @@ class _Connection:
                 got = self._socket.recv_into(view[at:])
                 if got == 0:
                     raise ConnectionResetError("the peer closed the connection")
+                if hasher is not None:
+                    hasher.update(view[at : at + got])
                 at += got
 
     def _take(self, size: int, deadline: Deadline) -> bytes:
@@ -155,12 +159,16 @@ class PeerClient:
             self.counts["skipped_dead"] += 1
             return Status.TIMEOUT, None
 
+        hasher = xxhash.xxh3_128()
+
         def ask(connection: _Connection, deadline: Deadline) -> wire.PullAnswer:
             answer = wire.PullAnswer.unpack(connection.ask(wire.PULL, request.pack(), deadline))
             if answer.status == wire.HELD:
                 if answer.nbytes != sum(view.nbytes for view in views):
                     raise wire.WireError("the window offered has another size")
-                connection.read(views, deadline)
+                # After a connection that turned out to be closed, this is asked again.
+                hasher.reset()
+                connection.read(views, deadline, hasher)
             return answer
 
         try:
@@ -174,9 +182,6 @@ class PeerClient:
         if answer.status != wire.HELD:
             self.counts["gone"] += 1
             return Status.MISS, answer
-        hasher = xxhash.xxh3_128()
-        for view in views:
-            hasher.update(view)
         if hasher.digest() != answer.checksum:
             self.counts["corrupt"] += 1
             return Status.CORRUPT, answer
