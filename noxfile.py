@@ -209,3 +209,12 @@ def render(session: nox.Session) -> None:
     install(session, "search_fetch", "[test]")
     tests = "packages/search_fetch/tests/test_render.py"
     session.run("pytest", tests, "-m", "slow or not slow", *session.posargs)
+
+
+@nox.session
+def integrations(session: nox.Session) -> None:
+    """kvtier's adapters for vLLM and SGLang on stubs of their base classes; these need torch."""
+    session.env.update(OMP_NUM_THREADS="1")
+    session.install("./packages/kvtier[test]", "torch")
+    tests = ("packages/kvtier/tests/test_vllm.py", "packages/kvtier/tests/test_sglang.py")
+    session.run("pytest", *tests, *session.posargs)
