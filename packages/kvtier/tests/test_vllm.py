@@ -153,11 +153,11 @@ def test_a_local_prefix_is_left_alone_and_only_the_rest_is_loaded(start):
 def test_a_block_that_is_gone_between_match_and_load_is_reported_as_failed(start):
     prompt = tokens(3, 300)
     first = start()
-    first.prefill(first.request("a", prompt))
+    cold, _, _ = first.prefill(first.request("a", prompt))
     first.close()
     server = start()
     scope = server.scheduler._scopes
-    (ns,) = [scope.namespace(s, 0) for s in [server_scope()]]
+    ns = scope.namespace(server_scope(), 0)
     hasher = ns.hasher()
     hasher.extend(prompt)
 
@@ -169,6 +169,18 @@ def test_a_block_that_is_gone_between_match_and_load_is_reported_as_failed(start
     _, external, failed = server.prefill(server.request("b", prompt), damage=damage)
     assert external == 256
     assert failed == set(range(1 + 8, 1 + 16)), "the second cache block is vLLM's blocks 9 to 16"
+    # vLLM goes on with what is left, and the recomputed block is saved again.
+    (worker,), (model,) = server.workers, server.models
+    ids = list(range(1, 20))
+    again = stubs.CachedRequestData(["b"], set(), [None], [128])
+    meta = server.scheduler.build_connector_meta(stubs.SchedulerOutput([], again, {"b": 300 - 128}))
+    worker.bind_connector_metadata(meta)
+    worker.start_load_kv(None)
+    rest = model.run(prompt, ids, 128, 300)
+    worker.wait_for_save()
+    assert torch.equal(rest[128:], cold[256:])
+    assert worker._scopes.cache.flush().done
+    assert server.scheduler.get_num_new_matched_tokens(server.request("c", prompt), 0)[0] == 256
 
 
 def server_scope(salt="", adapter=None):

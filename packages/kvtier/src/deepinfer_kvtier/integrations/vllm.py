@@ -1,6 +1,7 @@
 """`KVTierConnector` for vLLM's `KVConnectorBase_V1`.
 
 vllm serve MODEL --kv-transfer-config '{"kv_connector": "KVTierConnector", "kv_role": "kv_both",
+  "kv_load_failure_policy": "recompute",
   "kv_connector_module_path": "deepinfer_kvtier.integrations.vllm",
   "kv_connector_extra_config": {"kvtier": {"path": "/var/cache/kv"}}}'
 

@@ -178,6 +178,10 @@ class SchedulerSide:
             skip = (computed - external - first * size) // self._geometry.block_size
             loads.append(self._transfer(request_id, tracked, first, last, skip))
             tracked.saved = max(tracked.saved, last)
+        else:
+            # Fewer tokens computed than the cache was believed to have: a load has failed, and what
+            # is computed instead is worth saving.
+            tracked.saved = min(tracked.saved, computed // size)
         # Final are the tokens computed in earlier steps, and those of the prompt in this one: what
         # this step computes beyond the prompt may be drafts that are rejected.
         pending = getattr(tracked.request, "num_output_placeholders", 0)

@@ -30,7 +30,8 @@ _STATE = KIND_CODES["state"]
 LOOKUP_KEYS = 64
 """Deepest boundaries that one match asks the directory for."""
 MAX_WAITING = 10_000
-MAX_CHAIN_STEPS = 4096
+MAX_CHAIN_STEPS = 1024
+"""Blocks that announcing a window walks back: a put may not take long."""
 MAINTAIN_S = 1.0
 
 
