@@ -172,7 +172,11 @@ class BatchResponse(_Strict):
 
 
 class SearchRequest(_Strict):
-    """A query with optional operators (site: -site: "…" -word lang: after: before: …)."""
+    """A query with optional operators (site: -site: "…" -word lang: after: before: …).
+
+    sources: "index" and names of configured upstream engines ("upstream:NAME"). question: the
+    user's own words, read by the re-ranker only.
+    """
 
     query: str = Field(min_length=1, max_length=512)
     count: int = Field(default=10, ge=1, le=50)
@@ -194,6 +198,10 @@ class SearchRequest(_Strict):
     max_per_host: int = Field(default=2, ge=1, le=50)
     diversity: float = Field(default=0.15, ge=0, le=1)
     expand: bool | None = None
+    country: str | None = Field(default=None, pattern=r"^[A-Za-z]{2}$")
+    rerank: Literal["none", "auto"] = "auto"
+    sources: list[str] = Field(default_factory=lambda: ["index"], min_length=1, max_length=8)
+    question: str | None = Field(default=None, max_length=2048)
 
     @field_validator("query")
     @classmethod
@@ -241,6 +249,7 @@ class SearchResponse(_Strict):
     generation: int
     corrections: str | None
     warnings: list[str]
+    unresponsive_engines: list[str] = Field(default_factory=list)
     usage: Usage
     elapsed_ms: int
 

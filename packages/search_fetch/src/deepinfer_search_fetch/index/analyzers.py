@@ -9,17 +9,22 @@ from __future__ import annotations
 import re
 import unicodedata
 from functools import lru_cache
+from itertools import chain, pairwise
 from typing import Final
 
 import tantivy
 
-ANALYZER_VERSION = 1
+ANALYZER_VERSION = 2
 _MAX_TERM_CHARS = 64
-_CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uac00-\ud7af\U00020000-\U0003ffff"
-_TOKEN = re.compile(
-    rf"(?P<cjk>[{_CJK}]+)"
-    rf"|(?P<word>[^\W{_CJK}]+(?:[.'’\-][^\W{_CJK}]+)*(?:\+\+|\#(?!\w))?)"  # noqa: RUF001
+_CACHED_WORDS = 200_000
+CJK_RANGES: Final = (
+    "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uac00-\ud7af\U00020000-\U0003ffff"
 )
+_TOKEN = re.compile(
+    rf"[{CJK_RANGES}]+"
+    rf"|[^\W{CJK_RANGES}]+(?:[.'’\-][^\W{CJK_RANGES}]+)*(?:\+\+|\#(?!\w))?"  # noqa: RUF001
+)
+_FIRST_IS_CJK = re.compile(f"[{CJK_RANGES}]")
 _CAMEL = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 _PLAIN = re.compile(r"[a-z]+")
 _ENGLISH_STOP_WORDS = """
@@ -28,17 +33,16 @@ into is it its may must no nor not of on or our she should so such than that the
 there these they this those to was we were what when where which who why will with would you your
 """
 STOP_WORDS: Final = frozenset(_ENGLISH_STOP_WORDS.split())
+# Particles, pronouns and question words of Chinese, simplified and traditional.
+_FUNCTION_CHARACTERS = frozenset(
+    "的了是在和与與及有之其为為于於而吗嗎呢么麼哪何谁誰几幾什怎个個们們这這那些被由从從以对對也都就"
+)
 
 
 def terms(text: str) -> list[str]:
     """Index terms of `text` in order, stop words included."""
-    found: list[str] = []
-    for match in _TOKEN.finditer(unicodedata.normalize("NFKC", text)):
-        if match.lastgroup == "cjk":
-            found += _cjk_terms(match.group())
-        else:
-            found += _word_terms(match.group())
-    return found
+    words = _TOKEN.findall(unicodedata.normalize("NFKC", text))
+    return list(chain.from_iterable(map(_TERMS_OF.__getitem__, words)))
 
 
 def content_terms(text: str) -> list[str]:
@@ -52,21 +56,36 @@ def is_unigram(term: str) -> bool:
     return len(term) == 1 and is_cjk(term)
 
 
+def is_function_term(term: str) -> bool:
+    """True for a CJK term of function characters alone, such as 什么; it says nothing of a topic."""
+    return all(c in _FUNCTION_CHARACTERS for c in term)
+
+
 def is_cjk(term: str) -> bool:
     """True for a CJK character or bigram."""
-    return bool(re.match(f"[{_CJK}]", term))
+    return _FIRST_IS_CJK.match(term) is not None
 
 
-def _cjk_terms(run: str) -> list[str]:
-    out: list[str] = []
-    for i, character in enumerate(run):
-        out.append(character)
-        if i + 1 < len(run):
-            out.append(run[i : i + 2])
-    return out
+class _TermsOf(dict[str, tuple[str, ...]]):
+    """Word -> its terms, filled on demand: a text is mostly words that were seen before."""
+
+    def __missing__(self, word: str) -> tuple[str, ...]:
+        if _FIRST_IS_CJK.match(word):  # a run of characters is seldom seen twice
+            return _cjk_terms(word)
+        if len(self) >= _CACHED_WORDS:
+            self.clear()
+        found = self[word] = _word_terms(word)
+        return found
 
 
-@lru_cache(maxsize=500_000)
+_TERMS_OF = _TermsOf()
+
+
+def _cjk_terms(run: str) -> tuple[str, ...]:
+    pairs = chain.from_iterable(zip(run, map("".join, pairwise(run)), strict=False))
+    return (*pairs, run[-1])
+
+
 def _word_terms(word: str) -> tuple[str, ...]:
     folded = fold(word)
     if _PLAIN.fullmatch(folded) and (word.islower() or word.istitle() or word.isupper()):

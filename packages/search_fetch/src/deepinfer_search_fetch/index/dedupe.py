@@ -1,39 +1,143 @@
-"""Near-duplicate detection: 64-bit simhash over shingles of the extracted text."""
+"""Near-duplicate detection on extracted text: 64-bit simhash, then MinHash where it is unsure.
+
+Shingles are three words (two characters of CJK text). Up to MAX_DISTANCE different bits two texts
+are copies; up to UNSURE_DISTANCE their estimated Jaccard similarity decides.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import lru_cache
+from typing import Final
 
-from deepinfer_search_fetch.extract.tree import words
+import numpy as np
+from numpy.typing import NDArray
+
+from deepinfer_search_fetch.index.analyzers import CJK_RANGES
 
 MAX_DISTANCE = 3
+UNSURE_DISTANCE = 8
+MIN_JACCARD = 0.8
 MIN_LENGTH_RATIO = 0.8
 MIN_WORDS = 50
+PERMUTATIONS = 128
 _WORDS_READ = 4000
+_CHARACTERS_READ = 32_000
+_WORD = re.compile(rf"[{CJK_RANGES}]|[^\W{CJK_RANGES}]+")
+_U64 = np.uint64
+_SEEDS: Final = np.random.Generator(np.random.PCG64(7)).integers(
+    0, 2**64 - 1, (2, PERMUTATIONS), dtype=_U64, endpoint=True
+)
 
 
-def fingerprint(text: str) -> tuple[int, int]:
-    """(simhash of 3-word shingles, number of words); texts under MIN_WORDS words hash exactly."""
-    found = words(text)[:_WORDS_READ]
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """simhash: 64 bits, an exact hash for texts under MIN_WORDS words. words: how many."""
+
+    simhash: int
+    words: int
+
+
+def fingerprint(text: str, boilerplate: Callable[[str], bool] | None = None) -> Fingerprint:
+    """The fingerprint of a text. boilerplate: lines for which it is true are left out."""
+    if boilerplate is not None:
+        text = "\n".join(line for line in text.split("\n") if not boilerplate(line))
+    found = _words(text)
     if len(found) < MIN_WORDS:
-        return _hash64(" ".join(found)), len(found)
-    counters = [0] * 64
-    for i in range(len(found) - 2):
-        bits = _hash64(" ".join(found[i : i + 3]))
-        for b in range(64):
-            counters[b] += 1 if bits >> b & 1 else -1
-    return sum(1 << b for b in range(64) if counters[b] > 0), len(found)
+        return Fingerprint(_hash64(" ".join(found)), len(found))
+    shingles = _shingles(found)
+    bits = np.unpackbits(shingles.astype(">u8").view(np.uint8).reshape(-1, 8), axis=1)
+    majority = bits.sum(axis=0, dtype=np.int64) * 2 > len(shingles)
+    return Fingerprint(int.from_bytes(np.packbits(majority).tobytes(), "big"), len(found))
 
 
-def near_duplicates(a: tuple[int, int], b: tuple[int, int]) -> bool:
-    """True if two fingerprints belong to copies of one text."""
-    shorter, longer = sorted((a[1], b[1]))
-    if longer < MIN_WORDS or shorter < MIN_WORDS:
+def near_duplicates(
+    a: Fingerprint, b: Fingerprint, texts: Callable[[], tuple[str, str]] | None = None
+) -> bool:
+    """True if two fingerprints belong to copies of one text.
+
+    texts: gives both texts when the fingerprints alone cannot tell; None says no then.
+    """
+    shorter, longer = sorted((a.words, b.words))
+    if shorter < MIN_WORDS:
         return a == b
-    return (a[0] ^ b[0]).bit_count() <= MAX_DISTANCE and shorter >= MIN_LENGTH_RATIO * longer
+    distance = (a.simhash ^ b.simhash).bit_count()
+    if distance > UNSURE_DISTANCE or shorter < MIN_LENGTH_RATIO * longer:
+        return False
+    if distance <= MAX_DISTANCE:
+        return True
+    return texts is not None and jaccard(*texts()) >= MIN_JACCARD
 
 
-@lru_cache(maxsize=100_000)
+def jaccard(a: str, b: str) -> float:
+    """Estimated share of common shingles, 0..1 (MinHash, PERMUTATIONS permutations)."""
+    return float(np.mean(_signature(a) == _signature(b)))
+
+
+def _signature(text: str) -> NDArray[np.uint64]:
+    """uint64 [PERMUTATIONS]: the least hash of any shingle under each permutation."""
+    found = _words(text)
+    shingles = np.unique(_shingles(found)) if len(found) >= 3 else np.zeros(1, _U64)
+    multipliers, offsets = _SEEDS[0] | _U64(1), _SEEDS[1]
+    return ((shingles[:, None] * multipliers + offsets) >> _U64(16)).min(axis=0)
+
+
+def _words(text: str) -> list[str]:
+    return _WORD.findall(text[:_CHARACTERS_READ].lower())[:_WORDS_READ]
+
+
+def _shingles(words: list[str]) -> NDArray[np.uint64]:
+    """uint64 [n]: one mixed hash per shingle."""
+    hashes = np.fromiter(map(_hash64, words), _U64, len(words))
+    sample = words[:200]
+    width = 2 if sum(map(len, sample)) < 1.5 * len(sample) else 3  # mostly CJK characters
+    mixed = np.zeros(len(words) - width + 1, _U64)
+    for i in range(width):
+        mixed = mixed * _U64(0x9E3779B97F4A7C15) + hashes[i : len(words) - width + 1 + i]
+    # The finaliser of splitmix64: every input bit reaches every output bit.
+    mixed = (mixed ^ (mixed >> _U64(30))) * _U64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> _U64(27))) * _U64(0x94D049BB133111EB)
+    return mixed ^ (mixed >> _U64(31))
+
+
+@lru_cache(maxsize=200_000)
 def _hash64(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
+
+
+class HostLines:
+    """Which lines a host repeats on many of its pages: boilerplate that extraction kept.
+
+    A line counts once a page; it is boilerplate once it stood on more than `share` of at least
+    `min_pages` pages. Memory is bounded: at most `max_lines` distinct lines a host are counted.
+    """
+
+    def __init__(self, *, share: float = 0.2, min_pages: int = 10, max_lines: int = 5000) -> None:
+        self._share = share
+        self._min_pages = min_pages
+        self._max_lines = max_lines
+        self._pages: dict[str, int] = {}
+        self._lines: dict[str, dict[int, int]] = {}
+
+    def see(self, host: str, text: str) -> None:
+        """Count one page."""
+        self._pages[host] = self._pages.get(host, 0) + 1
+        counts = self._lines.setdefault(host, {})
+        for key in {_hash64(line.strip()) for line in _nonempty(text)}:
+            if key in counts or len(counts) < self._max_lines:
+                counts[key] = counts.get(key, 0) + 1
+
+    def boilerplate(self, host: str) -> Callable[[str], bool] | None:
+        """A test for lines of this host; None while too few pages were seen."""
+        pages = self._pages.get(host, 0)
+        if pages < self._min_pages:
+            return None
+        counts = self._lines[host]
+        return lambda line: counts.get(_hash64(line.strip()), 0) > self._share * pages
+
+
+def _nonempty(text: str) -> Iterable[str]:
+    return (line for line in text.split("\n") if line.strip())

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import astuple, dataclass
 from datetime import date
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,25 +18,37 @@ from deepinfer_search_fetch.errors import InvalidRequestError, LimitError
 from deepinfer_search_fetch.index.analyzers import ANALYZER_VERSION, content_terms, terms
 from deepinfer_search_fetch.index.document import MAX_STORED_CHARS, IndexedPage
 
-TEXT_FIELDS = ("title", "headings", "body", "url_terms")
+TEXT_FIELDS = ("title", "headings", "body", "anchors", "url_terms")
 _HEADING = re.compile(r"^#{1,6} (.+)$", re.M)
 _MARKUP = re.compile(r"\]\([^()\s]*\)|[*`\[\]|]")
 _HEAP_BYTES = 64 * 1024 * 1024
 
 
-@dataclass(frozen=True, slots=True)
 class Hit:
-    """One retrieved page with its retrieval score."""
+    """One retrieved page with its retrieval score; the page is read when it is first asked for."""
 
-    page: IndexedPage
-    score: float
+    __slots__ = ("_load", "_page", "score")
+
+    def __init__(self, score: float, load: Callable[[], IndexedPage]) -> None:
+        self.score = score
+        self._load = load
+        self._page: IndexedPage | None = None
+
+    @property
+    def page(self) -> IndexedPage:
+        if self._page is None:
+            self._page = self._load()
+        return self._page
 
 
 @dataclass(frozen=True, slots=True)
 class FieldTerm:
+    """edits: how many typing slips the term may differ by."""
+
     field: str
     term: str
     boost: float
+    edits: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,18 +179,17 @@ class TantivyBackend:
         return self._page(searcher, hits[0][1]) if hits else None
 
     def retrieve(self, query: Retrieval, k: int) -> list[Hit]:
-        """The best `k` documents by score; ties are broken by document id."""
+        """The best `k` documents by score; ties in the order in which they were written."""
         searcher = self._searcher()
         hits = searcher.search(self._query(query), k, count=False).hits
-        found = [Hit(self._page(searcher, address), float(score)) for score, address in hits]
-        return sorted(found, key=lambda hit: (-hit.score, hit.page.doc_id))
+        return [Hit(float(score), partial(self._page, searcher, at)) for score, at in hits]
 
     def _searcher(self) -> tantivy.Searcher:
         return self._index.searcher()
 
     def _page(self, searcher: tantivy.Searcher, address: tantivy.DocAddress) -> IndexedPage:
         raw: Any = searcher.doc(address).get_first("record")
-        return IndexedPage(**json.loads(bytes(raw)))
+        return IndexedPage.from_record(json.loads(bytes(raw)))
 
     def _open_writer(self) -> tantivy.IndexWriter:
         if self._writer is None:
@@ -202,18 +214,22 @@ class TantivyBackend:
             document.add_text("site", ".".join(labels[i:]))
         if page.language:
             document.add_text("lang", page.language)
-        headings = " ".join(m.group(1) for m in _HEADING.finditer(page.content))
         title = content_terms(page.title)
+        headings = [m.group(1) for m in _HEADING.finditer(page.content)]
         document.add_text("title", " ".join(title))
-        document.add_text("headings", " ".join(content_terms(_plain(headings))))
+        if headings:
+            document.add_text("headings", " ".join(content_terms(_plain(" ".join(headings)))))
         # The body holds the title too: a title word is then never worth less than a body word.
         document.add_text("body", " ".join([*title, *content_terms(_plain(page.content))]))
+        if page.anchors:
+            document.add_text("anchors", " ".join(content_terms(page.anchors)))
         document.add_text("url_terms", " ".join(terms(page.url)))
-        day = day_number(page.published or page.fetched_at)
+        day = day_number(page.published or page.first_seen or page.fetched_at)
         if day is not None:
             document.add_unsigned("day", day)
         record = page.to_record()
         record["content"] = page.content[:MAX_STORED_CHARS]
+        record["fingerprint"] = page.fingerprint or astuple(page.copy_print)
         document.add_bytes(
             "record", json.dumps(record, ensure_ascii=False).encode("utf-8", "replace")
         )
@@ -247,13 +263,13 @@ class TantivyBackend:
         return tantivy.Query.boolean_query(clauses)
 
     def _group(self, group: Sequence[FieldTerm], tie: float) -> tantivy.Query:
-        parts = [
-            tantivy.Query.boost_query(
-                tantivy.Query.term_query(self._schema, t.field, t.term, "freq"), t.boost
-            )
-            for t in group
-        ]
+        parts = [tantivy.Query.boost_query(self._term(t), t.boost) for t in group]
         return parts[0] if len(parts) == 1 else tantivy.Query.disjunction_max_query(parts, tie)
+
+    def _term(self, term: FieldTerm) -> tantivy.Query:
+        if term.edits:
+            return tantivy.Query.fuzzy_term_query(self._schema, term.field, term.term, term.edits)
+        return tantivy.Query.term_query(self._schema, term.field, term.term, "freq")
 
     def _phrase(self, field: str, words: Sequence[str]) -> tantivy.Query:
         if field == "any":
@@ -280,7 +296,12 @@ def day_number(text: str | None) -> int | None:
     """Days since 1970-01-01 of an RFC 3339 time or day; None for none or an earlier one."""
     if not text:
         return None
+    return _day_of(text[:10])
+
+
+@lru_cache(maxsize=20_000)
+def _day_of(day: str) -> int | None:
     try:
-        return max(0, (date.fromisoformat(text[:10]) - date(1970, 1, 1)).days)
+        return max(0, (date.fromisoformat(day) - date(1970, 1, 1)).days)
     except ValueError:
         return None

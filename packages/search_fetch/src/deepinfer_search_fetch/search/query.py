@@ -54,7 +54,7 @@ def parse_query(text: str) -> ParsedQuery:
                 either.append([words[i - 1], words[i + 1]])
         elif not _add_operator(parsed, word):
             if word.startswith("-") and len(word) > 1 and terms(word[1:]):
-                parsed.excluded.append(("any", tuple(terms(word[1:]))))
+                parsed.excluded.append(("any", tuple(content_terms(word[1:]))))
             else:
                 plain.append(word)
     parsed.terms = list(dict.fromkeys(content_terms(" ".join(plain))))[:MAX_TERMS]
@@ -68,7 +68,8 @@ def parse_query(text: str) -> ParsedQuery:
 def _add_phrase(
     parsed: ParsedQuery, plain: list[str], negative: bool, name: str | None, quoted: str
 ) -> None:
-    words = tuple(terms(quoted))
+    # The index holds no stop words: "lord of the rings" is the phrase lord rings there.
+    words = tuple(content_terms(quoted))
     if not words:
         return
     target = {"intitle": "title", "inurl": "url_terms"}.get(name or "", "any")

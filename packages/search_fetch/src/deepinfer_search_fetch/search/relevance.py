@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
@@ -49,7 +49,7 @@ def features(
     score: float,
     best_score: float,
     query_terms: Sequence[str],
-    idf: dict[str, float],
+    idf: Mapping[str, float],
 ) -> tuple[float, ...]:
     """(score / best score of this query, idf share of the query found in the page, the same within
     title and headings, matched terms per word of the tightest window, log of the matched idf)."""

@@ -8,14 +8,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from deepinfer_search_fetch.index.analyzers import STOP_WORDS, content_terms, is_cjk, is_unigram
+from deepinfer_search_fetch.index.analyzers import (
+    STOP_WORDS,
+    content_terms,
+    is_cjk,
+    is_function_term,
+    is_unigram,
+)
 from deepinfer_search_fetch.index.tantivy_backend import FieldTerm, Hit, Retrieval, SearchBackend
 from deepinfer_search_fetch.search.query import ParsedQuery
 
 # Summed per term (tie 1.0): the body field repeats the title, so a title word counts 1 + 0.5.
-FIELD_BOOSTS: Final = (("body", 1.0), ("title", 0.5), ("headings", 0.2), ("url_terms", 0.3))
+FIELD_BOOSTS: Final = (
+    ("body", 1.0),
+    ("title", 0.5),
+    ("headings", 0.2),
+    ("anchors", 0.4),
+    ("url_terms", 0.3),
+)
 CJK_TITLE_BOOST = 1.0
-UNIGRAM_WEIGHT = 0.3
+UNIGRAM_WEIGHT = 0.5
+FUNCTION_WEIGHT = 0.1
 CANDIDATES = 200
 FEEDBACK_DOCUMENTS = 10
 FEEDBACK_TERMS = 20
@@ -36,7 +49,8 @@ class Filters:
 
 
 def inverse_frequencies(backend: SearchBackend, terms: Sequence[str]) -> dict[str, float]:
-    """idf(t) = ln(1 + (N - n + 0.5) / (n + 0.5)) over the body field; CJK unigrams weigh 0.3.
+    """idf(t) = ln(1 + (N - n + 0.5) / (n + 0.5)) over the body field; CJK single characters and
+    function words weigh less.
 
     N counts PRIOR_DOCUMENTS more than there are: in an index of ten pages a word that all of them
     hold is still a rare word of the language.
@@ -46,25 +60,33 @@ def inverse_frequencies(backend: SearchBackend, terms: Sequence[str]) -> dict[st
     for term in terms:
         n = min(backend.doc_freq("body", term), total)
         idf = math.log(1 + (total - n + 0.5) / (n + 0.5))
-        out[term] = idf * (UNIGRAM_WEIGHT if is_unigram(term) else 1.0)
+        out[term] = idf * _term_weight(term)
     return out
 
 
 def retrieve(
-    backend: SearchBackend, parsed: ParsedQuery, filters: Filters, *, expand: bool | None
+    backend: SearchBackend,
+    parsed: ParsedQuery,
+    filters: Filters,
+    *,
+    expand: bool | None,
+    k: int = CANDIDATES,
 ) -> list[Hit]:
-    """Up to CANDIDATES hits, best first.
+    """Up to `k` hits, best first. The first hits do not depend on `k`.
 
     expand: None decides by the query (at least EXPAND_FROM_TERMS words, no CJK).
     """
     weights = dict.fromkeys(parsed.terms, 1.0)
-    hits = backend.retrieve(_request(parsed, weights, filters), CANDIDATES)
+    plain = _request(parsed, weights, filters)
     words = [t for t in parsed.terms if not is_unigram(t)]
     wanted = expand if expand is not None else len(words) >= EXPAND_FROM_TERMS
-    if not wanted or not hits or any(is_unigram(t) for t in parsed.terms):
-        return hits
-    expanded = _feedback(backend, parsed.terms, hits[:FEEDBACK_DOCUMENTS])
-    return backend.retrieve(_request(parsed, expanded, filters), CANDIDATES)
+    if not wanted or any(is_unigram(t) for t in parsed.terms):
+        return backend.retrieve(plain, k)
+    feedback = backend.retrieve(plain, FEEDBACK_DOCUMENTS)
+    if not feedback:
+        return []
+    expanded = _feedback(backend, parsed.terms, feedback)
+    return backend.retrieve(_request(parsed, expanded, filters), k)
 
 
 def _request(parsed: ParsedQuery, weights: dict[str, float], filters: Filters) -> Retrieval:
@@ -85,9 +107,14 @@ def _request(parsed: ParsedQuery, weights: dict[str, float], filters: Filters) -
     )
 
 
+def _term_weight(term: str) -> float:
+    if is_function_term(term):
+        return FUNCTION_WEIGHT
+    return UNIGRAM_WEIGHT if is_unigram(term) else 1.0
+
+
 def _group(term: str, weight: float) -> tuple[FieldTerm, ...]:
-    if is_unigram(term):
-        weight *= UNIGRAM_WEIGHT
+    weight *= _term_weight(term)
     boosts = dict(FIELD_BOOSTS)
     if is_cjk(term):
         boosts["title"] = CJK_TITLE_BOOST
