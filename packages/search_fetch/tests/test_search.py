@@ -20,7 +20,8 @@ from deepinfer_search_fetch.index.analyzers import terms
 from deepinfer_search_fetch.index.authority import LinkEvidence, authority, explain
 from deepinfer_search_fetch.index.dedupe import fingerprint, near_duplicates
 from deepinfer_search_fetch.index.document import IndexedPage
-from deepinfer_search_fetch.index.ingest import Ingester, Source, parse_sitemap
+from deepinfer_search_fetch.index.ingest import Ingester, Source
+from deepinfer_search_fetch.index.sources.xml import Entry, parse_sitemap
 from deepinfer_search_fetch.index.tantivy_backend import TantivyBackend
 from deepinfer_search_fetch.search.engine import search
 from deepinfer_search_fetch.search.query import parse_query
@@ -273,7 +274,7 @@ def test_sitemap_entities_are_not_expanded() -> None:
     assert parse_sitemap(body) == ([], [])
     assert parse_sitemap(gzip.compress(b"<urlset><url><loc>http://a/</loc></url></urlset>")) == (
         [],
-        ["http://a/"],
+        [Entry("http://a/")],
     )
 
 

@@ -13,40 +13,16 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from deepinfer_search_fetch import __version__
-from deepinfer_search_fetch.config import Config
+from deepinfer_search_fetch.cli_options import AllowCidr, AllowPort, AsJson, Home, make_config
 from deepinfer_search_fetch.errors import InvalidRequestError, SearchFetchError
+from deepinfer_search_fetch.index_cli import register
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Search and Fetch for agents.")
 keys_app = typer.Typer(no_args_is_help=True, help="API keys of the service.")
 index_app = typer.Typer(no_args_is_help=True, help="The index.")
-authority_app = typer.Typer(no_args_is_help=True, help="Source authority.")
 app.add_typer(keys_app, name="keys")
 app.add_typer(index_app, name="index")
-app.add_typer(authority_app, name="authority")
-
-Home = Annotated[
-    Path | None, typer.Option("--home", help="Folder of index, cache, keys and ledger.")
-]
-AllowCidr = Annotated[
-    list[str] | None, typer.Option("--allow-cidr", help="Network the guard shall allow (operator).")
-]
-AllowPort = Annotated[
-    list[int] | None, typer.Option("--allow-port", help="Port the guard shall allow (operator).")
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the whole record as JSON.")]
-
-
-def _config(home: Path | None, cidrs: list[str] | None, ports: list[int] | None) -> Config:
-    values: dict[str, Any] = {} if home is None else {"home": home}
-    config = Config(**values)
-    for cidr in cidrs or ():
-        try:
-            ipaddress.ip_network(cidr)
-        except ValueError as error:
-            raise InvalidRequestError("invalid_argument", f"--allow-cidr {cidr}: {error}") from None
-    return config.model_copy(
-        update={"allow_cidrs": tuple(cidrs or ()), "ports": (*config.ports, *(ports or ()))}
-    )
+register(app)
 
 
 @app.command()
@@ -69,7 +45,7 @@ def fetch(
         FetchRequest, url=url, mode=mode, max_tokens=max_tokens, offset=offset, render="never"
     )
     # One page does not repay the start of a worker process.
-    config = _config(home, allow_cidr, allow_port).model_copy(update={"extract_workers": 0})
+    config = make_config(home, allow_cidr, allow_port).model_copy(update={"extract_workers": 0})
     with SearchFetch(config) as client:
         response = client.fetch(request)
     if as_json:
@@ -100,9 +76,11 @@ def search(
     from deepinfer_search_fetch.index.tantivy_backend import TantivyBackend
     from deepinfer_search_fetch.models import SearchRequest
     from deepinfer_search_fetch.search.engine import search as run
+    from deepinfer_search_fetch.search.parts import parts_of
 
     request = _validated(SearchRequest, query=query, count=count)
-    response = run(TantivyBackend(_config(home, None, None).home / "index"), request)
+    config = make_config(home)
+    response = run(TantivyBackend(config.home / "index"), request, parts=parts_of(config))
     if as_json:
         print(response.model_dump_json(by_alias=True, indent=2))
         return
@@ -120,28 +98,6 @@ def search(
         console.print(text)
     if not response.results:
         print("nothing found" + (" (the index is empty)" if response.warnings else ""))
-
-
-@app.command()
-def ingest(
-    source: str,
-    home: Home = None,
-    allow_cidr: AllowCidr = None,
-    allow_port: AllowPort = None,
-    kind: Annotated[
-        str | None, typer.Option(help="url, file, jsonl or sitemap; guessed if not given.")
-    ] = None,
-) -> None:
-    """Bring a URL, a file, a folder, a .jsonl file or a sitemap into the index."""
-    from deepinfer_search_fetch.client import SearchFetch
-
-    if kind not in (None, "url", "file", "jsonl", "sitemap"):
-        raise InvalidRequestError(
-            "invalid_argument", f"--kind {kind} is not url, file, jsonl, sitemap"
-        )
-    with SearchFetch(_config(home, allow_cidr, allow_port)) as client:
-        report = client.ingest(source, kind)  # pyright: ignore[reportArgumentType]
-    print(report.model_dump_json(indent=2))
 
 
 @app.command()
@@ -167,7 +123,7 @@ def serve(
         raise InvalidRequestError(
             "invalid_argument", f"--no-auth needs a loopback --host, not {host}"
         )
-    config = _config(home, allow_cidr, allow_port)
+    config = make_config(home, allow_cidr, allow_port)
     file = settings or config.home / SETTINGS_FILE
     chosen = ServiceSettings.from_file(file) if settings or file.is_file() else ServiceSettings()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
@@ -179,7 +135,7 @@ def mcp(home: Home = None, allow_cidr: AllowCidr = None, allow_port: AllowPort =
     """Serve web_search and web_fetch over MCP on stdin and stdout (needs the `mcp` extra)."""
     from deepinfer_search_fetch.service.mcp import run_stdio
 
-    run_stdio(_config(home, allow_cidr, allow_port))
+    run_stdio(make_config(home, allow_cidr, allow_port))
 
 
 @app.command()
@@ -187,7 +143,7 @@ def usage(home: Home = None) -> None:
     """Sums of the ledger per key and endpoint."""
     from deepinfer_search_fetch.service.metering import Ledger
 
-    config = _config(home, None, None)
+    config = make_config(home, None, None)
     config.home.mkdir(parents=True, exist_ok=True)
     print(json.dumps(Ledger(config.home / "ledger.sqlite3").usage(), indent=2))
 
@@ -227,17 +183,8 @@ def index_stats(home: Home = None) -> None:
     """Number of pages and the generation."""
     from deepinfer_search_fetch.index.tantivy_backend import TantivyBackend
 
-    backend = TantivyBackend(_config(home, None, None).home / "index")
+    backend = TantivyBackend(make_config(home, None, None).home / "index")
     print(json.dumps({"documents": backend.size(), "generation": backend.generation()}))
-
-
-@authority_app.command("explain")
-def authority_explain(host_or_url: str) -> None:
-    """Every input of the authority formula for a host or URL."""
-    from deepinfer_search_fetch.index.authority import explain
-
-    value, inputs = explain(host_or_url)
-    print(json.dumps({**value.model_dump(), **inputs}, indent=2))
 
 
 def _version(wanted: bool) -> None:
@@ -258,7 +205,7 @@ def root(
 def _key_store(home: Path | None) -> Any:
     from deepinfer_search_fetch.service.auth import KeyStore
 
-    config = _config(home, None, None)
+    config = make_config(home, None, None)
     config.home.mkdir(parents=True, exist_ok=True)
     return KeyStore(config.home / "keys.sqlite3")
 

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+import contextlib
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from deepinfer_search_fetch.config import Config
-from deepinfer_search_fetch.errors import InvalidRequestError, SearchFetchError
+from deepinfer_search_fetch.errors import InvalidRequestError, LimitError, SearchFetchError
+from deepinfer_search_fetch.extract import Extraction
+from deepinfer_search_fetch.extract.worker import ExtractPool
 from deepinfer_search_fetch.fetching import Fetcher
 from deepinfer_search_fetch.index.ingest import Ingester, Source, SourceKind
+from deepinfer_search_fetch.index.sources.crawl import CrawlOptions
 from deepinfer_search_fetch.index.tantivy_backend import SearchBackend, TantivyBackend
+from deepinfer_search_fetch.loading import Loaded
 from deepinfer_search_fetch.models import (
     BatchItem,
     FetchRequest,
@@ -22,7 +27,10 @@ from deepinfer_search_fetch.models import (
     SearchResponse,
 )
 from deepinfer_search_fetch.net.resolver import Resolver
+from deepinfer_search_fetch.search.dense import Embedder
 from deepinfer_search_fetch.search.engine import search
+from deepinfer_search_fetch.search.parts import parts_of
+from deepinfer_search_fetch.search.upstream import UpstreamEngine
 
 _T = TypeVar("_T")
 
@@ -30,7 +38,8 @@ _T = TypeVar("_T")
 class AsyncSearchFetch:
     """Fetch and Search over one home folder. Use as an async context manager, or `close()` it.
 
-    resolver, backend: replaceable parts (tests, another index).
+    resolver, backend: replaceable parts (tests, another index). upstreams: search engines that
+    `sources` of a request may name as "upstream:NAME". embed: vectors for the re-ranker.
     """
 
     def __init__(
@@ -39,11 +48,16 @@ class AsyncSearchFetch:
         *,
         resolver: Resolver | None = None,
         backend: SearchBackend | None = None,
+        upstreams: Mapping[str, UpstreamEngine] | None = None,
+        embed: Embedder | None = None,
     ) -> None:
         self.config = config or Config()
         self.config.home.mkdir(parents=True, exist_ok=True)
         self.fetcher = Fetcher(self.config, resolver=resolver)
+        if self.config.index_fetched:
+            self.fetcher.observer = self._index_fetched
         self._backend = backend
+        self._parts = parts_of(self.config, upstreams, embed)
         self._write_turn = asyncio.Lock()
 
     @property
@@ -112,25 +126,60 @@ class AsyncSearchFetch:
 
     async def search(self, request: SearchRequest) -> SearchResponse:
         """Ranked results from the index. Runs in a thread; the event loop stays free."""
-        return await asyncio.to_thread(search, self.backend, request)
+        return await asyncio.to_thread(search, self.backend, request, parts=self._parts)
 
-    async def ingest(self, source: str | Path, kind: SourceKind | None = None) -> IngestReport:
-        """Bring a source into the index: a URL, a file or folder, a .jsonl file, a sitemap.
+    async def ingest(
+        self,
+        source: str | Path,
+        kind: SourceKind | None = None,
+        *,
+        crawl: CrawlOptions | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> IngestReport:
+        """Bring a source into the index: a page, a file or folder, JSON lines, a web archive, a
+        sitemap, a feed, or everything a crawl finds.
 
-        kind: guessed from `source` when None (".xml" URLs are sitemaps).
+        kind: guessed from `source` when None (".xml" URLs are sitemaps; "feed" and "crawl" are
+        never guessed). crawl: limits of a crawl. progress: called with (seen, written).
         """
         location = str(source)
+        chosen = Source(kind or guess_kind(location), location, crawl or CrawlOptions())
+        pool = ExtractPool(self.config.extract_workers, self.config.limits)
         async with self._write_turn:
-            ingester = Ingester(self.backend, self.fetcher)
-            return await ingester.run(Source(kind or guess_kind(location), location))
+            try:
+                ingester = Ingester(
+                    self.backend,
+                    self.fetcher,
+                    home=self.config.home,
+                    pool=pool,
+                    progress=progress,
+                )
+                return await ingester.run(chosen)
+            finally:
+                await pool.close()
+
+    async def _index_fetched(self, loaded: Loaded, extraction: Extraction) -> None:
+        """Take what was fetched into the index; a busy index leaves it out."""
+        async with self._write_turn:
+            ingester = Ingester(self.backend)
+            with contextlib.suppress(LimitError):
+                ingester.add_fetched(loaded, extraction)
+                await asyncio.to_thread(self.backend.commit)
 
 
 class SearchFetch:
     """`AsyncSearchFetch` for synchronous code: same methods, plain return values."""
 
-    def __init__(self, config: Config | None = None, *, resolver: Resolver | None = None) -> None:
+    def __init__(
+        self,
+        config: Config | None = None,
+        *,
+        resolver: Resolver | None = None,
+        upstreams: Mapping[str, UpstreamEngine] | None = None,
+        embed: Embedder | None = None,
+    ) -> None:
         self._runner = asyncio.Runner()
-        self._client = AsyncSearchFetch(config, resolver=resolver)
+        self._client = AsyncSearchFetch(config, resolver=resolver, upstreams=upstreams, embed=embed)
 
     def __enter__(self) -> Self:
         return self
@@ -165,9 +214,16 @@ class SearchFetch:
         """See `AsyncSearchFetch.search`."""
         return self._run(self._client.search(request))
 
-    def ingest(self, source: str | Path, kind: SourceKind | None = None) -> IngestReport:
+    def ingest(
+        self,
+        source: str | Path,
+        kind: SourceKind | None = None,
+        *,
+        crawl: CrawlOptions | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> IngestReport:
         """See `AsyncSearchFetch.ingest`."""
-        return self._run(self._client.ingest(source, kind))
+        return self._run(self._client.ingest(source, kind, crawl=crawl, progress=progress))
 
     def _run(self, work: Coroutine[Any, Any, _T]) -> _T:
         try:
@@ -207,4 +263,6 @@ def guess_kind(location: str) -> SourceKind:
     if location.startswith(("http://", "https://")):
         path = location.partition("?")[0].lower()
         return "sitemap" if path.endswith((".xml", ".xml.gz")) else "url"
+    if location.endswith((".warc", ".warc.gz", ".warc.zst")):
+        return "warc"
     return "jsonl" if location.endswith((".jsonl", ".jsonl.gz")) else "file"

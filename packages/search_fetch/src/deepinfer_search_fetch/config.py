@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 
 HOME_VARIABLE = "DEEPINFER_SEARCH_FETCH_HOME"
 
@@ -57,6 +57,9 @@ class Config(BaseModel):
     run at once (0: none), render_user the unprivileged account it runs as (needed when the service
     is root), render_sandbox=False gives up the browser's own sandbox where the kernel offers none.
     render_seconds, render_bytes and render_memory_bytes bound one page.
+
+    index_fetched: pages that were fetched enter the index. searxng_url, brave_key: upstream search
+    engines `upstream:searxng`, `upstream:brave`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -84,6 +87,9 @@ class Config(BaseModel):
     render_bytes: int = Field(default=50 * 1024 * 1024, ge=1)
     render_memory_bytes: int = Field(default=1024 * 1024 * 1024, ge=1)
     limits: Limits = Limits()
+    index_fetched: bool = False
+    searxng_url: str | None = Field(default=None, pattern=r"^https?://")
+    brave_key: SecretStr | None = None
 
     @field_validator("allow_cidrs", "deny_cidrs")
     @classmethod

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
 from deepinfer_search_fetch import urls
@@ -44,7 +44,8 @@ _KEPT_HEADERS = frozenset(
 class Fetcher:
     """Fetches, caches and extracts; one per service.
 
-    resolver, policy, clock and renderer are replaceable for tests and other set-ups.
+    resolver, policy, clock and renderer are replaceable for tests and other set-ups. observer:
+    called with every page that `fetch` read and may store.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class Fetcher:
             config, Dialer(policy, resolver, config.limits)
         )
         self._pool = ExtractPool(config.extract_workers, config.limits)
+        self.observer: Callable[[Loaded, Extraction], Awaitable[None]] | None = None
         self._served: OrderedDict[str, str] = OrderedDict()
 
     async def close(self) -> None:
@@ -94,6 +96,8 @@ class Fetcher:
             network=network,
             crawl=crawl,
         )
+        if self.observer is not None and request.store:
+            await self.observer(loaded, extraction)
         elapsed = int((time.monotonic() - started) * 1000)
         response = build_response(request, loaded, extraction, self._config.max_tokens, elapsed)
         self._note_changes(request, response)

@@ -57,7 +57,7 @@ def is_unigram(term: str) -> bool:
 
 
 def is_function_term(term: str) -> bool:
-    """True for a CJK term of function characters alone, such as 什么; it says nothing of a topic."""
+    """True for a CJK term of function characters alone, such as 什么: it names no topic."""
     return all(c in _FUNCTION_CHARACTERS for c in term)
 
 

@@ -53,8 +53,8 @@ def _rows(file: Path) -> Iterator[tuple[int, int, int, str]]:
     """(line, harmonic position, PageRank position, host)."""
     with file.open("rb") as raw:
         packed = raw.read(2) == b"\x1f\x8b"
-    opened = gzip.open(file, "rb") if packed else file.open("rb")
-    with cast("IO[bytes]", opened) as lines:
+        raw.seek(0)
+        lines = cast("IO[bytes]", gzip.GzipFile(fileobj=raw)) if packed else raw
         try:
             for number, line in enumerate(lines, start=1):
                 if line.startswith(b"#") or not line.strip():

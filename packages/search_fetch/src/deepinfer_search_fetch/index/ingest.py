@@ -1,72 +1,114 @@
-"""Bringing pages into the index: URLs, files and folders, JSON lines, sitemaps.
+"""Bringing pages into the index: URLs, files, JSON lines, WARC, sitemaps, feeds, crawls.
 
-Idempotent: a page whose visible content did not change is not written again.
+Idempotent: a page whose visible content did not change is not written again. Every address goes
+through the fetcher, and with it through its guard, robots.txt and politeness.
 """
 
 from __future__ import annotations
 
-import gzip
-import json
-import os
-import zlib
+import ipaddress
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, cast
-
-from lxml import etree  # pyright: ignore[reportAttributeAccessIssue]
+from typing import Literal
 
 from deepinfer_search_fetch import urls
 from deepinfer_search_fetch.errors import InvalidRequestError, SearchFetchError
-from deepinfer_search_fetch.extract.dispatch import extract_document
+from deepinfer_search_fetch.extract import Extraction
 from deepinfer_search_fetch.extract.html import HtmlOptions
+from deepinfer_search_fetch.extract.worker import ExtractPool
 from deepinfer_search_fetch.fetching import Fetcher
-from deepinfer_search_fetch.index.document import IndexedPage
+from deepinfer_search_fetch.index.authority import AuthorityTable
+from deepinfer_search_fetch.index.dedupe import HostLines, fingerprint
+from deepinfer_search_fetch.index.document import MAX_STORED_CHARS, IndexedPage
+from deepinfer_search_fetch.index.linkgraph import LinkGraph
+from deepinfer_search_fetch.index.links import PageLink, PageLinks, page_links
+from deepinfer_search_fetch.index.sources.crawl import Crawl, CrawlOptions
+from deepinfer_search_fetch.index.sources.files import read_files, read_jsonl
+from deepinfer_search_fetch.index.sources.item import Item, RawDocument, Skip, timestamp
+from deepinfer_search_fetch.index.sources.warc import read_warc
+from deepinfer_search_fetch.index.sources.xml import Entry, parse_feed, parse_sitemap
 from deepinfer_search_fetch.index.tantivy_backend import SearchBackend
-from deepinfer_search_fetch.models import FetchRequest, FetchResponse, IngestReport
+from deepinfer_search_fetch.loading import Loaded
+from deepinfer_search_fetch.models import FetchRequest, IngestReport
+from deepinfer_search_fetch.net.charset import decode_text
 
-SourceKind = Literal["url", "file", "jsonl", "sitemap"]
-MAX_FILE_BYTES = 50 * 1024 * 1024
+SourceKind = Literal["url", "file", "jsonl", "warc", "sitemap", "feed", "crawl"]
+SOURCE_KINDS: tuple[SourceKind, ...] = (
+    "url", "file", "jsonl", "warc", "sitemap", "feed", "crawl",
+)  # fmt: skip
 MAX_SITEMAP_URLS = 50_000
 MAX_SITEMAPS = 200
-_MAX_SITEMAP_BYTES = 50 * 1024 * 1024
 _COMMIT_EVERY = 2000
-_SUFFIXES = frozenset({".html", ".htm", ".xhtml", ".md", ".markdown", ".txt", ".json", ".csv"})
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What to ingest. location: a URL, or a path for `file` (a folder is walked) and `jsonl`."""
+    """What to ingest. location: a URL, or a path for `file` (a folder is walked), `jsonl` and
+    `warc`. crawl: limits of a `crawl`."""
 
     kind: SourceKind
     location: str
+    crawl: CrawlOptions = field(default_factory=CrawlOptions)
 
 
 class Ingester:
-    """Writes into `backend`; `fetcher` is needed for `url` and `sitemap`."""
+    """Writes into `backend`.
 
-    def __init__(self, backend: SearchBackend, fetcher: Fetcher | None = None) -> None:
+    fetcher: needed for what comes from the network. home: folder of the link graph and of crawls
+    that were interrupted; without it there is no graph, and no `crawl`. pool: extracts files and
+    archives in processes of their own, None in this one. progress: called with (seen, written).
+    """
+
+    def __init__(
+        self,
+        backend: SearchBackend,
+        fetcher: Fetcher | None = None,
+        *,
+        home: Path | None = None,
+        pool: ExtractPool | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
         self._backend = backend
         self._fetcher = fetcher
+        self._home = home
+        self._pool = pool
+        self._progress = progress
         self._counts: Counter[str] = Counter()
         self._skipped: Counter[str] = Counter()
         self._failed: Counter[str] = Counter()
-        self._pending: dict[str, str] = {}
+        self._taken: set[str] = set()
+        self._lines = HostLines()
+        self._graph: LinkGraph | None = None
 
     async def run(self, source: Source) -> IngestReport:
         """Ingest one source; what fails is counted by reason and does not stop the rest."""
-        if source.kind == "url":
-            await self._fetch_and_add(source.location)
-        elif source.kind == "sitemap":
-            async for location in self._sitemap(source.location):
-                await self._fetch_and_add(location)
-        else:
-            pages = _file_pages if source.kind == "file" else _jsonl_pages
-            for item in pages(Path(source.location)):
-                self._take(item)
-        generation = self._backend.commit()
+        if self._home is not None and source.kind not in ("file", "jsonl"):
+            self._graph = LinkGraph(self._home / "links.sqlite3")
+        try:
+            if source.kind == "url":
+                await self._visit(Entry(source.location))
+            elif source.kind == "sitemap":
+                async for entry in self._sitemap(source.location):
+                    await self._visit(entry)
+            elif source.kind == "feed":
+                for entry in await self._feed(source.location):
+                    await self._visit(entry)
+            elif source.kind == "crawl":
+                await self._crawl(source)
+            else:
+                await self._read_local(source)
+            if self._graph is not None:
+                self._write_anchors(self._graph)
+        finally:
+            if self._graph is not None:
+                self._graph.close()
+                self._graph = None
+        return self.report(self._backend.commit())
+
+    def report(self, generation: int) -> IngestReport:
+        """What was done so far."""
         return IngestReport(
             seen=self._counts["seen"],
             indexed=self._counts["indexed"],
@@ -80,48 +122,145 @@ class Ingester:
 
     def add(self, page: IndexedPage) -> None:
         """Write one page unless the same content is there already."""
-        self._counts["seen"] += 1
-        known = self._pending.get(page.doc_id)
-        if known is not None:
-            self._counts["duplicate"] += 1
+        self._count("seen")
+        if page.doc_id in self._taken:
+            self._count("duplicate")
             return
+        self._taken.add(page.doc_id)
         old = self._backend.get(page.doc_id)
-        self._pending[page.doc_id] = page.content_hash
-        if old is not None and _same(old, page):
-            self._counts["unchanged"] += 1
+        first_seen = page.fetched_at if old is None else (old.first_seen or old.fetched_at)
+        anchors = page.anchors or (old.anchors if old is not None else "")
+        page = replace(page, first_seen=first_seen, anchors=anchors)
+        if old is not None and old.content_hash == page.content_hash:
+            self._count("unchanged")
             return
-        self._backend.index([page])
-        self._counts["updated" if old is not None else "indexed"] += 1
+        self._lines.see(page.host, page.content[:MAX_STORED_CHARS])
+        print_ = fingerprint(page.content[:MAX_STORED_CHARS], self._lines.boilerplate(page.host))
+        self._backend.index([replace(page, fingerprint=astuple(print_))])
+        self._count("updated" if old is not None else "indexed")
         if (self._counts["indexed"] + self._counts["updated"]) % _COMMIT_EVERY == 0:
             self._backend.commit()
 
-    def _take(self, item: IndexedPage | _Skip) -> None:
-        if isinstance(item, IndexedPage):
-            self.add(item)
-            return
-        self._counts["seen"] += 1
-        (self._failed if item.failed else self._skipped)[item.reason] += 1
+    def add_fetched(self, loaded: Loaded, extraction: Extraction) -> tuple[PageLink, ...]:
+        """Index a fetched page and store its links in the graph; returns the links.
 
-    async def _fetch_and_add(self, location: str) -> None:
-        if self._fetcher is None:
-            raise InvalidRequestError(
-                "invalid_argument", "this ingester was made without a fetcher"
-            )
+        A page that says noindex is not indexed, and leaves the index if it was there.
+        """
+        response = loaded.page.response
+        found = PageLinks()
+        if extraction.content_type == "text/html":
+            text, _, _ = decode_text(response.body, response.header("content-type"), markup=True)
+            tag = (response.header("x-robots-tag") or "").lower()
+            found = page_links(text, loaded.page.final, nofollow="nofollow" in tag)
+        url = urls.canonical(loaded.page.final)
+        if self._graph is not None:
+            network = _network(response.peer)
+            self._graph.add_page(url, loaded.page.final.host, found, network)
+        page = _page(extraction, url, loaded.cache.stored_at or timestamp(), url)
+        self._add_unless_noindex(page, extraction)
+        return found.links
+
+    def _add_unless_noindex(self, page: IndexedPage, extraction: Extraction) -> None:
+        if not extraction.noindex:
+            self.add(page)
+            return
+        self._take(Skip("noindex"))
+        self._backend.delete([page.doc_id])
+
+    def _take(self, skip: Skip) -> None:
+        (self._failed if skip.failed else self._skipped)[skip.reason] += 1
+        self._count("seen")
+
+    def _count(self, name: str) -> None:
+        self._counts[name] += 1
+        if self._progress is not None and name == "seen":
+            self._progress(self._counts["seen"], self._counts["indexed"] + self._counts["updated"])
+
+    async def _read_local(self, source: Source) -> None:
+        readers: dict[str, Callable[[Path], Iterator[Item]]] = {
+            "file": read_files, "jsonl": read_jsonl, "warc": read_warc,
+        }  # fmt: skip
+        for item in readers[source.kind](Path(source.location)):
+            if isinstance(item, Skip):
+                self._take(item)
+            elif isinstance(item, IndexedPage):
+                self.add(item)
+            else:
+                await self._add_document(item)
+
+    async def _add_document(self, document: RawDocument) -> None:
+        web = document.url.startswith("http")
         try:
-            response = await self._fetcher.fetch(
-                FetchRequest(url=location, max_tokens=None, render="never"), crawl=True
-            )
+            extraction = await self._extract(document, document.url if web else "")
         except SearchFetchError as error:
-            self._take(_Skip(error.code, failed=error.code != "robots_disallowed"))
+            self._take(Skip(error.code, failed=True))
             return
-        self.add(page_of(response))
+        if not extraction.content.strip():
+            self._take(Skip("extraction_empty"))
+            return
+        url = urls.canonical(urls.parse(document.url)) if web else document.url
+        if web and self._graph is not None and extraction.content_type == "text/html":
+            base = urls.parse(document.url)
+            text, _, _ = decode_text(document.body, document.content_type, markup=True)
+            self._graph.add_page(url, base.host, page_links(text, base))
+        page = _page(extraction, url, document.fetched_at, document.name)
+        self._add_unless_noindex(page, extraction)
 
-    async def _sitemap(self, location: str) -> AsyncIterator[str]:
-        """Page URLs of a sitemap or sitemap index, each once."""
-        if self._fetcher is None:
-            raise InvalidRequestError(
-                "invalid_argument", "this ingester was made without a fetcher"
+    async def _extract(self, document: RawDocument, url: str) -> Extraction:
+        if self._pool is not None:
+            return await self._pool.extract(
+                document.body, url, document.content_type, HtmlOptions()
             )
+        from deepinfer_search_fetch.extract.dispatch import extract_document
+
+        return extract_document(document.body, url or None, document.content_type, HtmlOptions())
+
+    async def _visit(self, entry: Entry) -> tuple[PageLink, ...]:
+        if entry.modified and self._is_newer(entry):
+            self._take(Skip("not_modified"))
+            return ()
+        try:
+            request = FetchRequest(url=entry.url, max_tokens=None, render="never")
+            if entry.modified:  # it changed, says the sitemap, so a cached copy will not do
+                request.max_age = 0
+            loaded, extraction = await self._network().read(request, crawl=True)
+        except SearchFetchError as error:
+            self._take(Skip(error.code, failed=error.code != "robots_disallowed"))
+            return ()
+        except ValueError:
+            self._take(Skip("invalid_url", failed=True))
+            return ()
+        if not extraction.content.strip():
+            self._take(Skip("extraction_empty"))
+            return ()
+        if entry.published and not extraction.published:
+            extraction = replace(extraction, published=entry.published)
+        return self.add_fetched(loaded, extraction)
+
+    def _is_newer(self, entry: Entry) -> bool:
+        """Whether the index read this page after the sitemap says it last changed."""
+        try:
+            url = urls.canonical(urls.parse(entry.url))
+        except SearchFetchError:
+            return False
+        known = self._backend.get(IndexedPage(url, "", "", "").doc_id)
+        # A plain day compares as its first second, so a change later that day is read once more.
+        return (
+            known is not None
+            and entry.modified is not None
+            and (known.fetched_at[: len(entry.modified)] > entry.modified)
+        )
+
+    async def _load(self, location: str) -> Loaded:
+        loaded = await self._network().load(urls.parse(location), FetchRequest(url=location))
+        if loaded.page.response.status != 200:
+            raise InvalidRequestError(
+                "not_found", f"{location} answered HTTP {loaded.page.response.status}"
+            )
+        return loaded
+
+    async def _sitemap(self, location: str) -> AsyncIterator[Entry]:
+        """Pages of a sitemap or sitemap index, each once."""
         queue = [location]
         read: set[str] = set()
         found: set[str] = set()
@@ -131,146 +270,85 @@ class Ingester:
                 continue
             read.add(current)
             try:
-                loaded = await self._fetcher.load(urls.parse(current), FetchRequest(url=current))
-                if loaded.page.response.status != 200:
-                    raise InvalidRequestError("not_found", "sitemap not found")
-                nested, pages = parse_sitemap(loaded.page.response.body)
-            except SearchFetchError as error:
-                self._take(_Skip(f"sitemap_{error.code}", failed=True))
+                nested, pages = parse_sitemap((await self._load(current)).page.response.body)
+            except (SearchFetchError, ValueError) as error:
+                code = getattr(error, "code", "invalid_url")
+                self._take(Skip(f"sitemap_{code}", failed=True))
                 continue
-            queue += nested
+            queue += [entry.url for entry in nested]
             for page in pages:
-                if page not in found and len(found) < MAX_SITEMAP_URLS:
-                    found.add(page)
+                if page.url not in found and len(found) < MAX_SITEMAP_URLS:
+                    found.add(page.url)
                     yield page
 
+    async def _feed(self, location: str) -> list[Entry]:
+        loaded = await self._load(location)
+        return parse_feed(loaded.page.response.body, loaded.page.final)
 
-@dataclass(frozen=True, slots=True)
-class _Skip:
-    reason: str
-    failed: bool = False
+    async def _crawl(self, source: Source) -> None:
+        if self._home is None:
+            raise InvalidRequestError("invalid_argument", "a crawl needs a home folder")
+
+        async def visit(url: str) -> tuple[PageLink, ...]:
+            return await self._visit(Entry(url))
+
+        await Crawl(
+            self._home / "crawls",
+            source.location,
+            source.crawl,
+            AuthorityTable(self._home / "authority.sqlite3"),
+            visit,
+            self._backend.commit,
+        ).run()
+
+    def _write_anchors(self, graph: LinkGraph) -> None:
+        """Pages that are indexed get the texts of links to them."""
+        self._backend.commit()
+        for url in graph.stale():
+            page = self._backend.get(IndexedPage(url, "", "", "").doc_id)
+            if page is None:
+                continue
+            anchors = graph.anchors(url)
+            if anchors != page.anchors:
+                self._backend.index([replace(page, anchors=anchors)])
+        self._backend.commit()
+        graph.settled()
+
+    def _network(self) -> Fetcher:
+        if self._fetcher is None:
+            raise InvalidRequestError(
+                "invalid_argument", "this ingester was made without a fetcher"
+            )
+        return self._fetcher
 
 
-def parse_sitemap(body: bytes) -> tuple[list[str], list[str]]:
-    """(nested sitemaps, page URLs) of sitemap XML, gzip allowed; no DTD, no entities."""
-    if body.startswith(b"\x1f\x8b"):
+def _page(extraction: Extraction, url: str, fetched_at: str, name: str) -> IndexedPage:
+    """An extraction as it is indexed, under its canonical URL where that is of the same site."""
+    canonical = extraction.canonical_url
+    if canonical and canonical.startswith("http"):
         try:
-            body = zlib.decompressobj(16 + zlib.MAX_WBITS).decompress(body, _MAX_SITEMAP_BYTES)
-        except zlib.error:
-            raise InvalidRequestError("invalid_argument", "sitemap is damaged gzip") from None
-    parser = etree.XMLParser(resolve_entities=False, no_network=True, load_dtd=False, recover=True)
-    root = etree.fromstring(body, parser) if body.strip() else None
-    if root is None:
-        raise InvalidRequestError("invalid_argument", "sitemap is not XML")
-    nested: list[str] = []
-    pages: list[str] = []
-    for entry in root:
-        if not isinstance(entry.tag, str):
-            continue
-        kind = etree.QName(entry).localname
-        for child in entry:
-            if isinstance(child.tag, str) and etree.QName(child).localname == "loc" and child.text:
-                (nested if kind == "sitemap" else pages).append(child.text.strip())
-    return nested, pages
-
-
-def page_of(response: FetchResponse) -> IndexedPage:
-    """A fetched page as it is indexed."""
-    url = urls.canonical(urls.parse(response.canonical_url or response.final_url))
+            target = urls.parse(canonical)
+            same = not url.startswith("http") or (
+                urls.registrable_domain(target.host)
+                == urls.registrable_domain(urls.parse(url).host)
+            )
+            url = urls.canonical(target) if same else url
+        except SearchFetchError:
+            pass
     return IndexedPage(
         url=url,
-        title=response.title or url,
-        content=response.content,
-        fetched_at=response.cache.stored_at or _now(),
-        language=response.language,
-        published=response.published,
-        site_name=response.site_name,
-        page_type=response.page_type,
+        title=extraction.title or name,
+        content=extraction.content,
+        fetched_at=fetched_at,
+        language=extraction.language,
+        published=extraction.published,
+        site_name=extraction.site_name,
+        page_type=extraction.page_type,
     )
 
 
-def _file_pages(path: Path) -> Iterator[IndexedPage | _Skip]:
-    """A file, or every readable file below a folder in name order; links are not followed."""
-    if not path.exists():
-        raise InvalidRequestError("not_found", f"{path} does not exist")
-    for file in [path] if path.is_file() else _walk(path):
-        if file.suffix.lower() not in _SUFFIXES:
-            yield _Skip("file_type")
-            continue
-        if file.stat().st_size > MAX_FILE_BYTES:
-            yield _Skip("too_large")
-            continue
-        try:
-            extraction = extract_document(file.read_bytes(), None, _header_of(file), HtmlOptions())
-        except (SearchFetchError, OSError) as error:
-            yield _Skip(getattr(error, "code", "unreadable"), failed=True)
-            continue
-        if not extraction.content.strip():
-            yield _Skip("extraction_empty")
-            continue
-        yield IndexedPage(
-            url=extraction.canonical_url or file.resolve().as_uri(),
-            title=extraction.title or file.stem,
-            content=extraction.content,
-            fetched_at=_now(file.stat().st_mtime),
-            language=extraction.language,
-            published=extraction.published,
-            site_name=extraction.site_name,
-            page_type=extraction.page_type,
-        )
-
-
-def _walk(folder: Path) -> Iterator[Path]:
-    for root, folders, names in os.walk(folder, followlinks=False):
-        folders.sort()
-        for name in sorted(names):
-            file = Path(root) / name
-            if not file.is_symlink():
-                yield file
-
-
-def _header_of(file: Path) -> str | None:
-    return {".md": "text/markdown", ".markdown": "text/markdown", ".csv": "text/csv",
-            ".txt": "text/plain", ".json": "application/json"}.get(file.suffix.lower())  # fmt: skip
-
-
-def _jsonl_pages(path: Path) -> Iterator[IndexedPage | _Skip]:
-    """Lines {"url", "title", "text" or "content", "language"?, "published"?, "site_name"?}."""
-    if not path.is_file():
-        raise InvalidRequestError("not_found", f"{path} is not a file")
-    opener: Any = gzip.open if path.suffix == ".gz" else open
-    with opener(path, "rt", encoding="utf-8", errors="replace") as lines:
-        for line in lines:
-            if not line.strip():
-                continue
-            try:
-                row = cast(dict[str, Any], json.loads(line))
-                content = row.get("content") or row["text"]
-                page = IndexedPage(
-                    url=str(row["url"]),
-                    title=str(row.get("title") or row["url"]),
-                    content=str(content),
-                    fetched_at=str(row.get("fetched_at") or _now(path.stat().st_mtime)),
-                    language=row.get("language"),
-                    published=row.get("published"),
-                    site_name=row.get("site_name"),
-                )
-                if page.url.startswith("http"):
-                    page_url = urls.canonical(urls.parse(page.url))
-                    page = IndexedPage(**{**page.to_record(), "url": page_url})
-            except (ValueError, KeyError, TypeError, AttributeError, SearchFetchError):
-                yield _Skip("invalid_line", failed=True)
-                continue
-            yield page
-
-
-def _same(old: IndexedPage, new: IndexedPage) -> bool:
-    from deepinfer_search_fetch.index.document import MAX_STORED_CHARS
-
-    cut = IndexedPage(**{**new.to_record(), "content": new.content[:MAX_STORED_CHARS]})
-    return old.content_hash == cut.content_hash
-
-
-def _now(timestamp: float | None = None) -> str:
-    moment = datetime.now(UTC) if timestamp is None else datetime.fromtimestamp(timestamp, UTC)
-    return moment.isoformat(timespec="seconds").replace("+00:00", "Z")
+def _network(address: str) -> str:
+    """The /24 of an IPv4 address, the /48 of an IPv6 one, "" for none."""
+    if ":" in address:
+        return str(ipaddress.ip_network(f"{address}/48", strict=False))
+    return address.rpartition(".")[0]

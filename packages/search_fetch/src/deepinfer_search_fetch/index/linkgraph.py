@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -32,6 +32,7 @@ CREATE TABLE IF NOT EXISTS anchors (
   page TEXT NOT NULL, target_page TEXT NOT NULL, source TEXT NOT NULL, text TEXT NOT NULL,
   PRIMARY KEY (page, target_page)) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS anchors_by_target ON anchors (target_page);
+CREATE TABLE IF NOT EXISTS stale (page TEXT PRIMARY KEY) WITHOUT ROWID;
 """
 
 
@@ -85,6 +86,13 @@ class LinkGraph:
             if link.text and link.trusted and link.url != url:
                 anchors[link.url] = link.text
         with self._database:
+            # Old and new targets, and this page itself, have other anchors than the index holds.
+            self._database.execute(
+                "INSERT OR IGNORE INTO stale SELECT target_page FROM anchors WHERE page = ?", (url,)
+            )
+            self._database.executemany(
+                "INSERT OR IGNORE INTO stale VALUES (?)", [(url,), *((u,) for u in anchors)]
+            )
             self._database.execute("DELETE FROM edges WHERE page = ?", (url,))
             self._database.execute("DELETE FROM anchors WHERE page = ?", (url,))
             self._database.execute(
@@ -109,10 +117,14 @@ class LinkGraph:
         )
         return "\n".join(text for text, _ in rows)
 
-    def anchored(self) -> Iterator[str]:
-        """Every page that links point to."""
-        for (url,) in self._database.execute("SELECT DISTINCT target_page FROM anchors"):
-            yield url
+    def stale(self) -> list[str]:
+        """Pages whose anchors changed since `settled` was called."""
+        return [url for (url,) in self._database.execute("SELECT page FROM stale ORDER BY page")]
+
+    def settled(self) -> None:
+        """The index holds the present anchors of every page."""
+        with self._database:
+            self._database.execute("DELETE FROM stale")
 
     def edges(self) -> list[Edge]:
         """Weighted edges between nodes; links inside one node were never stored.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass
 from datetime import date
 from functools import lru_cache, partial
@@ -39,6 +39,10 @@ class Hit:
         if self._page is None:
             self._page = self._load()
         return self._page
+
+    def scored(self, score: float) -> Hit:
+        """The same page under another score."""
+        return Hit(score, lambda: self.page)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +181,13 @@ class TantivyBackend:
         searcher = self._searcher()
         hits = searcher.search(query, 1, count=False).hits
         return self._page(searcher, hits[0][1]) if hits else None
+
+    def pages(self, limit: int) -> Iterator[IndexedPage]:
+        """Up to `limit` pages in no stated order."""
+        searcher = self._searcher()
+        hits = searcher.search(tantivy.Query.all_query(), limit, count=False).hits
+        for _, address in hits:
+            yield self._page(searcher, address)
 
     def retrieve(self, query: Retrieval, k: int) -> list[Hit]:
         """The best `k` documents by score; ties in the order in which they were written."""

@@ -60,8 +60,8 @@ def rerank(query: str, hits: list[Hit], embed: Embedder) -> list[Hit]:
     order = np.argsort(-fused, kind="stable")
     floor = float(fused.min())
     # What was not looked at keeps its place behind, and its score must not say otherwise.
-    rest = [Hit(min(h.score, floor), lambda h=h: h.page) for h in tail]
-    return [Hit(float(fused[i]), lambda h=head[i]: h.page) for i in order] + rest
+    rest = [h.scored(min(h.score, floor)) for h in tail]
+    return [head[i].scored(float(fused[i])) for i in order] + rest
 
 
 def _agrees(cosine: Floats) -> bool:

@@ -10,7 +10,6 @@ from itertools import pairwise
 
 from deepinfer_search_fetch.extract.tokens import count_tokens, paginate
 from deepinfer_search_fetch.index.authority import AuthorityTable
-from deepinfer_search_fetch.index.document import IndexedPage
 from deepinfer_search_fetch.index.tantivy_backend import Hit, SearchBackend, day_number
 from deepinfer_search_fetch.models import SearchRequest, SearchResponse, SearchResult, Usage
 from deepinfer_search_fetch.search.corrections import correction
@@ -24,8 +23,8 @@ from deepinfer_search_fetch.search.retrieve import (
     inverse_frequencies,
     retrieve,
 )
-from deepinfer_search_fetch.search.snippets import snippet, summary
-from deepinfer_search_fetch.search.upstream import Upstreams
+from deepinfer_search_fetch.search.snippets import Passages
+from deepinfer_search_fetch.search.upstream import Outside, Upstreams
 
 BLOCKS = (0, 50, 200, 600)
 _PERIOD_DAYS = {"day": 1, "week": 7, "month": 31, "year": 366}
@@ -63,8 +62,7 @@ def search(
     hits: list[Hit] = []
     warnings: list[str] = []
     if "index" in request.sources:
-        depth = CANDIDATES if wanted <= BLOCKS[1] else BLOCKS[-1]
-        hits = retrieve(backend, parsed, filters, expand=request.expand, k=depth)
+        hits = retrieve(backend, parsed, filters, expand=request.expand)
         if parts.embed is not None and request.rerank == "auto":
             hits = rerank(request.question or request.query, hits, parts.embed)
         if not backend.size():
@@ -80,7 +78,11 @@ def search(
         max_per_host=None if one_site else request.max_per_host,
     )
     distinct = 0
-    for block in _blocks(hits, outside.hits, judge):
+
+    def deeper() -> list[Hit]:
+        return retrieve(backend, parsed, filters, expand=request.expand, k=BLOCKS[-1])[CANDIDATES:]
+
+    for block in _blocks(hits, deeper, outside.hits, judge):
         distinct += ordering.take(
             s
             for s in block
@@ -103,13 +105,23 @@ def search(
 
 
 def _blocks(
-    hits: Sequence[Hit], outside: Sequence[tuple[str, IndexedPage, float, float]], judge: Judge
+    hits: Sequence[Hit],
+    deeper: Callable[[], Sequence[Hit]],
+    outside: Sequence[Outside],
+    judge: Judge,
 ) -> Iterator[list[Scored]]:
-    """Judged candidates, block by block; upstream results stand in the first one."""
+    """Judged candidates, block by block; upstream results stand in the first one.
+
+    deeper: what follows `hits` in the index, asked for only when CANDIDATES were not enough.
+    """
     best = hits[0].score if hits else 0.0
     known: set[str] = set()
     for start, end in pairwise(BLOCKS):
+        if start == CANDIDATES and len(hits) == CANDIDATES:
+            floor = hits[-1].score  # re-ranking may have lowered it
+            hits = [*hits, *(h.scored(min(h.score, floor)) for h in deeper())]
         block = [judge(hit.page, hit.score, best, "index") for hit in hits[start:end]]
+        block = [s for s in block if s.page.url not in known]
         if start == 0:
             known = {s.page.url for s in block}
             block += [
@@ -117,9 +129,7 @@ def _blocks(
                 for name, page, score, top in outside
                 if page.url not in known
             ]
-            known |= {s.page.url for s in block}
-        else:
-            block = [s for s in block if s.page.url not in known]
+        known |= {s.page.url for s in block}
         if not block:
             return
         yield block
@@ -149,14 +159,15 @@ def _results(
     budget = request.max_tokens
     for rank, item in enumerate(window, start=request.offset + 1):
         page = item.page
-        text, marks = snippet(page.content, idf)
+        passages = Passages(page.content, idf)
+        text, marks = passages.snippet()
         content: str | None = None
         tokens = 0
         if request.content == "full" and budget > 0:
             part = paginate(page.content, 0, min(request.max_tokens_per_result, budget))
             content, tokens = part.text, part.returned
             budget -= tokens
-        long = summary(page.content, idf) if request.content != "none" else ""
+        long = passages.summary() if request.content != "none" else ""
         results.append(
             SearchResult(
                 rank=rank,

@@ -33,6 +33,7 @@ CANDIDATES = 200
 FEEDBACK_DOCUMENTS = 10
 FEEDBACK_TERMS = 20
 ORIGINAL_WEIGHT = 0.6
+LIKELIHOOD_POWER = 4
 EXPAND_FROM_TERMS = 4
 PRIOR_DOCUMENTS = 1000
 _FEEDBACK_CHARS = 8000
@@ -85,7 +86,7 @@ def retrieve(
     feedback = backend.retrieve(plain, FEEDBACK_DOCUMENTS)
     if not feedback:
         return []
-    expanded = _feedback(backend, parsed.terms, feedback)
+    expanded = _feedback(parsed.terms, feedback)
     return backend.retrieve(_request(parsed, expanded, filters), k)
 
 
@@ -121,22 +122,23 @@ def _group(term: str, weight: float) -> tuple[FieldTerm, ...]:
     return tuple(FieldTerm(name, term, boost * weight) for name, boost in boosts.items())
 
 
-def _feedback(
-    backend: SearchBackend, query_terms: Sequence[str], hits: Sequence[Hit]
-) -> dict[str, float]:
+def _feedback(query_terms: Sequence[str], hits: Sequence[Hit]) -> dict[str, float]:
     """RM3 (Lavrenko and Croft's relevance model, interpolated with the query).
 
     Term weights sum to one: ORIGINAL_WEIGHT spread over the query's terms, the rest over the terms
-    most likely in the feedback documents, each document weighted by its score.
+    most likely in the feedback documents.
     """
-    total_score = sum(hit.score for hit in hits) or 1.0
+    # A relevance model weighs documents by the query's likelihood, which falls off much faster than
+    # a BM25 score; the power stands for that.
+    likelihood = [(hit.score / hits[0].score) ** LIKELIHOOD_POWER for hit in hits]
+    everything = sum(likelihood)
     model: defaultdict[str, float] = defaultdict(float)
-    for hit in hits:
+    for hit, share in zip(hits, likelihood, strict=True):
         found = content_terms(f"{hit.page.title} {hit.page.content[:_FEEDBACK_CHARS]}")
         counts = Counter(t for t in found if t not in STOP_WORDS and len(t) > 2)
         length = sum(counts.values()) or 1
         for term, n in counts.items():
-            model[term] += hit.score / total_score * n / length
+            model[term] += share / everything * n / length
     best = sorted(model.items(), key=lambda item: (-item[1], item[0]))[:FEEDBACK_TERMS]
     mass = sum(weight for _, weight in best) or 1.0
     weights = dict.fromkeys(query_terms, ORIGINAL_WEIGHT / len(query_terms))

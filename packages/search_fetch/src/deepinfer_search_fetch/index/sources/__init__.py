@@ -1,0 +1,1 @@
+"""Where pages come from: files, JSON lines, WARC archives, sitemaps, feeds, crawls."""
