@@ -185,8 +185,6 @@ class DirectoryTier:
         returns: Status.OK for each. raises: OSError; then nothing of the batch is visible.
         """
         with self._write_lock:
-            if self._writer is not None and self.sharing.must_abandon():
-                self._abandon_writer(self._writer)
             writer = self._open_writer()
             self._flush_control(writer)
             wanted = [record for record in batch if not record.dropped]
@@ -250,17 +248,19 @@ class DirectoryTier:
     def seal(self, numbers: set[int] | None = None) -> None:
         """Close growing segments of this process: those with these numbers, by default all."""
         with self._write_lock:
-            if self._writer is not None:
-                growing = self._writer.open_segments()
-                self._writer.seal(lambda number: numbers is None or number in numbers)
-                for number in growing - self._writer.open_segments():
-                    self.segments.need(self._writer.id, number).sealed = True
+            writer = self._own_writer()
+            if writer is not None:
+                growing = writer.open_segments()
+                writer.seal(lambda number: numbers is None or number in numbers)
+                for number in growing - writer.open_segments():
+                    self.segments.need(writer.id, number).sealed = True
 
     def sync(self) -> None:
         """Make everything written so far survive power loss. raises: OSError."""
         with self._write_lock:
-            if self._writer is not None:
-                self._writer.sync()
+            writer = self._own_writer()
+            if writer is not None:
+                writer.sync()
 
     @property
     def delete_grace_s(self) -> float:
@@ -316,19 +316,27 @@ class DirectoryTier:
             self._poller.close()
         try:
             with self._write_lock:
-                if self._writer is not None and self.sharing.must_abandon():
-                    self._abandon_writer(self._writer)
                 if self._control:
                     self._flush_control(self._open_writer())
-                if self._writer is not None:
-                    self._writer.close()
+                writer = self._own_writer()
+                if writer is not None:
+                    writer.close()
         finally:
             for log in self.logs().values():
                 log.close()
             self.segments.close()
 
+    def _own_writer(self) -> SegmentWriter | None:
+        """The writer, unless this process was away so long that others may have adopted it."""
+        writer = self._writer
+        if writer is not None and self.sharing.must_abandon():
+            self.counts["abandoned_writers"] += 1
+            writer.abandon()
+            self._writer = writer = None
+        return writer
+
     def _open_writer(self) -> SegmentWriter:
-        if self._writer is None:
+        if self._own_writer() is None:
             segment_bytes = self.config.segment_bytes
             quotas = [*self.config.class_quotas.values(), self.config.quota_bytes]
             for quota in quotas:
@@ -348,12 +356,6 @@ class DirectoryTier:
                 sharing=self.sharing,
             )
         return self._writer
-
-    def _abandon_writer(self, writer: SegmentWriter) -> None:
-        """This process was away so long that others may have adopted its folder: start another."""
-        self.counts["abandoned_writers"] += 1
-        self._writer = None
-        writer.abandon()
 
     def _flush_control(self, writer: SegmentWriter) -> None:
         with self._control_lock:

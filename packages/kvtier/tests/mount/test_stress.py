@@ -1,0 +1,89 @@
+"""Machines that write, read and die on one mount: nothing wrong is ever read."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+WORKER = Path(__file__).with_name("worker.py")
+
+
+def run_machines(tmp_path: Path, machines: int, seconds: float) -> list[dict]:
+    """Reports of the survivors; one of the others is killed about every second."""
+    announcements = tmp_path / "announcements"
+    announcements.mkdir()
+    numbers = itertools.count(1)
+    rng = random.Random(7)
+
+    def start() -> subprocess.Popen:
+        command = [sys.executable, str(WORKER), str(tmp_path / "store"), str(announcements)]
+        return subprocess.Popen(
+            [*command, str(next(numbers))],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+
+    running = [start() for _ in range(machines)]
+    killed = 0
+    try:
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            time.sleep(min(1.0, max(0.0, until - time.monotonic())))
+            victim = running.pop(rng.randrange(len(running)))
+            victim.kill()
+            victim.communicate()
+            killed += 1
+            running.append(start())
+        time.sleep(2.0)  # the last one started takes part, too
+        for process in running:
+            process.terminate()
+        reports = []
+        for process in running:
+            out, _ = process.communicate(timeout=120)
+            assert process.returncode == 0, out
+            reports.append(json.loads(out))
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+    assert killed >= seconds / 2
+    return reports
+
+
+def check(reports: list[dict]) -> None:
+    latencies = sorted(itertools.chain.from_iterable(r["latencies"] for r in reports))
+    total = {
+        name: sum(report[name] for report in reports)
+        for name in ("written", "read", "missed", "wrong", "unseen")
+    }
+    print(
+        f"\n{total}; seen {len(latencies)} chains of others after median"
+        f" {statistics.median(latencies):.3f} s, p99 {latencies[len(latencies) * 99 // 100]:.3f} s,"
+        f" longest {latencies[-1]:.3f} s; adopted or abandoned:"
+        f" {sum(r['disk'].get('abandoned_writers', 0) for r in reports)}"
+    )
+    assert total["wrong"] == 0
+    assert total["unseen"] == 0, "every survivor sees what others have flushed"
+    assert total["read"] > 100
+    assert len(latencies) > 10
+
+
+def test_three_machines_with_kills_read_nothing_wrong(tmp_path):
+    check(run_machines(tmp_path, machines=3, seconds=6.0))
+
+
+@pytest.mark.slow
+def test_eight_machines_with_kills_for_a_minute_read_nothing_wrong(tmp_path):
+    if "KVTIER_STRESS" not in os.environ:
+        pytest.skip("takes more than a minute: nox -s kvtier_mount")
+    check(run_machines(tmp_path, machines=8, seconds=60.0))
