@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import random
+import signal
 import statistics
 import subprocess
 import sys
@@ -18,7 +19,7 @@ WORKER = Path(__file__).with_name("worker.py")
 
 
 def run_machines(tmp_path: Path, machines: int, seconds: float) -> list[dict]:
-    """Reports of the survivors; one of the others is killed about every second."""
+    """Reports of the survivors; one of the others is killed every second."""
     announcements = tmp_path / "announcements"
     announcements.mkdir()
     numbers = itertools.count(1)
@@ -39,7 +40,8 @@ def run_machines(tmp_path: Path, machines: int, seconds: float) -> list[dict]:
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             time.sleep(min(1.0, max(0.0, until - time.monotonic())))
-            victim = running.pop(rng.randrange(len(running)))
+            # The first two live through all of it, and see what the others leave behind.
+            victim = running.pop(rng.randrange(2, len(running)))
             victim.kill()
             victim.communicate()
             killed += 1
@@ -50,6 +52,8 @@ def run_machines(tmp_path: Path, machines: int, seconds: float) -> list[dict]:
         reports = []
         for process in running:
             out, _ = process.communicate(timeout=120)
+            if process.returncode == -signal.SIGTERM:
+                continue  # told to stop before it had started
             assert process.returncode == 0, out
             reports.append(json.loads(out))
     finally:
@@ -78,8 +82,8 @@ def check(reports: list[dict]) -> None:
     assert len(latencies) > 10
 
 
-def test_three_machines_with_kills_read_nothing_wrong(tmp_path):
-    check(run_machines(tmp_path, machines=3, seconds=6.0))
+def test_four_machines_with_kills_read_nothing_wrong(tmp_path):
+    check(run_machines(tmp_path, machines=4, seconds=6.0))
 
 
 @pytest.mark.slow
