@@ -24,7 +24,7 @@ from deepinfer_dspark import (
 )
 from deepinfer_dspark.cli import print_curve
 from deepinfer_dspark.ngram import NGramDrafter
-from deepinfer_dspark.published import SEEDS, gain_curves, rocm_curve
+from deepinfer_dspark.published import gain_curves, rocm_curve
 from deepinfer_dspark.reference import verify_one
 from deepinfer_dspark.sim import simulate_group, simulate_mean
 
@@ -111,14 +111,18 @@ def main() -> None:
             f"  temperature {temperature}: {fast / 1e3:6.2f} ms = {fast / softmax:4.2f} x softmax"
         )
     print(f"  plain-Python twin, laws given: about {looped(64, 5, 8192) / 1e3:6.0f} ms")
-    steps = 200 if quick else 800
-    print(f"simulation, {steps} steps and 4 seeds a point, other seeds than the fit's 3")
-    for curve in (*gain_curves(steps=steps), rocm_curve(steps=steps // 4)):
+    steps, fit, seeds = (200, range(3), range(20, 24)) if quick else (2000, range(6), range(20, 28))
+    print(
+        f"simulation, {steps} rounds, {len(seeds)} seeds a point, {len(fit)} others for the fit; "
+        "+- is the spread over seeds"
+    )
+    curves = gain_curves((16, 24, 32, 48, 56, 64, 96), steps=steps, fit_seeds=fit, seeds=seeds)
+    for curve in (*curves, rocm_curve(steps=200)):
         print_curve(curve)
         if curve.name == "default":
             fallback = simulate_mean(
                 16,
-                SEEDS,
+                seeds,
                 machine=curve.machine,
                 steps=steps,
                 min_gain=curve.machine.ragged_overhead,

@@ -51,6 +51,7 @@ def judge(q: Any = None, sampling: dict[str, Any] | None = None, **rest: Any) ->
         ({"masks": np.ones((2, 1), dtype=np.int32)}, "masks wants shape"),
         ({"logprobs": -1}, "logprobs"),
         ({"logprobs": 1, "raw_logits": np.zeros((2, 7))}, "raw_logits"),
+        ({"q": np.full((1, 2, 7), np.nan)}, "q.*not finite"),
         ({"sampling": {"top_p": -ONE}}, "top_p"),
         ({"sampling": {"min_p": 2 * ONE}}, "min_p"),
         ({"sampling": {"min_p": np.nan * ONE}}, "min_p"),
@@ -147,3 +148,25 @@ def test_threads_of_one_process_save_side_by_side(tmp_path: Path) -> None:
     assert not failed
     assert StepTable.load(tmp_path, KEY) == table
     assert len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.parametrize("temperature", [1e-310, 1e-30, 1e-7])
+def test_next_to_no_temperature_draws_the_most_likely_token(temperature: float) -> None:
+    logits = np.array([[0.0, 5.0, 1.0], [3.0, 0.0, 1.0]])
+    sampling = SamplingBatch(
+        np.array([temperature]), np.zeros(1, dtype=np.uint64), np.zeros(1, dtype=np.int64)
+    )
+    proposal = Proposal(np.array([[1]]), np.array([1]))
+    assert Verifier().verify(logits, [0, 2], proposal, [1], sampling).emitted(0) == [1, 0]
+
+
+def test_ragged_lists_and_tables_refuse_what_they_cannot_hold() -> None:
+    for lists, values in (([1, 2], None), ([["a"]], None), ([[1]], [[1.0, 2.0]]), ([[1]], [1.0])):
+        with pytest.raises(ShapeError, match=r"RaggedIds\.of"):
+            RaggedIds.of(lists, values)  # type: ignore[arg-type]
+    for tokens in (-1, 1.5):
+        with pytest.raises(ShapeError, match="at least 0"):
+            StepTable.linear(10.0, 0.1).cost(tokens)  # type: ignore[arg-type]
+    for temperature in (np.inf, np.nan):
+        with pytest.raises(ShapeError, match="finite temperatures"):
+            SamplingBatch(np.array([temperature]), np.zeros(1, np.uint64), np.zeros(1, np.int64))

@@ -53,6 +53,8 @@ def _curve(
     gamma: int,
     steps: int,
     per_token_range: tuple[float, float],
+    fit_seeds: Sequence[int] = FIT_SEEDS,
+    seeds: Sequence[int] = SEEDS,
 ) -> Curve:
     machine = fit_machine(
         fitted[0],
@@ -60,22 +62,30 @@ def _curve(
         gamma=gamma,
         model=model,
         steps=steps,
-        seeds=FIT_SEEDS,
+        seeds=fit_seeds,
         per_token_range=per_token_range,
     )
     outcomes = tuple(
-        simulate_mean(R, SEEDS, gamma=gamma, machine=machine, model=model, steps=steps)
+        simulate_mean(R, seeds, gamma=gamma, machine=machine, model=model, steps=steps)
         for R in requests
     )
     return Curve(name, machine, fitted, published, outcomes)
 
 
 def gain_curves(
-    requests: Sequence[int] = (16, 24, 32, 48, 64, 96), *, gamma: int = 5, steps: int = 400
+    requests: Sequence[int] = (16, 24, 32, 48, 64, 96),
+    *,
+    gamma: int = 5,
+    steps: int = 400,
+    fit_seeds: Sequence[int] = FIT_SEEDS,
+    seeds: Sequence[int] = SEEDS,
 ) -> tuple[Curve, Curve]:
     """The main curve with the default and with the better separating confidences."""
+    span = (0.005, 0.3)
     default, separating = (
-        _curve(name, GAIN_POINTS, GAIN_POINTS, requests, model, gamma, steps, (0.005, 0.3))
+        _curve(
+            name, GAIN_POINTS, GAIN_POINTS, requests, model, gamma, steps, span, fit_seeds, seeds
+        )
         for name, model in (("default", Acceptance()), ("separating", SEPARATING))
     )
     return default, separating

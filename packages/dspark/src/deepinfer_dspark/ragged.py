@@ -40,7 +40,21 @@ class RaggedIds:
     def of(
         cls, lists: Sequence[Sequence[int]], values: Sequence[Sequence[float]] | None = None
     ) -> RaggedIds:
-        """From one list of ids (and optionally one list of values) a request."""
+        """From one list of ids (and optionally one list of values) a request.
+
+        Raises ShapeError when the lists are not lists of numbers or their lengths differ.
+        """
+        try:
+            if values is not None and [len(x) for x in values] != [len(x) for x in lists]:
+                raise ShapeError("RaggedIds.of wants as many values as ids in every list")
+            return cls._of(lists, values)
+        except (TypeError, ValueError) as cause:
+            raise ShapeError(f"RaggedIds.of wants one list of ids a request: {cause}") from cause
+
+    @classmethod
+    def _of(
+        cls, lists: Sequence[Sequence[int]], values: Sequence[Sequence[float]] | None
+    ) -> RaggedIds:
         cu = np.zeros(len(lists) + 1, dtype=np.int64)
         np.cumsum([len(x) for x in lists], out=cu[1:])
         ids = np.fromiter(chain.from_iterable(lists), dtype=np.int64, count=int(cu[-1]))

@@ -51,11 +51,15 @@ _ARRAYS: Final = (
 )  # fmt: skip
 
 
+COLDEST: Final = 1e-6
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingBatch:
     """Sampling parameters of R requests, one array a parameter; None switches a feature off.
 
-    temperature:  float [R]; 0 = argmax.
+    temperature:  float [R]; 0 = argmax. Between 0 and 1e-6 counts as 1e-6: logits divided by less
+                  would overflow.
     seeds:        uint64 [R]; key of the request's randomness.
     positions:    int64 [R]; index of the token that row 0 of the request predicts.
     top_p:        float [R] in (0, 1]; 1 = off.
@@ -108,8 +112,8 @@ class SamplingBatch:
                 raise ShapeError(
                     f"SamplingBatch wants {field.name} for {n[0]} requests, got {value.requests}"
                 )
-        if n[0] and not self.temperature.min() >= 0:
-            raise ShapeError("SamplingBatch wants temperatures >= 0")
+        if n[0] and not (self.temperature.min() >= 0 and np.isfinite(self.temperature.max())):
+            raise ShapeError("SamplingBatch wants finite temperatures >= 0")
         if n[0] and self.top_p is not None and not self.top_p.min() >= 0:
             raise ShapeError(f"SamplingBatch wants top_p in (0, 1], got {self.top_p.min()}")
         if n[0] and self.min_p is not None and not 0 <= self.min_p.min() <= self.min_p.max() <= 1:
@@ -328,7 +332,8 @@ def _penalise(
 
 def scale_and_truncate(xp: Backend, logits: Any, sampling: SamplingBatch, request: Int) -> Any:
     """Temperature, top-p, top-k, min-p. logits: [n, V]; row i is of request[i], not greedy."""
-    out = xp.divide_rows(logits, sampling.temperature[request].astype(np.float64))
+    temperature = np.maximum(sampling.temperature[request].astype(np.float64), COLDEST)
+    out = xp.divide_rows(logits, temperature)
     if sampling.top_p is None and sampling.top_k is None and sampling.min_p is None:
         return out
     n, vocab = request.size, out.shape[1]

@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from deepinfer_dspark.errors import TableError
+from deepinfer_dspark.errors import ShapeError, TableError
 
 FORMAT: Final = 1
 MAX_AGE_S: Final = 3600.0
@@ -63,7 +63,9 @@ class StepTable:
         return cls(sizes, tuple(base_ms + ms_per_token * s for s in sizes))
 
     def cost(self, tokens: int) -> float:
-        """Milliseconds of a step of `tokens` tokens."""
+        """Milliseconds of a step of `tokens` tokens, an integer of at least 0."""
+        if tokens < 0 or int(tokens) != tokens:
+            raise ShapeError(f"StepTable.cost wants an integer of at least 0, got {tokens}")
         return float(self.dense(tokens)[tokens])
 
     def size_for(self, tokens: int) -> int:

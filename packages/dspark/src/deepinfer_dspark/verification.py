@@ -253,6 +253,10 @@ class _Judge:
         if drawn_at[0].size:
             target = self._target_at(row[drawn_at], self.drafts[drawn_at])
             draft = self._draft_at(*drawn_at)
+            if not (draft >= 0).all() or np.isinf(draft).any():
+                raise ShapeError(
+                    "verify wants q of probabilities, got a draft whose q is negative or not finite"
+                )
             with np.errstate(divide="ignore", over="ignore"):
                 prob[drawn_at] = np.minimum(1.0, target / draft)
         seeds, positions = self.sampling.seeds[:, None], self.sampling.positions[:, None] + k
