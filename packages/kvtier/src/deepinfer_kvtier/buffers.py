@@ -23,22 +23,69 @@ Views = list[memoryview]
 Buffers = Any
 
 
-def record_views(
+class Records:
+    """`count` records of `payload` bytes each in caller memory.
+
+    rows: uint8 [count, payload] where the records have equal distances in one buffer, else None:
+          such records move in bulk.
+    """
+
+    def __init__(
+        self, count: int, payload: int, *, rows: NDArray[Any] | None, lists: list[Views] | None
+    ) -> None:
+        self.count = count
+        self.payload = payload
+        self.rows = rows
+        self._lists = lists
+        self._flat = rows.reshape(-1).data if rows is not None and _is_dense(rows) else None
+
+    def __len__(self) -> int:
+        return self.count
+
+    def views(self, i: int) -> Views:
+        """Byte views of record `i`, end to end its payload."""
+        if self._lists is not None:
+            return self._lists[i]
+        if self._flat is not None:
+            return [self._flat[i * self.payload : (i + 1) * self.payload]]
+        assert self.rows is not None
+        return [self.rows[i].data] if self.payload else [memoryview(b"")]
+
+
+def records_in(
     buffers: Buffers, count: int, part_sizes: Sequence[int], *, writable: bool
-) -> list[Views]:
-    """One list of byte views for each record; BufferShapeError where sizes do not fit."""
+) -> Records:
+    """`count` records in caller memory; BufferShapeError where sizes do not fit."""
     payload = sum(part_sizes)
     if isinstance(buffers, np.ndarray):
         array = cast("NDArray[Any]", buffers)
         if _is_row_pool(array, count, payload):
-            return [[_view(row[:payload], payload, writable)] for row in array]
+            if writable and not array.flags.writeable and payload:
+                raise BufferShapeError("the destination is read-only; pass a writable buffer")
+            return Records(count, payload, rows=array[:, :payload], lists=None)
     if isinstance(buffers, (list, tuple)) and not _is_address(buffers):
         items = cast("Sequence[Any]", buffers)
         if len(items) != count:
             raise BufferShapeError(f"expected {count} buffers, one a record, got {len(items)}")
-        return [_record(item, part_sizes, payload, writable) for item in items]
+        lists = [_record(item, part_sizes, payload, writable) for item in items]
+        return Records(count, payload, rows=None, lists=lists)
     whole = _view(buffers, count * payload, writable)
-    return [[whole[i * payload : (i + 1) * payload]] for i in range(count)]
+    if not payload:
+        return Records(count, payload, rows=None, lists=[[memoryview(b"")]] * count)
+    rows: NDArray[Any] = np.frombuffer(whole, dtype=np.uint8).reshape(count, payload)
+    return Records(count, payload, rows=rows, lists=None)
+
+
+def record_views(
+    buffers: Buffers, count: int, part_sizes: Sequence[int], *, writable: bool
+) -> list[Views]:
+    """One list of byte views for each record; BufferShapeError where sizes do not fit."""
+    records = records_in(buffers, count, part_sizes, writable=writable)
+    return [records.views(i) for i in range(count)]
+
+
+def _is_dense(rows: NDArray[Any]) -> bool:
+    return rows.size > 0 and bool(rows.flags.c_contiguous)
 
 
 def _record(item: Any, part_sizes: Sequence[int], payload: int, writable: bool) -> Views:

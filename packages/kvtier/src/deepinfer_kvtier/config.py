@@ -43,6 +43,9 @@ class KVTierConfig(BaseModel):
     floor_s:           age below which an eviction counts as `evicted_before_floor`.
     auto_gc:           whether this process collects by itself, every `gc_interval_s` and when the
                        disk is full; `Cache.gc` collects in any case.
+    io_threads:        threads for loads that are not waited for.
+    verify_threads:    threads that check one piece of a read while the next one is read; 0 = the
+                       reading thread does it.
     read_only:         open for inspection; every put is refused.
     mode:              "embedded": processes of one machine; "shared-fs": machines on one mount.
                        Kept with the store; None = as it was made, "embedded" for a new one.
@@ -82,6 +85,7 @@ class KVTierConfig(BaseModel):
     gc_interval_s: float = Field(default=30.0, gt=0)
     auto_gc: bool = True
     classes: dict[str, RetentionClass] = Field(default_factory=lambda: dict(DEFAULT_CLASSES))
+    verify_threads: int = Field(default=1, ge=0, le=64)
     io_threads: int = Field(default=2, ge=1, le=64)
     read_only: bool = False
     windows: WindowSettings | None = None

@@ -6,6 +6,7 @@ import errno
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,11 @@ class DirectoryTier:
         self.breaker = Breaker(clock)
         self.index = DirectoryIndex(self.segments)
         self._control_lock = threading.Lock()
+        self.verifiers: ThreadPoolExecutor | None = None
+        if config.verify_threads:
+            self.verifiers = ThreadPoolExecutor(
+                config.verify_threads, thread_name_prefix="kvtier-verify"
+            )
         self._refresh_lock = threading.Lock()
         self._logs: dict[str, LogReader] = {}
         self._write_lock = threading.RLock()
@@ -157,7 +163,8 @@ class DirectoryTier:
                 self.index.forget_segment(segment)
                 return [Status.MISS] * len(members)
             try:
-                outcome = read_run(self.io, fd, run.page * fmt.PAGE, kind, shard, members)
+                at = run.page * fmt.PAGE
+                outcome = read_run(self.io, fd, at, kind, shard, members, self.verifiers)
             finally:
                 self.segments.release(run.segment)
         except OSError as error:
@@ -169,6 +176,8 @@ class DirectoryTier:
             return [Status.ERROR] * len(members)
         self.breaker.success()
         self.counts.update(outcome.counts)
+        if outcome.statuses.count(Status.OK) == len(members):
+            return outcome.statuses
         for want, status in zip(members, outcome.statuses, strict=True):
             if status is Status.CORRUPT and not self.sharing.shared:
                 self.bury(kind, shard, [want.digest])
@@ -322,6 +331,8 @@ class DirectoryTier:
                 if writer is not None:
                     writer.close()
         finally:
+            if self.verifiers is not None:
+                self.verifiers.shutdown()
             for log in self.logs().values():
                 log.close()
             self.segments.close()

@@ -13,7 +13,7 @@ from __future__ import annotations
 import struct
 import zlib
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,6 +59,33 @@ ENTRY: Final = np.dtype(
     ]
 )
 
+TRAILER: Final = np.dtype(
+    [
+        ("magic", "<u8"),
+        ("format", "<u2"),
+        ("kind", "u1"),
+        ("cls", "u1"),
+        ("flags", "<u4"),
+        ("length", "<u4"),
+        ("depth", "<u4"),
+        ("digest", "u1", 32),
+        ("parent", "u1", 16),
+        ("fingerprint", "u1", 8),
+        ("created_ms", "<u8"),
+        ("sequence", "<u8"),
+        ("checksum", "u1", 16),
+        ("part_sums", "<u8", 8),
+        ("generation", "u1"),
+        ("shard", "u1"),
+        ("namespace", "<u4"),
+        ("reserved", "u1", 6),
+        ("crc", "<u4"),
+    ]
+)
+TRAILER_WORD: Final = int.from_bytes(TRAILER_MAGIC, "little")
+
+Size = TypeVar("Size", int, NDArray[np.int64])
+
 FLAG_APPROXIMATE: Final = 1
 FLAG_TOMB_KEY: Final = 2
 FLAG_TOMB_SEGMENT: Final = 4
@@ -71,17 +98,17 @@ CONTROL_FLAGS: Final = (
 )
 
 
-def page_align(size: int) -> int:
+def page_align(size: Size) -> Size:
     """Round up to a multiple of 4,096."""
     return (size + PAGE - 1) & ~(PAGE - 1)
 
 
-def trailer_offset(payload_bytes: int) -> int:
+def trailer_offset(payload_bytes: Size) -> Size:
     """Where the trailer of a slot starts, from the start of the slot."""
     return (payload_bytes + 7) & ~7
 
 
-def slot_bytes(payload_bytes: int) -> int:
+def slot_bytes(payload_bytes: Size) -> Size:
     """Bytes of a whole slot."""
     return page_align(trailer_offset(payload_bytes) + TRAILER_BYTES)
 
@@ -158,6 +185,38 @@ def parse_trailer(raw: bytes | bytearray | memoryview) -> Trailer | None:
         fields[14],
         fields[15],
         fields[16],
+    )
+
+
+def seal_trailers(raw: bytearray) -> None:
+    """Set the CRC of each of these trailers, one behind the other."""
+    view = memoryview(raw)
+    for at in range(0, len(raw), TRAILER_BYTES):
+        end = at + _TRAILER_BODY.size
+        _CRC.pack_into(raw, end, zlib.crc32(view[at:end]))
+
+
+def read_trailer(
+    raw: bytearray, at: int
+) -> tuple[int, bytes, bytes, int, bytes, int, int, int, int] | None:
+    """(flags, digest, parent, depth, checksum, generation, kind, shard, payload bytes) of the
+    trailer at `raw[at:]`; None when there is none, or a damaged one. For the reading path."""
+    fields = _TRAILER_BODY.unpack_from(raw, at)
+    body = memoryview(raw)[at : at + _TRAILER_BODY.size]
+    if fields[0] != TRAILER_MAGIC or fields[1] != FORMAT_VERSION:
+        return None
+    if zlib.crc32(body) != _CRC.unpack_from(raw, at + _TRAILER_BODY.size)[0]:
+        return None
+    return (
+        fields[4],
+        fields[7],
+        fields[8],
+        fields[6],
+        fields[12],
+        fields[14],
+        fields[2],
+        fields[15],
+        fields[5],
     )
 
 

@@ -14,11 +14,13 @@ from numpy.typing import NDArray
 
 from deepinfer_kvtier.clock import Clock
 from deepinfer_kvtier.layout import KIND_CODES
+from deepinfer_kvtier.slab import Slab, gather, scatter
 from deepinfer_kvtier.table import APPROXIMATE_BIT
 
 _BLOCK = KIND_CODES["block"]
 _STATE = KIND_CODES["state"]
 VERIFY_EVERY = 64
+_EMPTY_SLOTS = 1 << 20  # records of no bytes take no room, only names
 
 
 @dataclass(slots=True, eq=False)
@@ -33,6 +35,7 @@ class HostRecord:
     approximate: bool
     generation: int
     checksum: bytes | None = None
+    slot: int = -1  # of `data` in the slab of its size
     pins: int = 0
     touched: float = 0.0
 
@@ -54,8 +57,11 @@ class HostTier:
         self._clock = clock
         self._lock = threading.Lock()
         self._records: tuple[OrderedDict[bytes, HostRecord], ...] = (OrderedDict(), OrderedDict())
-        self._spare: dict[int, list[NDArray[np.uint8]]] = {}
+        self._slabs: dict[int, Slab] = {}
+        # Slots of arrays that were taken and not published yet, by the identity of the array.
+        self._taken: dict[int, tuple[NDArray[np.uint8], int]] = {}
         self._spare_bytes = 0
+        self._loose_bytes = 0  # taken, or removed while pinned
         self._bytes = [0, 0]
         self._gets = 0
         self._evicted: list[HostRecord] = []
@@ -113,7 +119,8 @@ class HostTier:
             for record in records:
                 record.pins -= 1
                 if record.pins == 0 and self._records[record.kind].get(record.digest) is not record:
-                    self._keep_spare(record.data)
+                    self._loose_bytes -= record.data.nbytes
+                    self._keep_spare(record.data.nbytes, record.slot)
 
     def touch(self, kind: int, digests: Sequence[bytes]) -> None:
         """Mark as used, deepest first, so that the tail of a chain is evicted before its head."""
@@ -128,25 +135,69 @@ class HostTier:
 
     def verified(self, record: HostRecord) -> bool:
         """Check every 64th read against the checksum taken when the record was written or read."""
-        self._gets += 1
-        if self._gets % VERIFY_EVERY or record.checksum is None:
-            return True
-        if xxhash.xxh3_128_digest(record.data.data) == record.checksum:
-            return True
-        self.counts["corrupt"] += 1
-        return False
+        return not self.damaged([record])
+
+    def damaged(self, records: Sequence[HostRecord]) -> list[HostRecord]:
+        """Those of these records, just copied, that the sample of every 64th read finds changed."""
+        first = self._gets
+        self._gets = first + len(records)
+        next_check = -(first + 1) % VERIFY_EVERY
+        return [
+            record
+            for record in records[next_check::VERIFY_EVERY]
+            if record.checksum is not None and not self._intact(record)
+        ]
 
     # -- taking and giving room
 
     def take(self, kind: int, nbytes: int) -> NDArray[np.uint8] | None:
         """An array of `nbytes` for one record; None when only pinned records could make room."""
+        taken = self.take_many(kind, nbytes, 1)
+        return taken[0] if taken else None
+
+    def take_many(self, kind: int, nbytes: int, count: int) -> list[NDArray[np.uint8]]:
+        """Arrays for up to `count` records, in order of their slots; fewer where room ends."""
         with self._lock:
-            return self._take(kind, nbytes)
+            slots: list[int] = []
+            while len(slots) < count:
+                slot = self._take(kind, nbytes)
+                if slot is None:
+                    break
+                slots.append(slot)
+                self._loose_bytes += nbytes
+            slots.sort()
+            arrays = [self._slabs[nbytes].row(slot) for slot in slots]
+            for array, slot in zip(arrays, slots, strict=True):
+                self._taken[id(array)] = array, slot
+            return arrays
 
     def give(self, data: NDArray[np.uint8]) -> None:
         """Return an array that was taken and not published."""
         with self._lock:
-            self._keep_spare(data)
+            self._give(data)
+
+    def fill(self, arrays: Sequence[NDArray[np.uint8]], source: NDArray[np.uint8]) -> None:
+        """Copy the rows of `source`, uint8 [n, nbytes], into arrays of one `take_many`."""
+        if arrays:
+            with self._lock:
+                slots = np.array([self._taken[id(array)][1] for array in arrays], dtype=np.int64)
+                slab = self._slabs[arrays[0].nbytes]
+            scatter(source, slab, slots)
+
+    def copy_out(
+        self,
+        records: Sequence[HostRecord],
+        target: NDArray[np.uint8],
+        slots: NDArray[np.int64] | None = None,
+    ) -> None:
+        """Bytes of pinned records of one size into the rows of `target`, uint8 [n, nbytes].
+
+        slots: those of the records, where they are known already.
+        """
+        if len(records):
+            if slots is None:
+                slots = np.array([record.slot for record in records], dtype=np.int64)
+            gather(self._slabs[records[0].data.nbytes], slots, target)
 
     def publish(self, record: HostRecord) -> HostRecord:
         """Make a record findable, with one more pin for the caller.
@@ -154,18 +205,32 @@ class HostTier:
         returns: the record that is findable now: an equal one that was here before, if any; then
                  the array of the new one has been given back.
         """
+        return self.publish_all([record])[0]
+
+    def publish_all(self, records: Sequence[HostRecord]) -> list[HostRecord]:
+        """`publish` for a batch of one chain, first to last; its tail counts as used before its
+        head and so is evicted first."""
+        now = self._clock.monotonic()
+        found: list[HostRecord] = []
         with self._lock:
-            table = self._records[record.kind]
-            existing = table.get(record.digest)
-            if existing is not None:
-                self._keep_spare(record.data)
-                existing.pins += 1
-                return existing
-            record.touched = self._clock.monotonic()
-            record.pins += 1
-            table[record.digest] = record
-            self._bytes[record.kind] += record.data.nbytes
-            return record
+            for record in reversed(records):
+                table = self._records[record.kind]
+                existing = table.get(record.digest)
+                if existing is not None:
+                    self._give(record.data)
+                    existing.pins += 1
+                    found.append(existing)
+                    continue
+                _, record.slot = self._taken.pop(id(record.data))
+                nbytes = record.data.nbytes
+                self._loose_bytes -= nbytes
+                self._bytes[record.kind] += nbytes
+                record.touched = now
+                record.pins += 1
+                table[record.digest] = record
+                found.append(record)
+        found.reverse()
+        return found
 
     def remove(self, kind: int, digest: bytes) -> HostRecord | None:
         """Forget a record now; memory that is pinned lives on until its holder is done."""
@@ -174,7 +239,9 @@ class HostTier:
             if record is not None:
                 self._bytes[kind] -= record.data.nbytes
                 if record.pins == 0:
-                    self._keep_spare(record.data)
+                    self._keep_spare(record.data.nbytes, record.slot)
+                else:
+                    self._loose_bytes += record.data.nbytes
             return record
 
     def remove_keys(self, keys: set[tuple[int, bytes]]) -> None:
@@ -221,18 +288,26 @@ class HostTier:
                 held = sum(record.data.nbytes for record in table.values())
                 assert held == self._bytes[kind], "bytes of records and the counter disagree"
                 assert all(record.pins >= 0 for record in table.values()), "a pin was given twice"
-            spare = sum(size * len(arrays) for size, arrays in self._spare.items())
-            assert spare == self._spare_bytes, "spare arrays and their counter disagree"
-            assert sum(self._bytes) + spare <= self.capacity_bytes, "over capacity"
+            spare = sum(size * len(slab.warm) for size, slab in self._slabs.items())
+            assert spare == self._spare_bytes, "spare slots and their counter disagree"
+            assert self._total() <= self.capacity_bytes, "over capacity"
+            live = sum(slab.live * size for size, slab in self._slabs.items())
+            assert live == sum(self._bytes) + self._loose_bytes, "slots and records disagree"
 
     def pins(self) -> int:
         """Pins of all findable records, for leak tests."""
         with self._lock:
             return sum(record.pins for table in self._records for record in table.values())
 
+    def _intact(self, record: HostRecord) -> bool:
+        if xxhash.xxh3_128_digest(record.data.data) == record.checksum:
+            return True
+        self.counts["corrupt"] += 1
+        return False
+
     # -- inside the lock
 
-    def _take(self, kind: int, nbytes: int) -> NDArray[np.uint8] | None:
+    def _take(self, kind: int, nbytes: int) -> int | None:
         if nbytes > self.capacity_bytes:
             self.counts["no_room"] += 1
             return None
@@ -241,28 +316,32 @@ class HostTier:
             if not self._shrink(_STATE, limit - nbytes):
                 self.counts["no_room"] += 1
                 return None
-        spare = self._spare.get(nbytes)
-        if not spare:
-            self._make_room(nbytes)
-            spare = self._spare.get(nbytes)
-        if spare:
+        slab = self._slabs.get(nbytes)
+        if slab is None:
+            count = self.capacity_bytes // nbytes if nbytes else _EMPTY_SLOTS
+            slab = self._slabs[nbytes] = Slab(nbytes, count)
+        if not slab.warm:
+            self._make_room(slab)
+        if slab.warm:
             self._spare_bytes -= nbytes
-            return spare.pop()
-        if self._total() + nbytes > self.capacity_bytes:
+            return slab.take_warm()
+        slot = slab.take_cold() if self._total() + nbytes <= self.capacity_bytes else None
+        if slot is None:
             self.counts["no_room"] += 1
-            return None
-        return np.empty(nbytes, dtype=np.uint8)
+        return slot
 
     def _total(self) -> int:
-        return sum(self._bytes) + self._spare_bytes
+        return sum(self._bytes) + self._spare_bytes + self._loose_bytes
 
-    def _make_room(self, nbytes: int) -> None:
-        """Evict until an array of this size is spare or can be allocated."""
-        while self._total() + nbytes > self.capacity_bytes and not self._spare.get(nbytes):
+    def _make_room(self, slab: Slab) -> None:
+        """Evict until this slab has a free slot with memory or may use one without."""
+        while self._total() + slab.nbytes > self.capacity_bytes and not slab.warm:
             if self._spare_bytes:
-                size, arrays = next((s, a) for s, a in self._spare.items() if a)
-                arrays.pop()
-                self._spare_bytes -= size
+                other = next(s for s in self._slabs.values() if s.warm and s.nbytes)
+                other.release_warm()
+                self._spare_bytes -= other.nbytes
+                if not other.live and not other.warm:
+                    del self._slabs[other.nbytes]
             elif not (self._evict_oldest(_BLOCK) or self._evict_oldest(_STATE)):
                 return
 
@@ -283,18 +362,23 @@ class HostTier:
     def _evict(self, record: HostRecord) -> None:
         del self._records[record.kind][record.digest]
         self._bytes[record.kind] -= record.data.nbytes
-        self._keep_spare(record.data)
+        self._keep_spare(record.data.nbytes, record.slot)
         self._evicted.append(record)
 
-    def _keep_spare(self, data: NDArray[np.uint8]) -> None:
-        if data.nbytes == 0 or self._total() + data.nbytes > self.capacity_bytes:
-            return
-        self._spare.setdefault(data.nbytes, []).append(data)
-        self._spare_bytes += data.nbytes
+    def _give(self, data: NDArray[np.uint8]) -> None:
+        _, slot = self._taken.pop(id(data))
+        self._loose_bytes -= data.nbytes
+        self._keep_spare(data.nbytes, slot)
+
+    def _keep_spare(self, nbytes: int, slot: int) -> None:
+        self._slabs[nbytes].give(slot)
+        self._spare_bytes += nbytes
 
 
-def checksum_of(views: Iterable[Any]) -> bytes:
+def checksum_of(views: Sequence[Any]) -> bytes:
     """xxh3_128 over byte views, in order."""
+    if len(views) == 1:
+        return xxhash.xxh3_128_digest(views[0])
     hasher = xxhash.xxh3_128()
     for view in views:
         hasher.update(view)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Final, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from deepinfer_kvtier.buffers import Records, Views
 from deepinfer_kvtier.clock import Clock
 from deepinfer_kvtier.directory import DirectoryTier
 from deepinfer_kvtier.host import HostRecord, HostTier
@@ -19,6 +21,8 @@ from deepinfer_kvtier.reading import Wanted
 from deepinfer_kvtier.records import Status
 from deepinfer_kvtier.table import NO_ROW
 from deepinfer_kvtier.tier import GuardedTier
+
+_COPY_RUN: Final = 64  # blocks copied between two looks at the clock
 
 
 class Flights:
@@ -47,6 +51,20 @@ class Flights:
             event.set()
 
 
+@dataclass(frozen=True, slots=True)
+class _Below:
+    """What `Loader.fill` was asked, for the steps below host memory."""
+
+    kind: int
+    shard: int
+    digests: Sequence[bytes]
+    dst: Records
+    rows: NDArray[Any] | None
+    deadline: float | None
+    in_time: Callable[[], bool]
+    statuses: list[Status | None]
+
+
 class Loader:
     """Fills caller buffers from the tiers of one cache."""
 
@@ -70,46 +88,71 @@ class Loader:
         self,
         kind: int,
         shard: int,
-        wanted: Sequence[Wanted],
+        digests: Sequence[bytes],
+        dst: Records,
         *,
-        leased: Sequence[HostRecord | None] | None,
+        leased: Sequence[HostRecord | None],
         rows: NDArray[Any] | None,
         deadline: float | None,
-        report: Callable[[int, Status], None],
+        statuses: list[Status | None],
     ) -> list[Status]:
-        """Status for each record; `report(index, status)` is called as soon as one is settled.
+        """Bytes of records into `dst`; returns the status of each.
 
-        leased:   records in memory that a lease pins.
+        leased:   records in memory whose lease the caller holds, None where there is none.
         rows:     places pinned by a lease, used before the index is asked.
         deadline: monotonic seconds after which nothing more is started.
+        statuses: one item a record, set as soon as its fate is known.
         """
 
         def in_time() -> bool:
             return deadline is None or self._clock.monotonic() < deadline
 
-        statuses: list[Status | None] = [None] * len(wanted)
-
-        def settle(i: int, status: Status) -> None:
-            statuses[i] = status
-            report(i, status)
-
-        absent: list[int] = []
-        records = self._host.pin_all(kind, [want.digest for want in wanted], leased)
+        others = [i for i, record in enumerate(leased) if record is None]
+        pinned = self._host.pin_all(kind, [digests[i] for i in others])
+        records = list(leased)
+        for i, record in zip(others, pinned, strict=True):
+            records[i] = record
         try:
-            for i, (want, record) in enumerate(zip(wanted, records, strict=True)):
-                if not in_time():
-                    settle(i, Status.TIMEOUT)
-                elif record is not None and self._copy(record, want):
-                    settle(i, Status.OK)
-                else:
-                    absent.append(i)
+            self._from_host(records, dst, in_time, statuses)
         finally:
-            self._host.unpin(record for record in records if record is not None)
+            self._host.unpin(record for record in pinned if record is not None)
+        absent = [i for i, status in enumerate(statuses) if status is None]
         if absent:
-            self._from_below(kind, shard, wanted, absent, rows, deadline, in_time, settle)
+            job = _Below(kind, shard, digests, dst, rows, deadline, in_time, statuses)
+            self._from_below(job, absent)
         final = [status or Status.MISS for status in statuses]
-        self._count(final)
+        with self._counts_lock:
+            if absent:
+                self.counts.update(f"records_{status.value}" for status in final)
+            else:
+                self.counts["records_ok"] += final.count(Status.OK)
+                self.counts["records_timeout"] += final.count(Status.TIMEOUT)
         return final
+
+    def fill_from_host(
+        self,
+        records: Sequence[HostRecord],
+        slots: NDArray[np.int64],
+        rows: NDArray[np.uint8],
+        statuses: list[Status | None],
+    ) -> bool:
+        """The short way for blocks that all lie in host memory under a lease the caller holds.
+
+        returns: whether all are copied; if not, the status of those that are not is None.
+        """
+        for start in range(0, len(records), _COPY_RUN):
+            chunk = slice(start, start + _COPY_RUN)
+            run = records[chunk]
+            self._host.copy_out(run, rows[chunk], slots[chunk])
+            statuses[chunk] = [Status.OK] * len(run)
+            for record in self._host.damaged(run):
+                statuses[start + run.index(record)] = None
+                self._host.remove(record.kind, record.digest)
+        whole = None not in statuses
+        if whole:
+            with self._counts_lock:
+                self.counts["records_ok"] += len(records)
+        return whole
 
     def observe(self, nbytes: int, seconds: float) -> None:
         """Count one finished load."""
@@ -117,78 +160,99 @@ class Loader:
             self.counts["load_bytes"] += nbytes
             self.seconds.observe(seconds)
 
-    def _from_below(
+    # -- from host memory
+
+    def _from_host(
         self,
-        kind: int,
-        shard: int,
-        wanted: Sequence[Wanted],
-        absent: list[int],
-        rows: NDArray[Any] | None,
-        deadline: float | None,
+        records: list[HostRecord | None],
+        dst: Records,
         in_time: Callable[[], bool],
-        settle: Callable[[int, Status], None],
+        statuses: list[Status | None],
     ) -> None:
-        others = self._flights.claim(kind, [wanted[i].digest for i in absent])
-        mine = [i for i in absent if wanted[i].digest not in others]
+        """Copy what is in memory, in runs; the rest keeps the status None."""
+        at = 0
+        while at < len(records):
+            end = at
+            while end < len(records) and end - at < _COPY_RUN and _fits(records[end], dst):
+                end += 1
+            if end == at:
+                at += 1
+                continue
+            if not in_time():
+                statuses[at:] = [Status.TIMEOUT] * (len(records) - at)
+                return
+            run = cast("list[HostRecord]", records[at:end])
+            if dst.rows is not None:
+                self._host.copy_out(run, dst.rows[at:end])
+            else:
+                for i, record in enumerate(run, start=at):
+                    _copy_to(record, dst.views(i))
+            bad = self._host.damaged(run)
+            statuses[at:end] = [Status.OK] * len(run)
+            for record in bad:
+                statuses[at + run.index(record)] = None
+                self._host.remove(record.kind, record.digest)
+            at = end
+
+    # -- from below
+
+    def _from_below(self, job: _Below, absent: list[int]) -> None:
+        digests = job.digests
+        others = self._flights.claim(job.kind, [digests[i] for i in absent])
+        mine = [i for i in absent if digests[i] not in others]
         try:
-            self._read(kind, shard, wanted, mine, rows, in_time, settle)
+            self._read(job, mine)
         finally:
-            self._flights.land(kind, [wanted[i].digest for i in mine])
+            self._flights.land(job.kind, [digests[i] for i in mine])
         again: list[int] = []
         for i in absent:
-            event = others.get(wanted[i].digest)
+            event = others.get(digests[i])
             if event is None:
                 continue
-            left = None if deadline is None else max(0.0, deadline - self._clock.monotonic())
+            left = None
+            if job.deadline is not None:
+                left = max(0.0, job.deadline - self._clock.monotonic())
             event.wait(left)
-            if self._copy_from_host(kind, wanted[i]):
+            if self._copy_from_host(job, i):
                 with self._counts_lock:
                     self.counts["shared_reads"] += 1
-                settle(i, Status.OK)
+                job.statuses[i] = Status.OK
             else:
                 again.append(i)
         # The other reader failed, or host memory had no room for what it read.
-        self._read(kind, shard, wanted, again, rows, in_time, settle)
+        self._read(job, again)
 
-    def _read(
-        self,
-        kind: int,
-        shard: int,
-        wanted: Sequence[Wanted],
-        which: list[int],
-        rows: NDArray[Any] | None,
-        in_time: Callable[[], bool],
-        settle: Callable[[int, Status], None],
-    ) -> None:
+    def _read(self, job: _Below, which: list[int]) -> None:
         if not which:
             return
-        members = [wanted[i] for i in which]
+        size = job.dst.payload
+        members = [Wanted(job.digests[i], job.dst.views(i), size) for i in which]
         statuses = [Status.MISS] * len(members)
         if self._directory is not None:
-            leased = None if rows is None else rows[np.array(which)]
-            statuses = self._read_directory(self._directory, kind, shard, members, leased, in_time)
+            leased = None if job.rows is None else job.rows[np.array(which)]
+            statuses = self._read_directory(self._directory, job, members, leased)
         for tier in self._further:
             left = [j for j, status in enumerate(statuses) if status is not Status.OK]
             if not left:
                 break
-            lower = tier.get_into(kind, shard, [members[j] for j in left], in_time=in_time)
+            some = [members[j] for j in left]
+            lower = tier.get_into(job.kind, job.shard, some, in_time=job.in_time)
             for j, status in zip(left, lower, strict=True):
                 if status is not Status.MISS:
                     statuses[j] = status
-        for i, want, status in zip(which, members, statuses, strict=True):
-            if status is Status.OK:
-                self._promote(kind, want)
-            settle(i, status)
+        good = [j for j, status in enumerate(statuses) if status is Status.OK]
+        self._promote(job, [which[j] for j in good], [members[j] for j in good])
+        for i, status in zip(which, statuses, strict=True):
+            job.statuses[i] = status
 
     def _read_directory(
         self,
         directory: DirectoryTier,
-        kind: int,
-        shard: int,
+        job: _Below,
         members: Sequence[Wanted],
         leased: NDArray[Any] | None,
-        in_time: Callable[[], bool],
     ) -> list[Status]:
+        kind, shard, in_time = job.kind, job.shard, job.in_time
         if leased is not None and (leased["length"] == NO_ROW).any():
             leased = None
         statuses = directory.get_into(kind, shard, members, rows=leased, in_time=in_time)
@@ -200,49 +264,63 @@ class Loader:
                 statuses[j] = status
         return statuses
 
-    def _copy_from_host(self, kind: int, want: Wanted) -> bool:
-        record = self._host.pin(kind, want.digest)
+    def _copy_from_host(self, job: _Below, i: int) -> bool:
+        record = self._host.pin(job.kind, job.digests[i])
         if record is None:
             return False
         try:
-            return self._copy(record, want)
+            if not _fits(record, job.dst):
+                return False
+            _copy_to(record, job.dst.views(i))
+            return self._host.verified(record)
         finally:
             self._host.unpin([record])
 
-    def _copy(self, record: HostRecord, want: Wanted) -> bool:
-        """Bytes of a pinned record into the destination; False when it turns out to be bad."""
-        if record.data.nbytes != want.nbytes:
-            return False
-        source, at = record.data.data, 0
-        for view in want.views:
-            end = at + view.nbytes
-            if end > at:  # an empty view may be a read-only stand-in
-                view[:] = source[at:end]
-            at = end
-        if self._host.verified(record):
-            return True
-        self._host.remove(record.kind, record.digest)
-        return False
-
-    def _promote(self, kind: int, want: Wanted) -> None:
-        if want.nbytes > self._host.capacity_bytes or self._host.contains(kind, want.digest):
+    def _promote(self, job: _Below, which: Sequence[int], members: Sequence[Wanted]) -> None:
+        """Keep what was read in host memory, as far as there is room."""
+        size = job.dst.payload
+        if size > self._host.capacity_bytes:
             return
-        data = self._host.take(kind, want.nbytes)
-        if data is None:
+        new = [
+            j
+            for j, want in enumerate(members)
+            if not self._host.contains(job.kind, want.digest)  # a further tier may have kept it
+        ]
+        if not new:
             return
-        copy_views(want.views, data)
-        record = HostRecord(
-            kind,
-            want.digest,
-            want.parent,
-            want.depth,
-            data,
-            want.approximate,
-            want.generation,
-            want.checksum,
-        )
-        self._host.unpin([self._host.publish(record)])
+        which, members = [which[j] for j in new], [members[j] for j in new]
+        arrays = self._host.take_many(job.kind, size, len(which))
+        which, members = which[: len(arrays)], members[: len(arrays)]
+        rows = job.dst.rows
+        if rows is not None and which and which[-1] - which[0] == len(which) - 1:
+            self._host.fill(arrays, rows[which[0] : which[-1] + 1])
+        else:
+            for array, want in zip(arrays, members, strict=True):
+                copy_views(want.views, array)
+        made = [
+            HostRecord(
+                job.kind,
+                want.digest,
+                want.parent,
+                want.depth,
+                array,
+                want.approximate,
+                want.generation,
+                want.checksum,
+            )
+            for array, want in zip(arrays, members, strict=True)
+        ]
+        self._host.unpin(self._host.publish_all(made))
 
-    def _count(self, statuses: Sequence[Status]) -> None:
-        with self._counts_lock:
-            self.counts.update(f"records_{status.value}" for status in statuses)
+
+def _fits(record: HostRecord | None, dst: Records) -> bool:
+    return record is not None and record.data.nbytes == dst.payload
+
+
+def _copy_to(record: HostRecord, views: Views) -> None:
+    source, at = record.data.data, 0
+    for view in views:
+        end = at + view.nbytes
+        if end > at:  # an empty view may be a read-only stand-in
+            view[:] = source[at:end]
+        at = end

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
-from deepinfer_kvtier.buffers import Buffers, Views, record_views
+from deepinfer_kvtier.buffers import Buffers, Records, records_in
 from deepinfer_kvtier.errors import BufferShapeError, ConfigError
+from deepinfer_kvtier.host import HostRecord
 from deepinfer_kvtier.layout import KIND_CODES, LayoutSpec
 from deepinfer_kvtier.match import Match
-from deepinfer_kvtier.reading import Wanted
 from deepinfer_kvtier.records import LoadResult, Status
 from deepinfer_kvtier.tickets import LoadJob
 from deepinfer_kvtier.tierset import TierSet
@@ -35,14 +35,11 @@ def start_load(
     chosen = _chosen(match, blocks, dst)
     if state_dst is not None and match.state is None:
         raise ConfigError("this match has no state slot: check match.state before loading it")
-    block_views: list[Views] = []
+    room = state_room = None
     if dst is not None:
-        sizes = layout.part_sizes("block")
-        block_views = record_views(dst, len(chosen), sizes, writable=True)
-    state_views: Views | None = None
+        room = records_in(dst, len(chosen), layout.part_sizes("block"), writable=True)
     if state_dst is not None:
-        sizes = layout.part_sizes("state")
-        state_views = record_views([state_dst], 1, sizes, writable=True)[0]
+        state_room = records_in([state_dst], 1, layout.part_sizes("state"), writable=True)
     deadline = None
     if deadline_ms is not None:
         deadline = tiers.clock.monotonic() + deadline_ms / 1000
@@ -50,7 +47,7 @@ def start_load(
 
     def work() -> None:
         try:
-            result = _fill(tiers, shard, match, chosen, block_views, state_views, deadline, job)
+            result = _fill(tiers, shard, match, chosen, room, state_room, deadline, job)
         except BaseException as error:
             job.future.set_exception(error)
             raise
@@ -80,62 +77,91 @@ def _fill(
     shard: int,
     match: Match,
     chosen: range,
-    block_views: list[Views],
-    state_views: Views | None,
+    room: Records | None,
+    state_room: Records | None,
     deadline: float | None,
     job: LoadJob,
 ) -> LoadResult:
     started = time.perf_counter()
+    held = tiers.leases.hold(match.lease)
+    try:
+        statuses = _fill_blocks(tiers, shard, match, chosen, room, deadline, job, held)
+        if room is not None:
+            _learn(tiers, match.only_tier(chosen), room, statuses, started)
+        state: Status | None = None
+        if state_room is not None and match.state is not None:
+            state_started = time.perf_counter()
+            (state,) = tiers.loader.fill(
+                _STATE,
+                shard,
+                [match.digests[match.state.n_blocks - 1]],
+                state_room,
+                leased=[match.state_record() if held else None],
+                rows=match.state_row(),
+                deadline=deadline,
+                statuses=[None],
+            )
+            _learn(tiers, match.state.tier, state_room, [state], state_started)
+    finally:
+        if held:
+            tiers.leases.unhold(match.lease)
+    nbytes = len(room) * room.payload if room is not None else 0
+    tiers.loader.observe(nbytes, time.perf_counter() - started)
+    tiers.sync_tiers()
+    return _result(tuple(statuses), state)
+
+
+def _fill_blocks(
+    tiers: TierSet,
+    shard: int,
+    match: Match,
+    chosen: range,
+    room: Records | None,
+    deadline: float | None,
+    job: LoadJob,
+    held: bool,
+) -> Sequence[Status]:
+    if room is None:
+        return ()
+    within = slice(chosen.start, chosen.stop)
+    leased = match.records()[within] if held else (None,) * len(chosen)
     rows = match.rows()
-    wanted = [
-        Wanted(match.digests[block], views)
-        for block, views in zip(chosen, block_views, strict=True)
-    ]
-
-    def report(index: int, status: Status) -> None:
-        job.statuses[index] = status
-
-    blocks_started = time.perf_counter()
-    statuses = tiers.loader.fill(
+    slots = match.slots() if held and deadline is None else None
+    if slots is not None and room.rows is not None and room.payload and len(room):
+        records = cast("tuple[HostRecord, ...]", leased)
+        if tiers.loader.fill_from_host(records, slots[within], room.rows, job.statuses):
+            return (Status.OK,) * len(room)
+        done = zip(leased, job.statuses, strict=True)
+        leased = tuple(None if status is None else record for record, status in done)
+    return tiers.loader.fill(
         _BLOCK,
         shard,
-        wanted,
-        leased=match.records()[chosen.start : chosen.stop],
-        rows=None if rows is None else rows[chosen.start : chosen.stop],
+        match.digests[within],
+        room,
+        leased=leased,
+        rows=None if rows is None else rows[within],
         deadline=deadline,
-        report=report,
+        statuses=job.statuses,
     )
-    _learn(tiers, match.only_tier(chosen), wanted, statuses, blocks_started)
-    state: Status | None = None
-    if state_views is not None and match.state is not None:
-        want = Wanted(match.digests[match.state.n_blocks - 1], state_views)
-        state_started = time.perf_counter()
-        (state,) = tiers.loader.fill(
-            _STATE,
-            shard,
-            [want],
-            leased=[match.state_record()],
-            rows=match.state_row(),
-            deadline=deadline,
-            report=lambda _index, _status: None,
-        )
-        _learn(tiers, match.state.tier, [want], [state], state_started)
-    ok = next((i for i, s in enumerate(statuses) if s is not Status.OK), len(statuses))
-    bad = next((s for s in (*statuses, state or Status.OK) if s is not Status.OK), None)
-    tiers.loader.observe(sum(want.nbytes for want in wanted), time.perf_counter() - started)
-    tiers.sync_tiers()
-    error = None if bad is None else f"the first record not loaded is {bad.value}"
-    return LoadResult(ok, tuple(statuses), state, error)
 
 
 def _learn(
     tiers: TierSet,
     tier: str | None,
-    wanted: Sequence[Wanted],
+    room: Records,
     statuses: Sequence[Status],
     started: float,
 ) -> None:
     """What a load from one tier took teaches the planner; a mixed or failed one tells nothing."""
-    if tier is not None and all(status is Status.OK for status in statuses):
-        nbytes = sum(want.nbytes for want in wanted)
+    if tier is not None and statuses.count(Status.OK) == len(room):
+        nbytes = len(room) * room.payload
         tiers.costs.observe_load(tier, nbytes, time.perf_counter() - started)
+
+
+def _result(blocks: tuple[Status, ...], state: Status | None) -> LoadResult:
+    good = blocks.count(Status.OK)
+    if good == len(blocks) and state in (None, Status.OK):
+        return LoadResult(good, blocks, state, None)
+    ok = next((i for i, s in enumerate(blocks) if s is not Status.OK), len(blocks))
+    bad = next(s for s in (*blocks, state or Status.OK) if s is not Status.OK)
+    return LoadResult(ok, blocks, state, f"the first record not loaded is {bad.value}")

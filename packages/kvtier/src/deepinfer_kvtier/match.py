@@ -24,6 +24,7 @@ class Lease:
     records: list[HostRecord] = field(default_factory=list[HostRecord])
     segments: list[int] = field(default_factory=list[int])
     active: bool = True
+    holds: int = 0
 
 
 class LeaseBook:
@@ -52,6 +53,26 @@ class LeaseBook:
             if not lease.active:
                 return
             lease.active = False
+            if lease.holds:
+                return  # the last load that uses the pins gives them back
+        self._unpin(lease)
+
+    def hold(self, lease: Lease) -> bool:
+        """Keep the pins until `unhold`, even past their time; False when they are gone already."""
+        with self._lock:
+            if lease.active:
+                lease.holds += 1
+            return lease.active
+
+    def unhold(self, lease: Lease) -> None:
+        """Give one `hold` back."""
+        with self._lock:
+            lease.holds -= 1
+            if lease.active or lease.holds:
+                return
+        self._unpin(lease)
+
+    def _unpin(self, lease: Lease) -> None:
         self._host.unpin(lease.records)
         if self._segments is not None:
             for local in lease.segments:
@@ -122,6 +143,7 @@ class Match:
     _state_record: HostRecord | None = field(repr=False)
     _rows: NDArray[Any] | None = field(repr=False)
     _state_row: NDArray[Any] | None = field(repr=False)
+    _slots: NDArray[np.int64] | None = field(default=None, repr=False)
 
     def release(self) -> None:
         """Give the lease back; harmless when it is over already."""
@@ -155,6 +177,23 @@ class Match:
     def records(self) -> tuple[HostRecord | None, ...]:
         """Host records of `block_prefix`; only those still pinned may be read."""
         return self._records
+
+    def slots(self) -> NDArray[np.int64] | None:
+        """Host slots of `block_prefix` when all of it lies in host memory; None otherwise."""
+        if self._slots is None and not self._where.any():
+            slots = [record.slot for record in self._records if record is not None]
+            self._slots = np.array(slots, dtype=np.int64)
+        return self._slots
+
+    def views(self) -> list[memoryview | None]:
+        """Blocks of `block_prefix` in place, without a copy: read-only, None outside host memory.
+
+        Use them only while the lease lasts: hold it with `renew` and give it back afterwards.
+        returns: nothing but None once the lease is over.
+        """
+        if not self.lease.active:
+            return [None] * len(self._records)
+        return [None if r is None else r.data.data.toreadonly() for r in self._records]
 
     def state_record(self) -> HostRecord | None:
         """Host record of the state slot; only while it is pinned it may be read."""

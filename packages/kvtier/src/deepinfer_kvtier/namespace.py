@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from deepinfer_kvtier.buffers import Buffers, Views, record_views
+from deepinfer_kvtier.buffers import Buffers, Records, records_in
 from deepinfer_kvtier.dropping import drop_records
 from deepinfer_kvtier.errors import ConfigError
 from deepinfer_kvtier.identity import (
@@ -244,7 +244,7 @@ class Namespace:
         return self._put(
             _BLOCK,
             digests,
-            record_views(src, len(digests), self.layout.part_sizes("block"), writable=False),
+            records_in(src, len(digests), self.layout.part_sizes("block"), writable=False),
             parents=self._parents(digests, parents, first_block),
             first_depth=first_block + 1,
             cls=cls,
@@ -283,7 +283,7 @@ class Namespace:
         return self._put(
             _STATE,
             [digest],
-            record_views([src], 1, self.layout.part_sizes("state"), writable=False),
+            records_in([src], 1, self.layout.part_sizes("state"), writable=False),
             parents=[parent or bytes(DIGEST_BYTES)],
             first_depth=n_blocks or 0,
             cls=cls,
@@ -339,7 +339,7 @@ class Namespace:
         self,
         kind: int,
         digests: Sequence[bytes],
-        views: list[Views],
+        source: Records,
         *,
         parents: list[bytes],
         first_depth: int,
@@ -364,7 +364,7 @@ class Namespace:
                 fingerprint=self.fingerprint,
                 namespace=namespace_tag(self.root),
                 digests=digests,
-                views=views,
+                source=source,
                 parents=parents,
                 first_depth=first_depth,
                 cls=cls,

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from deepinfer_kvtier.buffers import Views
+from deepinfer_kvtier.buffers import Records
 from deepinfer_kvtier.config import KVTierConfig
 from deepinfer_kvtier.errors import ConfigError
-from deepinfer_kvtier.host import HostRecord
+from deepinfer_kvtier.host import HostRecord, HostTier
 from deepinfer_kvtier.identity import check_digests
 from deepinfer_kvtier.layout import KIND_CODES
 from deepinfer_kvtier.queue import WriteItem, WriteQueue, copy_views
@@ -34,7 +34,7 @@ class PutRequest:
     fingerprint: bytes
     namespace: int
     digests: Sequence[bytes]
-    views: list[Views]
+    source: Records
     parents: list[bytes]
     first_depth: int
     cls: str
@@ -66,28 +66,23 @@ def put_records(cache: TierSet, request: PutRequest) -> PutTicket:
     cache.leases.expire()
     ticket = PutTicket(_refusals_by_rule(cache, request))
     to_disk = cache.queue is not None and (request.kind != _STATE or cache.config.persist_state)
-    rows = None
-    if cache.directory is not None and request.digests:
-        rows = cache.directory.index.probe(request.kind, request.shard, request.digests)
-    fresh: list[HostRecord] = []
-    items: list[WriteItem] = []
-    continues = False
-    for i in range(len(request.digests)):
-        if not ticket.accepted[i]:
-            continue
-        if to_disk and rows is not None and int(rows["length"][i]) != NO_ROW:
-            continues = True
-            ticket.stored_now(i)
-        elif not to_disk or cache.queue is None:
-            _put_in_host(cache, request, i, ticket, fresh, "not_persistent")
-        elif not cache.admits(request.kind, request.digests[i]):
-            _put_in_host(cache, request, i, ticket, fresh, "first_put")
-        else:
-            item = _put_in_queue(cache, cache.queue, request, i, ticket, fresh, continues, items)
-            if item is not None:
-                items.append(item)
-    if cache.queue is not None and items:
+    choice = _Choice()
+    if to_disk and cache.queue is not None:
+        _choose(cache, cache.queue, request, ticket, choice)
+    else:
+        accepted = [i for i, taken in enumerate(ticket.accepted) if taken]
+        choice.host_only = dict.fromkeys(accepted, "not_persistent")
+    queued = choice.queued
+    to_copy = [*choice.host_only, *choice.refused, *(queued if request.copy else ())]
+    held, fresh = _into_host(cache.host, request, sorted(to_copy))
+    _settle_in_host(request, ticket, choice.host_only, held)
+    if cache.queue is not None and queued:
+        now = time.monotonic()
+        items = [_item(cache, request, i, held.get(i), ticket, now) for i in queued]
         cache.queue.add(items)
+        for i in queued:
+            held.pop(i, None)  # the queue gives these pins back
+    cache.host.unpin(held.values())
     ticket.all_expected()
     for reason in ticket.reasons:
         cache.counts["put_records" if reason is None else f"refused_{reason}"] += 1
@@ -115,67 +110,125 @@ def _refusals_by_rule(cache: TierSet, request: PutRequest) -> list[str | None]:
     return reasons
 
 
-def _put_in_host(
-    cache: TierSet,
-    request: PutRequest,
-    i: int,
-    ticket: PutTicket,
-    fresh: list[HostRecord],
-    why: str,
+@dataclass(slots=True)
+class _Choice:
+    """Positions of the records of one put by what happens to them; the others are settled.
+
+    queued:    they go to the next tier down.
+    refused:   the queue did not want them; host memory may still keep them.
+    host_only: they belong in host memory, with the reason why not further down.
+    """
+
+    queued: list[int] = field(default_factory=list[int])
+    refused: list[int] = field(default_factory=list[int])
+    host_only: dict[int, str] = field(default_factory=dict[int, str])
+
+
+def _choose(
+    cache: TierSet, queue: WriteQueue, request: PutRequest, ticket: PutTicket, choice: _Choice
 ) -> None:
-    """Without a directory to go to, or for records that must not go there (yet)."""
-    record = _host_record(cache, request, i, fresh)
-    if record is None:
-        ticket.refuse(i, "no_room")
-        return
-    cache.host.unpin([record])
-    if request.durability == "behind":
-        ticket.stored_now(i)
+    stored = np.zeros(len(request.digests), dtype=np.bool_)
+    if cache.directory is not None and request.digests:
+        rows = cache.directory.index.probe(request.kind, request.shard, request.digests)
+        stored = rows["length"] != NO_ROW
+    there = stored.tolist()
+    nbytes, waiting, continues = request.source.payload, 0, False
+    for i, (digest, accepted) in enumerate(zip(request.digests, ticket.accepted, strict=True)):
+        if not accepted:
+            continue
+        if there[i]:
+            continues = True
+            ticket.stored_now(i)
+        elif not cache.admits(request.kind, digest):
+            choice.host_only[i] = "first_put"
+        elif not queue.join((request.kind, digest), ticket, i, request.durability):
+            refusal = "disk_full" if cache.counts["disk_full"] else None
+            if cache.directory is not None and request.cls in cache.directory.full_classes:
+                refusal = "class_full"
+            refusal = refusal or queue.refusal(request.cls, nbytes + waiting, continues)
+            if refusal is None:
+                choice.queued.append(i)
+                waiting += nbytes
+            else:
+                ticket.refuse(i, refusal)
+                choice.refused.append(i)
+
+
+def _into_host(
+    host: HostTier, request: PutRequest, which: Sequence[int]
+) -> tuple[dict[int, HostRecord], list[HostRecord]]:
+    """Host records of these positions, each with one pin, copied there if they were not.
+
+    returns: position -> record, without those that found no room; and the new ones.
+    """
+    found = host.pin_all(request.kind, [request.digests[i] for i in which])
+    held = {i: record for i, record in zip(which, found, strict=True) if record is not None}
+    missing = [i for i in which if i not in held]
+    arrays = host.take_many(request.kind, request.source.payload, len(missing))
+    missing = missing[: len(arrays)]
+    rows = request.source.rows
+    if rows is not None and missing and missing[-1] - missing[0] == len(missing) - 1:
+        host.fill(arrays, rows[missing[0] : missing[-1] + 1])
     else:
-        ticket.refuse(i, why)
+        for i, array in zip(missing, arrays, strict=True):
+            copy_views(request.source.views(i), array)
+    made = [
+        HostRecord(
+            request.kind,
+            request.digests[i],
+            request.parents[i],
+            request.first_depth + i,
+            array,
+            request.approximate,
+            request.generation,
+        )
+        for i, array in zip(missing, arrays, strict=True)
+    ]
+    published = host.publish_all(made)
+    held.update(zip(missing, published, strict=True))
+    return held, [new for new, known in zip(made, published, strict=True) if new is known]
 
 
-def _put_in_queue(
+def _settle_in_host(
+    request: PutRequest,
+    ticket: PutTicket,
+    host_only: Mapping[int, str],
+    held: Mapping[int, HostRecord],
+) -> None:
+    """Without a tier to go to, or for records that must not go there (yet)."""
+    for i, why in host_only.items():
+        if i not in held:
+            ticket.refuse(i, "no_room")
+        elif request.durability == "behind":
+            ticket.stored_now(i)
+        else:
+            ticket.refuse(i, why)
+
+
+def _item(
     cache: TierSet,
-    queue: WriteQueue,
     request: PutRequest,
     i: int,
+    held: HostRecord | None,
     ticket: PutTicket,
-    fresh: list[HostRecord],
-    continues: bool,
-    items: list[WriteItem],
-) -> WriteItem | None:
-    digest, views = request.digests[i], request.views[i]
-    if queue.join((request.kind, digest), ticket, i, request.durability):
-        return None
-    nbytes = sum(view.nbytes for view in views)
-    waiting = sum(item.outgoing.nbytes for item in items)
-    refusal = "disk_full" if cache.counts["disk_full"] else None
-    if cache.directory is not None and request.cls in cache.directory.full_classes:
-        refusal = "class_full"
-    refusal = refusal or queue.refusal(request.cls, nbytes + waiting, continues)
-    if refusal is not None:
-        ticket.refuse(i, refusal)
-        record = _host_record(cache, request, i, fresh)
-        if record is not None:
-            cache.host.unpin([record])
-        return None
-    held = None
-    if request.copy:
-        held = _host_record(cache, request, i, fresh)
-        if held is None:
+    now: float,
+) -> WriteItem:
+    nbytes = request.source.payload
+    if held is not None:
+        views = [held.data.data]
+    else:
+        views = request.source.views(i)
+        if request.copy:
             data: NDArray[Any] = np.empty(nbytes, dtype=np.uint8)
             copy_views(views, data)
             views = [data.data]
-        else:
-            views = [held.data.data]
     item = WriteItem(
         Outgoing(
             kind=request.kind,
             shard=request.shard,
             cls=request.cls,
             cls_code=cache.config.classes[request.cls].code,
-            digest=digest,
+            digest=request.digests[i],
             parent=request.parents[i],
             depth=request.first_depth + i,
             fingerprint=request.fingerprint,
@@ -187,7 +240,7 @@ def _put_in_queue(
         ),
         held=held,
         staged=request.copy,
-        queued_at=time.monotonic(),
+        queued_at=now,
         owned=request.copy and held is None,
     )
     if request.copy and request.durability == "behind":
@@ -196,31 +249,3 @@ def _put_in_queue(
         ticket.expect()
         item.waiters.append((ticket, i, request.durability))
     return item
-
-
-def _host_record(
-    cache: TierSet, request: PutRequest, i: int, fresh: list[HostRecord]
-) -> HostRecord | None:
-    """The record in host memory, copied there if it was not, with one pin; None without room."""
-    digest = request.digests[i]
-    existing = cache.host.pin(request.kind, digest)
-    if existing is not None:
-        return existing
-    views = request.views[i]
-    data = cache.host.take(request.kind, sum(view.nbytes for view in views))
-    if data is None:
-        return None
-    copy_views(views, data)
-    record = HostRecord(
-        request.kind,
-        digest,
-        request.parents[i],
-        request.first_depth + i,
-        data,
-        request.approximate,
-        request.generation,
-    )
-    published = cache.host.publish(record)
-    if published is record:
-        fresh.append(record)
-    return published

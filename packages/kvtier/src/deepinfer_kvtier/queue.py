@@ -12,6 +12,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -27,6 +28,7 @@ from deepinfer_kvtier.writer import Outgoing
 MAX_ATTEMPTS = 5
 BACKOFF_FIRST_S = 0.05
 BACKOFF_MAX_S = 5.0
+_SUMS_AT_ONCE = 16
 _FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -36,6 +38,7 @@ class WriteItem:
 
     held:   the host record whose memory is written; pinned until the item leaves the queue.
     staged: False while the bytes still lie in the caller's buffer.
+    summed: done when the checksum of the bytes is known.
     owned:  the bytes lie in memory of the queue's own, for want of room in host memory.
     """
 
@@ -44,6 +47,7 @@ class WriteItem:
     staged: bool
     queued_at: float
     owned: bool = False
+    summed: Future[None] | None = None
     waiters: list[tuple[PutTicket, int, Durability]] = field(
         default_factory=list[tuple[PutTicket, int, Durability]]
     )
@@ -121,6 +125,8 @@ class WriteQueue:
         self._give_up = False
         self.counts: Counter[str] = Counter()
         self._next_maintenance = time.monotonic() + config.gc_interval_s
+        # Checksums run ahead of the writes, in the order of the queue.
+        self._summer = ThreadPoolExecutor(1, thread_name_prefix=f"kvtier-sum-{name}")
         self._thread = threading.Thread(target=self._run, name=f"kvtier-write-{name}", daemon=True)
         self._thread.start()
 
@@ -150,6 +156,12 @@ class WriteQueue:
 
     def add(self, items: Iterable[WriteItem]) -> None:
         """Queue records, parents first."""
+        items = list(items)
+        for start in range(0, len(items), _SUMS_AT_ONCE):
+            some = items[start : start + _SUMS_AT_ONCE]
+            summed = self._summer.submit(_checksum, [item.outgoing for item in some])
+            for item in some:
+                item.summed = summed
         with self._cond:
             for item in items:
                 self._items.append(item)
@@ -163,6 +175,8 @@ class WriteQueue:
         Only memory of the cache is read later, never a caller's; without room the record is skipped
         and counted, since nobody waits for it.
         """
+        if self._closing:
+            return
         copies: list[WriteItem] = []
         waiting = 0
         for item in items:
@@ -224,6 +238,7 @@ class WriteQueue:
             self._give_up = True
             self._cond.notify_all()
         self._thread.join(timeout + BACKOFF_MAX_S)
+        self._summer.shutdown(wait=False, cancel_futures=True)
         return report
 
     @property
@@ -284,6 +299,9 @@ class WriteQueue:
     def _write(self, batch: list[WriteItem]) -> None:
         stored: set[int] = set()
         try:
+            for summed in {item.summed for item in batch}:
+                if summed is not None:
+                    summed.result()
             self._stage(batch)
             live = [item for item in batch if not item.outgoing.dropped]
             stored = self._attempt(live)
@@ -318,8 +336,6 @@ class WriteQueue:
     def _attempt(self, live: list[WriteItem]) -> set[int]:
         """Write, again after a pause where it failed; returns the `id` of the items now stored."""
         for item in live:
-            if item.outgoing.checksum is None:
-                item.outgoing.checksum = checksum_of(item.outgoing.views)
             if item.held is not None:
                 item.held.checksum = item.outgoing.checksum
         stored: set[int] = set()
@@ -384,6 +400,13 @@ class WriteQueue:
         self._host.unpin(item.held for item in batch if item.held is not None)
         for (ticket, index, _), good in waiters:
             ticket.report(index, good)
+
+
+def _checksum(batch: Sequence[Outgoing]) -> None:
+    """Checksums of records as they were handed over: bytes changed later will not fit them."""
+    for out in batch:
+        if out.checksum is None and not out.dropped:
+            out.checksum = checksum_of(out.views)
 
 
 def _add_waiter(item: WriteItem, ticket: PutTicket, index: int, want: Durability) -> None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from deepinfer_kvtier import format as fmt
@@ -16,28 +19,40 @@ from deepinfer_kvtier.records import Status
 
 _IOV_MAX = 1024
 _MAX_RUN_BYTES = 32 << 20
+_CACHED_BYTES = 512 << 10  # stays in the second-level cache of one core until it is hashed
+_SHARED_BYTES = 2 << 20  # stays in the last-level cache that two cores share
 
 
-@dataclass(slots=True, eq=False)
 class Wanted:
     """One record to read: its full digest and where its bytes go.
 
-    After a read with status OK, the fields below `views` say what the record's trailer said.
+    After a read with status OK, the fields below `nbytes` say what the record's trailer said.
     """
 
-    digest: bytes
-    views: Sequence[memoryview]
-    parent: bytes = b""
-    depth: int = 0
-    checksum: bytes = b""
-    approximate: bool = False
-    generation: int = 0
-    nbytes: int = field(init=False)
-    slot_bytes: int = field(init=False)
+    __slots__ = (
+        "approximate",
+        "checksum",
+        "depth",
+        "digest",
+        "generation",
+        "nbytes",
+        "parent",
+        "slot_bytes",
+        "views",
+    )
 
-    def __post_init__(self) -> None:
-        self.nbytes = sum([view.nbytes for view in self.views])
+    def __init__(
+        self, digest: bytes, views: Sequence[memoryview], nbytes: int | None = None
+    ) -> None:
+        self.digest = digest
+        self.views = views
+        self.nbytes = sum([view.nbytes for view in views]) if nbytes is None else nbytes
         self.slot_bytes = fmt.slot_bytes(self.nbytes)
+        self.parent = b""
+        self.depth = 0
+        self.checksum = b""
+        self.approximate = False
+        self.generation = 0
 
 
 @dataclass(slots=True)
@@ -56,92 +71,150 @@ class Outcome:
     statuses: list[Status]
     counts: Counter[str] = field(default_factory=lambda: Counter[str]())
 
+    def add(self, other: Outcome) -> None:
+        """Append what another part of the run found."""
+        self.statuses.extend(other.statuses)
+        self.counts.update(other.counts)
+
 
 def plan_runs(rows: NDArray[Any], wanted: Sequence[Wanted]) -> list[Run]:
-    """Group the rows that exist and have the expected length into runs, in reading order."""
-    lengths, segments, pages = (rows[name].tolist() for name in ("length", "segment", "page"))
-    there = [i for i, want in enumerate(wanted) if lengths[i] == want.nbytes]
-    there.sort(key=lambda i: (segments[i], pages[i]))
+    """Group the rows that exist and have the expected length into runs, in reading order.
+
+    The records of a run have one length and lie next to each other.
+    """
+    expected = np.fromiter((want.nbytes for want in wanted), dtype=np.uint32, count=len(wanted))
+    there = np.flatnonzero(rows["length"] == expected)
+    if not len(there):
+        return []
+    there = there[np.lexsort((rows["page"][there], rows["segment"][there]))]
+    segments, pages = rows["segment"][there], rows["page"][there].astype(np.int64)
+    lengths = expected[there].astype(np.int64)
+    slots = fmt.slot_bytes(lengths)
+    joins = (segments[1:] == segments[:-1]) & (lengths[1:] == lengths[:-1])
+    joins &= pages[1:] == pages[:-1] + slots[:-1] // fmt.PAGE
+    starts = [0, *(np.flatnonzero(~joins) + 1).tolist(), len(there)]
     runs: list[Run] = []
-    next_page = iov = size = 0
-    for i in there:
-        segment, page, slot = segments[i], pages[i], wanted[i].slot_bytes
-        vectors = len(wanted[i].views) + 1
-        joins = (
-            runs
-            and runs[-1].segment == segment
-            and page == next_page
-            and iov + vectors <= _IOV_MAX
-            and size + slot <= _MAX_RUN_BYTES
-        )
-        if joins:
-            runs[-1].members.append(i)
-            iov, size = iov + vectors, size + slot
-        else:
-            runs.append(Run(segment, page, [i]))
-            iov, size = vectors, slot
-        next_page = page + slot // fmt.PAGE
+    for start, end in pairwise(starts):
+        most = max(1, _MAX_RUN_BYTES // int(slots[start]))
+        for at in range(start, end, most):
+            members = there[at : min(end, at + most)].tolist()
+            runs.append(Run(int(segments[at]), int(pages[at]), members))
     return runs
 
 
 def read_run(
-    io: IoEngine, fd: int, offset: int, kind: int, shard: int, members: Sequence[Wanted]
+    io: IoEngine,
+    fd: int,
+    offset: int,
+    kind: int,
+    shard: int,
+    members: Sequence[Wanted],
+    pool: Executor | None = None,
 ) -> Outcome:
-    """Read slots that lie next to each other and verify each one. raises: OSError."""
-    tails = [bytearray(want.slot_bytes - want.nbytes) for want in members]
-    buffers: list[memoryview] = []
-    for want, tail in zip(members, tails, strict=True):
-        buffers.extend(view for view in want.views if view.nbytes)
-        buffers.append(memoryview(tail))
-    got = _read_fully(io, fd, buffers, offset)
+    """Read slots that lie next to each other and verify each one. raises: OSError.
+
+    All records have one length. The run is read in pieces that fit the processor's cache, so that
+    the checksum finds the bytes there.
+    pool: threads that verify one piece while the next one is read.
+    """
+    size, slot = members[0].nbytes, members[0].slot_bytes
+    vectors = max([len(want.views) for want in members]) + 1
+    limit = _CACHED_BYTES if pool is None else _SHARED_BYTES
+    step = max(1, min(limit // slot, _IOV_MAX // vectors))
+    if step >= len(members):
+        pool = None
+    checks: list[Future[Outcome]] = []
     outcome = Outcome([])
-    for want, tail in zip(members, tails, strict=True):
-        size = want.slot_bytes
-        if got < size:
+    try:
+        for start in range(0, len(members), step):
+            piece = members[start : start + step]
+            tails = bytearray((slot - size) * len(piece))
+            got = _read_piece(io, fd, offset + start * slot, piece, tails)
             # The bytes behind a short read are whatever the buffer held before.
-            status, got = Status.MISS, 0
-            outcome.counts["short_reads"] += 1
-        else:
-            got -= size
-            status = _verify(want, tail, kind, shard, outcome.counts)
-        outcome.statuses.append(status)
+            arguments = (piece[: got // slot], tails, kind, shard)
+            if pool is None:
+                outcome.add(_verify(*arguments))
+            else:
+                checks.append(pool.submit(_verify, *arguments))
+            if got < slot * len(piece):
+                break
+    finally:
+        for check in checks:
+            outcome.add(check.result())
+    missing = len(members) - len(outcome.statuses)
+    if missing:
+        outcome.counts["short_reads"] += missing
+        outcome.statuses.extend([Status.MISS] * missing)
     return outcome
 
 
-def _verify(want: Wanted, tail: bytearray, kind: int, shard: int, counts: Counter[str]) -> Status:
-    pad = fmt.trailer_offset(want.nbytes) - want.nbytes
-    trailer = fmt.parse_trailer(memoryview(tail)[pad : pad + fmt.TRAILER_BYTES])
+def _read_piece(
+    io: IoEngine, fd: int, offset: int, piece: Sequence[Wanted], tails: bytearray
+) -> int:
+    """One preadv into the destinations and, for what lies between them, into `tails`."""
+    room = memoryview(tails)
+    step = len(tails) // len(piece)
+    buffers: list[memoryview] = []
+    for start, want in enumerate(piece):
+        buffers += want.views
+        buffers.append(room[start * step : (start + 1) * step])
+    if 0 in [buffer.nbytes for buffer in buffers]:
+        buffers = [buffer for buffer in buffers if buffer.nbytes]
+    return _read_fully(io, fd, buffers, offset, piece[0].slot_bytes * len(piece))
+
+
+def _verify(members: Sequence[Wanted], tails: bytearray, kind: int, shard: int) -> Outcome:
+    """Compare trailer, identity and checksum of each record; needs no lock."""
+    outcome = Outcome([])
+    if not members:
+        return outcome
+    size = members[0].nbytes
+    step, at = members[0].slot_bytes - size, fmt.trailer_offset(size) - size
+    for want in members:
+        outcome.statuses.append(_check(want, tails, at, kind, shard))
+        at += step
+    good = outcome.statuses.count(Status.OK)
+    outcome.counts["read_records"] = good
+    outcome.counts["read_bytes"] = good * size
+    if good < len(members):
+        outcome.counts["corrupt"] = outcome.statuses.count(Status.CORRUPT)
+        outcome.counts["digest_mismatch"] = outcome.statuses.count(Status.MISS)
+    return outcome
+
+
+def _check(want: Wanted, tails: bytearray, at: int, kind: int, shard: int) -> Status:
+    trailer = fmt.read_trailer(tails, at)
     if trailer is None:
-        counts["corrupt"] += 1
         return Status.CORRUPT
-    expected = (want.digest, kind, shard, want.nbytes)
-    if (trailer.digest, trailer.kind, trailer.shard, trailer.payload_bytes) != expected:
-        counts["digest_mismatch"] += 1
+    flags, digest, parent, depth, checksum, generation, *identity = trailer
+    if digest != want.digest or identity != [kind, shard, want.nbytes]:
         return Status.MISS
-    if checksum_of(want.views) != trailer.checksum:
-        counts["corrupt"] += 1
+    if checksum_of(want.views) != checksum:
         return Status.CORRUPT
-    want.parent = trailer.parent
-    want.depth = trailer.depth
-    want.checksum = trailer.checksum
-    want.approximate = bool(trailer.flags & fmt.FLAG_APPROXIMATE)
-    want.generation = trailer.generation
-    counts["read_records"] += 1
-    counts["read_bytes"] += want.nbytes
+    want.parent = parent
+    want.depth = depth
+    want.checksum = checksum
+    want.approximate = bool(flags & fmt.FLAG_APPROXIMATE)
+    want.generation = generation
     return Status.OK
 
 
-def _read_fully(io: IoEngine, fd: int, buffers: list[memoryview], offset: int) -> int:
+def _read_fully(
+    io: IoEngine, fd: int, buffers: list[memoryview], offset: int, expected: int
+) -> int:
     """preadv until the buffers are full or the file ends; returns the bytes read."""
-    total = 0
+    total = io.preadv(fd, buffers, offset)
+    if total == expected:
+        return total
     left = list(buffers)
-    while left:
-        got = io.preadv(fd, left, offset + total)
-        if got <= 0:
-            break
-        total += got
+    got = total
+    while got > 0:
         while left and got >= left[0].nbytes:
             got -= left.pop(0).nbytes
+        if not left:
+            break
         if got:
             left[0] = left[0][got:]
-    return total
+        got = io.preadv(fd, left, offset + total)
+        total += max(got, 0)
+    return max(total, 0)

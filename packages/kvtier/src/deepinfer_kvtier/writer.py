@@ -52,6 +52,11 @@ class Outgoing:
     dropped: bool = False
     created_ms: int | None = None
 
+    def checked(self) -> bytes:
+        """The checksum, once it is known."""
+        assert self.checksum is not None
+        return self.checksum
+
 
 @dataclass(slots=True)
 class _OpenSegment:
@@ -115,14 +120,17 @@ class SegmentWriter:
         raises: OSError; then none of the batch has become visible.
         """
         self._last_stamp_ms = max(self._last_stamp_ms, after_ms + 1)
-        entries = np.zeros(len(batch), dtype=fmt.ENTRY)
+        now_ms = self._stamp_ms()
+        entries = _entries_of(batch, now_ms)
+        trailers = memoryview(_trailers_of(batch, now_ms, self._sequence))
+        self._sequence += len(batch)
         by_class: dict[str, list[int]] = {}
         for i, record in enumerate(batch):
             by_class.setdefault(record.cls, []).append(i)
-        for cls, members in by_class.items():
+        for members in by_class.values():
             at = 0
             while at < len(members):
-                at += self._append_run(cls, [batch[i] for i in members[at:]], members[at:], entries)
+                at += self._append_run(batch, members[at:], trailers, entries)
         if self._sharing.shared:
             # Another machine must find the bytes before it is told of them.
             self._sync_segments()
@@ -207,63 +215,52 @@ class SegmentWriter:
     # -- segments
 
     def _append_run(
-        self, cls: str, run: list[Outgoing], members: list[int], entries: NDArray[Any]
+        self,
+        batch: Sequence[Outgoing],
+        members: list[int],
+        trailers: memoryview,
+        entries: NDArray[Any],
     ) -> int:
         """Write what fits one segment and one call; returns the number of records."""
-        first = run[0]
-        segment = self._segment_for(cls, first.cls_code, fmt.slot_bytes(first.nbytes))
-        now_ms = self._stamp_ms()
+        first = batch[members[0]]
+        segment = self._segment_for(first.cls, first.cls_code, fmt.slot_bytes(first.nbytes))
         buffers: list[Readable] = []
+        offsets: list[int] = []
         offset = segment.end
-        taken = 0
-        for record, member in zip(run, members, strict=True):
+        for member in members:
+            record = batch[member]
             size = fmt.slot_bytes(record.nbytes)
             crowded = len(buffers) + len(record.views) + 1 > _IOV_MAX
-            if taken and (offset + size > self.segment_bytes or crowded):
+            if offsets and (offset + size > self.segment_bytes or crowded):
                 break
-            trailer = self._trailer(record, now_ms).pack()
+            tail = bytearray(size - record.nbytes)
             pad = fmt.trailer_offset(record.nbytes) - record.nbytes
+            at = member * fmt.TRAILER_BYTES
+            tail[pad : pad + fmt.TRAILER_BYTES] = trailers[at : at + fmt.TRAILER_BYTES]
             buffers.extend(record.views)
-            buffers.append((b"\0" * pad + trailer).ljust(size - record.nbytes, b"\0"))
-            _fill_entry(entries[member : member + 1], record, segment.number, offset, now_ms)
+            buffers.append(tail)
+            offsets.append(offset)
             offset += size
-            taken += 1
+        taken = len(offsets)
+        some = members[:taken]
+        entries["segment"][some] = segment.number
+        entries["page"][some] = [at // fmt.PAGE for at in offsets]
         try:
             self._grow(segment, offset)
             write_all(self._io, segment.fd, buffers, segment.end)
         except OSError:
             # What this file already holds stays readable; nothing more is ever written to it.
-            del self._segments[cls]
+            del self._segments[first.cls]
             self._retired.append(segment)
             with contextlib.suppress(OSError):
                 self._io.truncate(segment.fd, segment.end)
             raise
-        self.payload_bytes += sum(record.nbytes for record in run[:taken])
+        self.payload_bytes += sum([batch[member].nbytes for member in some])
         self.file_bytes += offset - segment.end
         self._unsynced_bytes += offset - segment.end
         segment.end = offset
         segment.unsynced = True
         return taken
-
-    def _trailer(self, record: Outgoing, now_ms: int) -> fmt.Trailer:
-        self._sequence += 1
-        assert record.checksum is not None
-        return fmt.Trailer(
-            kind=record.kind,
-            cls=record.cls_code,
-            flags=fmt.FLAG_APPROXIMATE if record.approximate else 0,
-            payload_bytes=record.nbytes,
-            depth=record.depth,
-            digest=record.digest,
-            parent=record.parent,
-            fingerprint=record.fingerprint,
-            created_ms=now_ms if record.created_ms is None else record.created_ms,
-            sequence=self._sequence,
-            checksum=record.checksum,
-            generation=record.generation,
-            shard=record.shard,
-            namespace=record.namespace,
-        )
 
     def _segment_for(self, cls: str, cls_code: int, need: int) -> _OpenSegment:
         bucket = int(self._clock.wall()) // self._bucket_s * self._bucket_s
@@ -336,28 +333,60 @@ class SegmentWriter:
             self.sync()
 
 
-def _fill_entry(
-    entry: NDArray[Any], record: Outgoing, segment: int, offset: int, now_ms: int
-) -> None:
-    lo, hi = fmt.key_columns([record.digest])
-    if record.created_ms is not None:
-        now_ms = record.created_ms
-    entry["key_lo"], entry["key_hi"] = lo, hi
-    entry["parent"] = int.from_bytes(record.parent[:8], "little")
-    entry["segment"] = segment
-    entry["page"] = offset // fmt.PAGE
-    entry["length"] = record.nbytes
-    entry["kind"] = record.kind
-    entry["cls"] = record.cls_code
-    entry["flags"] = fmt.FLAG_APPROXIMATE if record.approximate else 0
-    entry["created_s"] = now_ms // 1000
-    entry["created_ms"] = now_ms % 1000
-    entry["depth"] = record.depth
-    assert record.checksum is not None
-    entry["sum"] = int.from_bytes(record.checksum[-8:], "little")
-    entry["shard"] = record.shard
-    entry["generation"] = record.generation
-    entry["namespace"] = record.namespace
+def _entries_of(batch: Sequence[Outgoing], now_ms: int) -> NDArray[Any]:
+    """Index entries of records, all but segment and page."""
+    entries = np.zeros(len(batch), dtype=fmt.ENTRY)
+    if not len(batch):
+        return entries
+    entries["key_lo"], entries["key_hi"] = fmt.key_columns([record.digest for record in batch])
+    entries["parent"] = np.frombuffer(b"".join([r.parent[:8] for r in batch]), dtype="<u8")
+    entries["length"] = [record.nbytes for record in batch]
+    entries["kind"] = [record.kind for record in batch]
+    entries["cls"] = [record.cls_code for record in batch]
+    entries["flags"] = [fmt.FLAG_APPROXIMATE if record.approximate else 0 for record in batch]
+    entries["created_s"], entries["created_ms"] = divmod(_created_ms(batch, now_ms), 1000)
+    entries["depth"] = [record.depth for record in batch]
+    sums = b"".join([record.checked()[-8:] for record in batch])
+    entries["sum"] = np.frombuffer(sums, dtype="<u8")
+    entries["shard"] = [record.shard for record in batch]
+    entries["generation"] = [record.generation for record in batch]
+    entries["namespace"] = [record.namespace for record in batch]
+    return entries
+
+
+def _created_ms(batch: Sequence[Outgoing], now_ms: int) -> NDArray[np.uint64]:
+    times = [now_ms if record.created_ms is None else record.created_ms for record in batch]
+    return np.array(times, dtype=np.uint64)
+
+
+def _trailers_of(batch: Sequence[Outgoing], now_ms: int, sequence: int) -> bytearray:
+    """Trailers of records one behind the other; `sequence` is the number before the first."""
+    trailers = np.zeros(len(batch), dtype=fmt.TRAILER)
+    if not len(batch):
+        return bytearray()
+    trailers["magic"] = fmt.TRAILER_WORD
+    trailers["format"] = fmt.FORMAT_VERSION
+    trailers["kind"] = [record.kind for record in batch]
+    trailers["cls"] = [record.cls_code for record in batch]
+    trailers["flags"] = [fmt.FLAG_APPROXIMATE if record.approximate else 0 for record in batch]
+    trailers["length"] = [record.nbytes for record in batch]
+    trailers["depth"] = [record.depth for record in batch]
+    for name, column in (
+        ("digest", [record.digest for record in batch]),
+        ("parent", [record.parent[:16] for record in batch]),
+        ("fingerprint", [record.fingerprint[:8] for record in batch]),
+        ("checksum", [record.checked() for record in batch]),
+    ):
+        flat: NDArray[Any] = np.frombuffer(b"".join(column), dtype=np.uint8)
+        trailers[name] = flat.reshape(len(batch), -1)
+    trailers["created_ms"] = _created_ms(batch, now_ms)
+    trailers["sequence"] = np.arange(sequence + 1, sequence + 1 + len(batch))
+    trailers["generation"] = [record.generation for record in batch]
+    trailers["shard"] = [record.shard for record in batch]
+    trailers["namespace"] = [record.namespace for record in batch]
+    raw = bytearray(trailers.tobytes())
+    fmt.seal_trailers(raw)
+    return raw
 
 
 def write_all(io: IoEngine, fd: int, buffers: list[Readable], offset: int) -> None:
