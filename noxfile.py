@@ -218,3 +218,10 @@ def integrations(session: nox.Session) -> None:
     session.install("./packages/kvtier[test]", "torch")
     tests = ("packages/kvtier/tests/test_vllm.py", "packages/kvtier/tests/test_sglang.py")
     session.run("pytest", *tests, *session.posargs)
+
+
+@nox.session
+def windows_mooncake(session: nox.Session) -> None:
+    """kvtier's windows by Mooncake's transfer engine on loopback; needs libibverbs1."""
+    session.install("./packages/kvtier[test,mooncake]")
+    session.run("pytest", "packages/kvtier/tests/test_windows_mooncake.py", *session.posargs)

@@ -532,6 +532,15 @@ def test_the_key_is_never_shown():
     assert "password" not in repr(settings)
 
 
+def test_without_the_extra_the_error_names_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "mooncake.engine", None)
+    with pytest.raises(kvtier.ConfigError, match=r"deepinfer-kvtier\[mooncake\]"):
+        kvtier.open(
+            host_bytes=1 << 20,
+            windows={"key": b"k" * 32, "directory": LocalDirectory(), "transport": "mooncake"},
+        )
+
+
 def test_a_port_in_use_is_a_clear_error():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

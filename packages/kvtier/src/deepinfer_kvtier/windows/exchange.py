@@ -17,6 +17,7 @@ from deepinfer_kvtier.records import Status
 from deepinfer_kvtier.windows import wire
 from deepinfer_kvtier.windows.client import PeerClient, PeerHealth
 from deepinfer_kvtier.windows.directory import LocalDirectory, WindowDirectory
+from deepinfer_kvtier.windows.mooncake import MooncakeTransport
 from deepinfer_kvtier.windows.peers import PeersDirectory
 from deepinfer_kvtier.windows.redis import RedisDirectory
 from deepinfer_kvtier.windows.settings import WindowSettings
@@ -88,18 +89,22 @@ class WindowExchange:
         health = PeerHealth(dead_after=settings.dead_after, retry_s=settings.retry_s, clock=clock)
         self._client = PeerClient(settings.key, health)
         self._own = LocalDirectory(clock=clock)
+        self._mooncake = self._open_mooncake()
         self._service: WindowService = WindowService(
             settings.listen,
             settings.key,
             self._own,
             self._hold,
             max_connections=settings.max_connections,
+            stage=None if self._mooncake is None else self._mooncake.stage,
         )
         self.address = settings.advertise or self._service.address
         try:
             self._directory = self._open_directory()
         except BaseException:
             self._service.stop()
+            if self._mooncake is not None:
+                self._mooncake.close()
             raise
         self._lock = threading.Lock()
         self._waiting: deque[_News] = deque()
@@ -188,7 +193,8 @@ class WindowExchange:
         limit = self._deadline_s
         nbytes = sum(view.nbytes for view in views)
         request = PullRequest(hint.key, digest, hint.generation, max(1, int(1000 * limit)), nbytes)
-        status, answer = self._client.pull(hint.address, request, views, limit)
+        pull = self._client.pull if self._mooncake is None else self._mooncake.pull
+        status, answer = pull(hint.address, request, views, limit)
         self.counts[f"pulls_{status.value}"] += 1
         if status is Status.OK and answer is not None:
             self.counts["pulled_bytes"] += nbytes
@@ -200,6 +206,8 @@ class WindowExchange:
         sides = Counter(self.counts)
         sides.update({f"client_{k}": v for k, v in self._client.counts.items()})
         sides.update({f"served_{k}": v for k, v in self._service.counts.items()})
+        if self._mooncake is not None:
+            sides.update({f"mooncake_{k}": v for k, v in self._mooncake.counts.items()})
         return {
             **sides,
             "dead_peers": self._client.health.dead(),
@@ -218,8 +226,21 @@ class WindowExchange:
         self._service.stop()
         self._directory.close()
         self._client.close()
+        if self._mooncake is not None:
+            self._mooncake.close()
 
     # -- inside
+
+    def _open_mooncake(self) -> MooncakeTransport | None:
+        if self._settings.transport != "mooncake":
+            return None
+        host, _ = wire.split_address(self._settings.advertise or self._settings.listen)
+        return MooncakeTransport(
+            self._client,
+            host=host,
+            protocol=self._settings.mooncake_protocol,
+            device=self._settings.mooncake_device,
+        )
 
     def _open_directory(self) -> WindowDirectory:
         kind = self._settings.directory

@@ -18,7 +18,7 @@ from typing import Protocol
 from deepinfer_kvtier.errors import ConfigError
 from deepinfer_kvtier.windows import wire
 from deepinfer_kvtier.windows.directory import LocalDirectory
-from deepinfer_kvtier.windows.wire import PullAnswer, PullRequest, WindowRecord
+from deepinfer_kvtier.windows.wire import PullAnswer, PullRequest, StagedAnswer, WindowRecord
 
 HANDSHAKE_TIMEOUT_S = 2.0
 IDLE_TIMEOUT_S = 300.0
@@ -35,7 +35,9 @@ class Held(Protocol):
 
 
 class WindowService:
-    """Serves from `start` to `stop`; `hold(request)` pins what a puller asks for, or says why not.
+    """Serves until `stop`. hold(request): pins what a puller asks for, or says why not.
+
+    stage(window, seconds): where another transport may read it for so long, or None.
 
     raises: ConfigError when the address cannot be used.
     """
@@ -48,10 +50,12 @@ class WindowService:
         hold: Callable[[PullRequest], Held | int],
         *,
         max_connections: int,
+        stage: Callable[[memoryview, float], tuple[int, str] | None] | None = None,
     ) -> None:
         self._key = key
         self._directory = directory
         self._hold = hold
+        self._stage = stage
         self._max_connections = max_connections
         self._tasks: set[asyncio.Task[None]] = set()
         self.counts: Counter[str] = Counter()
@@ -142,6 +146,10 @@ class WindowService:
         if kind == wire.PULL:
             await self._send_window(connection, session, PullRequest.unpack(body))
             return
+        if kind == wire.STAGE:
+            answer = self._staged(PullRequest.unpack(body)).pack()
+            await self._loop.sock_sendall(connection, session.seal(kind, answer))
+            return
         answer = b""
         if kind == wire.LOOKUP:
             keys = wire.split_records(body, wire.KEY_BYTES)
@@ -178,6 +186,22 @@ class WindowService:
             self.counts["bytes_served"] += held.view.nbytes
         finally:
             held.release()
+
+    def _staged(self, request: PullRequest) -> StagedAnswer:
+        if self._stage is None:
+            return StagedAnswer(PullAnswer.refusal(wire.NOT_STAGED))
+        held = self._hold(request)
+        if isinstance(held, int):
+            self.counts["pulls_refused"] += 1
+            return StagedAnswer(PullAnswer.refusal(held))
+        try:
+            place = self._stage(held.view, min(MAX_SEND_S, request.budget_ms / 1000))
+        finally:
+            held.release()
+        if place is None:
+            return StagedAnswer(PullAnswer.refusal(wire.NOT_STAGED))
+        self.counts["pulls_staged"] += 1
+        return StagedAnswer(held.answer, *place)
 
     async def _read(self, connection: socket.socket, size: int) -> bytes:
         data = bytearray(size)

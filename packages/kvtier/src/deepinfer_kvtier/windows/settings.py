@@ -26,6 +26,8 @@ class WindowSettings(BaseModel):
     dead_after:   deadlines missed in a row after which a peer is left alone for `retry_s`.
     replace_after_s: seconds after which a newer window of the same chain replaces its predecessor
                   in memory; until then a retry of the same turn still finds the old one.
+    transport:    how window bytes travel; "mooncake" needs the extra, falls back to TCP for holders
+                  without it, and goes by `mooncake_protocol` over `mooncake_device`.
     max_connections: that the service accepts at a time.
     """
 
@@ -43,6 +45,9 @@ class WindowSettings(BaseModel):
     dead_after: int = Field(default=3, ge=1)
     retry_s: float = Field(default=30.0, gt=0)
     replace_after_s: float = Field(default=5.0, ge=0)
+    transport: Literal["tcp", "mooncake"] = "tcp"
+    mooncake_protocol: Literal["tcp", "rdma"] = "rdma"
+    mooncake_device: str = ""
     max_connections: int = Field(default=256, ge=1)
 
     @field_validator("listen", "advertise")

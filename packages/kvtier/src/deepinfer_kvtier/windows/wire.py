@@ -32,7 +32,7 @@ TAG_BYTES = 16
 _HEAD = struct.Struct("<IB16s")
 HEAD_BYTES = _HEAD.size
 
-PUBLISH, LOOKUP, WITHDRAW, PULL = 1, 2, 3, 4
+PUBLISH, LOOKUP, WITHDRAW, PULL, STAGE = 1, 2, 3, 4, 5
 CLIENT, SERVER = b"c", b"s"
 
 _RECORD = struct.Struct("<16s8sQQIHBB16s")
@@ -41,7 +41,7 @@ _ANSWER = struct.Struct("<BBHIIQ16s")
 ANSWER_BYTES = _ANSWER.size
 
 # What the holder says to a pull.
-HELD, UNKNOWN, STALE, BUSY = 0, 1, 2, 3
+HELD, UNKNOWN, STALE, NOT_STAGED = 0, 1, 2, 3
 
 
 class WireError(OSError):
@@ -160,6 +160,30 @@ class PullAnswer:
     def refusal(status: int) -> PullAnswer:
         """An answer without a window."""
         return PullAnswer(status, False, 0, 0, 0, 0, bytes(16))
+
+
+@dataclass(frozen=True, slots=True)
+class StagedAnswer:
+    """Answer to STAGE: where the window can be read by another transport.
+
+    address: of its first byte in the holder's memory; session: the holder's name there.
+    """
+
+    answer: PullAnswer
+    address: int = 0
+    session: str = ""
+
+    def pack(self) -> bytes:
+        return self.answer.pack() + struct.pack("<Q", self.address) + self.session.encode()
+
+    @staticmethod
+    def unpack(data: bytes) -> StagedAnswer:
+        """raises: WireError."""
+        head, place = data[:ANSWER_BYTES], data[ANSWER_BYTES:]
+        if len(place) < 8 or len(place) > 512:
+            raise WireError("not an answer to a request to stage")
+        session = place[8:].decode(errors="replace")
+        return StagedAnswer(PullAnswer.unpack(head), int.from_bytes(place[:8], "little"), session)
 
 
 class Session:
