@@ -1,12 +1,19 @@
 from __future__ import annotations
 
+import contextlib
+import io
+import json
+import sys
+from dataclasses import dataclass
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 
 import deepinfer_kvtier as kvtier
+from deepinfer_kvtier.cli import main
 from deepinfer_kvtier.testing import payload_of
 
 # Reproducible, and patient with slow machines; `--hypothesis-profile=search` looks elsewhere.
@@ -124,3 +131,51 @@ def audit(cache: kvtier.Cache) -> None:
 @pytest.fixture
 def check_leaks():
     return audit
+
+
+@dataclass(frozen=True)
+class Done:
+    """What one run of the console script did."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+class Console:
+    """The console script, in this process and without a terminal."""
+
+    def run(self, *arguments) -> Done:
+        out, err, code = io.StringIO(), io.StringIO(), 0
+        with (
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(err),
+            mock.patch.object(sys, "argv", ["kvtier", *map(str, arguments)]),
+            mock.patch.object(sys, "stdin", io.StringIO()),
+        ):
+            try:
+                main()
+            except SystemExit as end:
+                code = int(end.code or 0)
+        return Done(code, out.getvalue(), err.getvalue())
+
+    def facts(self, *arguments) -> dict:
+        done = self.run(*arguments, "--json")
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+
+@pytest.fixture
+def cli():
+    return Console()
+
+
+@pytest.fixture
+def filled(store):
+    """Four blocks and a state slot of class chat, two blocks of class agent."""
+    with kvtier.open(store) as cache:
+        model = Model(cache)
+        model.store(model.prompt(1, 4), states=(4,), durability="flushed").wait(10)
+        model.store(model.prompt(2, 2), cls="agent", durability="flushed").wait(10)
+        cache.flush()
+    return store

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import deepinfer_kvtier as kvtier
 from deepinfer_kvtier.hazard import ReturnRates, age_bin
 from deepinfer_kvtier.policies import POLICIES, Request
 from deepinfer_kvtier.simulate import read_trace, simulate
+from deepinfer_kvtier.stretch import DAY_S, StretchLoad, generate
 
 
 def trace(*prompts: tuple[int, ...], every_s: float = 1.0) -> list[Request]:
@@ -194,3 +196,37 @@ def test_knowing_sessions_gains_two_points_on_the_conversations_and_loses_none_e
         gains[name] = session - lru
     assert gains["conversation"] >= 0.02
     assert gains["synthetic"] >= 0.0
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_seven_days_of_chat_beat_three_by_less_than_a_point_in_the_synthetic_load(seed):
+    requests = generate(StretchLoad(days=16, seed=seed))
+    agent = kvtier.RetentionClass(1, 3 * DAY_S)
+    rates = [
+        simulate(
+            requests,
+            classes={"chat": kvtier.RetentionClass(2, days * DAY_S), "agent": agent},
+            measure_from_s=8 * DAY_S,
+        ).hit_rate_by_class
+        for days in (3, 7)
+    ]
+    assert 0.005 <= rates[1]["chat"] - rates[0]["chat"] <= 0.01
+    assert rates[1]["agent"] == rates[0]["agent"]
+
+
+def test_a_load_follows_from_its_seed_alone():
+    small = StretchLoad(days=1, sessions_per_day=40)
+    assert generate(small) == generate(small)
+    assert generate(small) != generate(replace(small, seed=2))
+    with pytest.raises(kvtier.ConfigError, match="days"):
+        StretchLoad(days=0)
+
+
+def test_lifetimes_go_by_the_class_of_the_request():
+    requests = [
+        Request(at, 512, (block,), cls) for at in (0, 90) for block, cls in ((1, "a"), (2, "b"))
+    ]
+    classes = {"a": kvtier.RetentionClass(1, 60), "b": kvtier.RetentionClass(2, 120)}
+    assert simulate(requests, classes=classes).hit_rate_by_class == {"a": 0.0, "b": 0.5}
+    with pytest.raises(kvtier.ConfigError, match="unknown class 'b'"):
+        simulate(requests, classes={"a": classes["a"]})

@@ -33,15 +33,26 @@ def copy_forward(directory: DirectoryTier, states: Sequence[SegmentState]) -> tu
     records = copied = 0
     for state in states:
         rows = alive_rows(directory, state.cls, by_segment[state.local])
-        rows.sort(order="page")
-        for batch in _batches(_read(directory, row, state.cls, keep_time=True) for row in rows):
-            directory.put_from(batch)
-            records += len(batch)
-            copied += sum(fmt.slot_bytes(record.nbytes) for record in batch)
+        for record in copy_records(directory, directory, rows, state.cls):
+            records += 1
+            copied += fmt.slot_bytes(record.nbytes)
         directory.segments.get(state.local).moved = True
         if directory.clock.monotonic() >= deadline:
             break
     return records, copied
+
+
+def copy_records(
+    source: DirectoryTier, target: DirectoryTier, rows: NDArray[Any], cls: str
+) -> Iterator[Outgoing]:
+    """Write the records of one segment again, in their order; yields those that were readable.
+
+    raises: OSError.
+    """
+    rows.sort(order="page")
+    for batch in _batches(_read(source, row, cls, keep_time=True) for row in rows):
+        target.put_from(batch)
+        yield from batch
 
 
 def reclassify(directory: DirectoryTier, rows: NDArray[Any], cls: str) -> int:

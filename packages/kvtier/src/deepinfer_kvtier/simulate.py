@@ -8,18 +8,23 @@ is tokens hit / tokens asked for, as a request sees it.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from deepinfer_kvtier.errors import ConfigError
 from deepinfer_kvtier.policies import POLICIES, Request
+from deepinfer_kvtier.retention import RetentionClass
 
 
 @dataclass(frozen=True, slots=True)
 class SimulationResult:
-    """Totals of one run; `peak_blocks` is the largest number of blocks held at once."""
+    """Totals of one run; `peak_blocks` is the largest number of blocks held at once.
+
+    Requests before `measure_from_s` warm the cache and are not counted.
+    """
 
     requests: int
     prompt_tokens: int
@@ -27,6 +32,7 @@ class SimulationResult:
     hit_rate: float
     peak_blocks: int
     evicted_blocks: int
+    hit_rate_by_class: dict[str, float]
 
 
 def read_trace(path: Path) -> list[Request]:
@@ -62,6 +68,8 @@ def simulate(
     refresh: bool = True,
     policy: str = "tail-lru",
     block_tokens: int = 512,
+    classes: Mapping[str, RetentionClass] | None = None,
+    measure_from_s: float = 0.0,
 ) -> SimulationResult:
     """Replay a trace against a prefix cache.
 
@@ -69,6 +77,9 @@ def simulate(
     ttl_s:           seconds after which a block is no hit any more; None = never.
     refresh:         whether a hit renews the lifetime.
     block_tokens:    tokens a block id of the trace stands for.
+    classes:         lifetimes by the class of the request that used a block last; in place of
+                     `ttl_s`.
+    measure_from_s:  arrival of the first request that counts.
     raises:          ConfigError.
     """
     if policy not in POLICIES:
@@ -77,16 +88,20 @@ def simulate(
         raise ConfigError(f"capacity_blocks must be at least 0, got {capacity_blocks}")
     order = POLICIES[policy](requests, block_tokens)
     fresh_until: dict[int, float] = {}
-    lifetime = float("inf") if ttl_s is None else ttl_s
-    hit = asked = peak = evicted = 0
+    hit: Counter[str] = Counter()
+    asked: Counter[str] = Counter()
+    counted = peak = evicted = 0
     for number, request in enumerate(requests):
         leading = 0
         for block in request.blocks:
             if fresh_until.get(block, -1.0) < request.at_s:
                 break
             leading += 1
-        asked += request.tokens
-        hit += min(leading * block_tokens, request.tokens)
+        if request.at_s >= measure_from_s:
+            counted += 1
+            asked[request.cls] += request.tokens
+            hit[request.cls] += min(leading * block_tokens, request.tokens)
+        lifetime = _lifetime(request, ttl_s, classes)
         for block in request.blocks:
             if refresh or fresh_until.get(block, -1.0) < request.at_s:
                 fresh_until[block] = request.at_s + lifetime
@@ -96,10 +111,23 @@ def simulate(
             evicted += 1
         peak = max(peak, len(fresh_until))
     return SimulationResult(
-        requests=len(requests),
-        prompt_tokens=asked,
-        hit_tokens=hit,
-        hit_rate=hit / asked if asked else 0.0,
+        requests=counted,
+        prompt_tokens=asked.total(),
+        hit_tokens=hit.total(),
+        hit_rate=hit.total() / asked.total() if asked.total() else 0.0,
         peak_blocks=peak,
         evicted_blocks=evicted,
+        hit_rate_by_class={cls: hit[cls] / tokens for cls, tokens in asked.items() if tokens},
     )
+
+
+def _lifetime(
+    request: Request, ttl_s: float | None, classes: Mapping[str, RetentionClass] | None
+) -> float:
+    if classes is not None:
+        if request.cls not in classes:
+            raise ConfigError(
+                f"unknown class {request.cls!r}: lifetimes are given for {sorted(classes)}"
+            )
+        ttl_s = classes[request.cls].ttl_s
+    return float("inf") if ttl_s is None else ttl_s

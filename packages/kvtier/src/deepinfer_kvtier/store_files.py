@@ -34,6 +34,8 @@ def open_store(
 ) -> StoreIdentity:
     """Read the identity of a directory, creating it where there is none yet.
 
+    A newer format may be looked at read-only: what this release cannot parse is not there for it.
+
     mode:   what the caller wants; None = what the store has, "embedded" for a new one.
     raises: ConfigError when a read-only open finds no store, when the directory cannot be made, or
             when it was made for another mode; StoreFormatError for another format version or
@@ -54,7 +56,7 @@ def open_store(
             _publish_once(format_path, json.dumps(created).encode(), mode)
         except OSError as cause:
             raise ConfigError(f"cannot create a cache at {root}: {cause.strerror}") from cause
-    uuid, made_for = _read_format(format_path)
+    uuid, made_for = _read_format(format_path, newer=read_only)
     if mode not in (None, made_for):
         # The two tell living writers from dead ones in different ways.
         raise ConfigError(
@@ -64,7 +66,14 @@ def open_store(
     return StoreIdentity(uuid, secret or _read_secret(root, read_only, made_for), made_for)
 
 
-def _read_format(path: Path) -> tuple[bytes, Mode]:
+def check_format(root: Path) -> None:
+    """raises: ConfigError without a store, StoreFormatError unless it has this very format."""
+    if not (root / FORMAT_FILE).exists():
+        raise ConfigError(f"no cache at {root}: {FORMAT_FILE} is missing; check the path")
+    _read_format(root / FORMAT_FILE, newer=False)
+
+
+def _read_format(path: Path, *, newer: bool) -> tuple[bytes, Mode]:
     try:
         content: Any = json.loads(path.read_bytes())
         version = int(content["format"])
@@ -74,10 +83,15 @@ def _read_format(path: Path) -> tuple[bytes, Mode]:
         raise StoreFormatError(
             f"{path} is damaged: {cause}; restore or remove the store"
         ) from cause
-    if version != FORMAT_VERSION:
+    if version > FORMAT_VERSION and not newer:
         raise StoreFormatError(
-            f"{path} has format version {version}, this release reads {FORMAT_VERSION};"
-            " use another directory or a matching release"
+            f"{path} has format version {version}, this release writes {FORMAT_VERSION};"
+            " open it read-only, or use another directory or a matching release"
+        )
+    if version < FORMAT_VERSION:
+        raise StoreFormatError(
+            f"{path} has format version {version}, older than any that this release can read"
+            f" ({FORMAT_VERSION}); migrate it with a release that reads both"
         )
     if len(uuid) != 16:
         raise StoreFormatError(f"{path} is damaged: the store id has {len(uuid)} bytes, not 16")

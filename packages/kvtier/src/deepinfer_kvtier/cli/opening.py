@@ -1,0 +1,37 @@
+"""How commands open a directory: to look, or for one piece of work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from deepinfer_kvtier.cache import Cache, open
+from deepinfer_kvtier.clock import SystemClock
+from deepinfer_kvtier.config import parse_config
+from deepinfer_kvtier.directory import DirectoryTier
+from deepinfer_kvtier.errors import ConfigError
+from deepinfer_kvtier.io import PosixIo
+
+
+def require(store: Path) -> None:
+    """raises: ConfigError when there is no cache."""
+    if not (store / "FORMAT.json").exists():
+        raise ConfigError(f"no cache at {store}: FORMAT.json is missing; check the path")
+
+
+def for_work(store: Path, **changes: Any) -> Cache:
+    """Open to change something: nothing is collected on the side and no setting is stored."""
+    require(store)
+    settings = parse_config(store, host_bytes=0, auto_gc=False, **changes)
+    return Cache(settings, SystemClock(), PosixIo())
+
+
+def to_look(store: Path) -> Cache:
+    """Open for inspection."""
+    return open(store, read_only=True, host_bytes=0)
+
+
+def directory_of(cache: Cache) -> DirectoryTier:
+    """The directory tier of a cache that was opened with a path."""
+    assert cache.directory is not None
+    return cache.directory

@@ -1,0 +1,152 @@
+"""Commands that delete, move or repair records."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from numpy.typing import NDArray
+
+from deepinfer_kvtier.cache import init as create_store
+from deepinfer_kvtier.cli.opening import directory_of, for_work, require, to_look
+from deepinfer_kvtier.cli.output import AsJson, Store, Yes, confirm, parse_bytes, show
+from deepinfer_kvtier.directory import DirectoryTier
+from deepinfer_kvtier.errors import ConfigError
+from deepinfer_kvtier.gc import tidy
+from deepinfer_kvtier.migrate import migrate as run_migration
+from deepinfer_kvtier.moving import reclassify
+from deepinfer_kvtier.tenants import drop_namespace, namespace_rows, parse_namespace
+from deepinfer_kvtier.verify import verify as run_verify
+
+
+def init(store: Store) -> None:
+    """Create an empty cache directory, or check that one is there."""
+    create_store(store)
+    typer.echo(f"cache at {store} is ready")
+
+
+def fsck(
+    store: Store,
+    repair: Annotated[bool, typer.Option(help="Hide bad records and adopt dead writers.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Check everything; with --repair hide what is bad, so that it is computed and stored again."""
+    require(store)
+    with for_work(store) if repair else to_look(store) as cache:
+        if repair:
+            tidy(directory_of(cache))
+        report = run_verify(directory_of(cache), repair=repair)
+    show(dataclasses.asdict(report), as_json)
+    if report.bad and not repair:
+        raise typer.Exit(1)
+
+
+def gc(
+    store: Store,
+    dry_run: Annotated[bool, typer.Option(help="Only say what would go.")] = False,
+    quota_bytes: Annotated[
+        str | None, typer.Option(help="Keep at most this much in this run, e.g. 100G.")
+    ] = None,
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> None:
+    """Delete by the stored policy. --quota-bytes holds for this run only, and asks before."""
+    require(store)
+    changes: dict[str, Any] = {}
+    if quota_bytes is not None:
+        changes["quota_bytes"] = parse_bytes(quota_bytes)
+        if not dry_run:
+            confirm(f"Delete from {store} whatever is over {quota_bytes}?", yes=yes)
+    with for_work(store, **changes) as cache:
+        report = cache.gc(dry_run=dry_run)
+        assert report is not None  # a cache with a path has a directory
+    show(dataclasses.asdict(report), as_json)
+
+
+def drop(
+    store: Store,
+    namespace: Annotated[str, typer.Option(help="Its name in `kvtier ls --namespaces`.")],
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> None:
+    """Forget everything of one namespace. The space returns with the next collections."""
+    require(store)
+    parse_namespace(namespace)
+    confirm(f"Forget every record of namespace {namespace} in {store}?", yes=yes)
+    with for_work(store) as cache:
+        dropped = drop_namespace(directory_of(cache), namespace)
+    show({"namespace": namespace[:8], "dropped": dropped}, as_json)
+
+
+Key = Annotated[
+    list[str] | None, typer.Option(help="First 16 bytes of a digest, as hex; repeatable.")
+]
+NamespaceName = Annotated[
+    str | None, typer.Option(help="All of one namespace, as `kvtier ls --namespaces` names it.")
+]
+
+
+def pin(
+    store: Store, namespace: NamespaceName = None, key: Key = None, as_json: AsJson = False
+) -> None:
+    """Move records to the class `pin`, which never expires and is never evicted."""
+    _move(store, namespace, key, "pin", as_json)
+
+
+def unpin(
+    store: Store,
+    namespace: NamespaceName = None,
+    key: Key = None,
+    cls: Annotated[str, typer.Option(help="Class they belong to from now on.")] = "chat",
+    as_json: AsJson = False,
+) -> None:
+    """Move pinned records to a class that expires; their lifetime starts now."""
+    _move(store, namespace, key, cls, as_json)
+
+
+def migrate(
+    store: Store,
+    target: Annotated[Path, typer.Argument(help="New directory, on any disk.")],
+    as_json: AsJson = False,
+) -> None:
+    """Write a directory again in the current format, without dead records; stop writers first."""
+    show(dataclasses.asdict(run_migration(store, target)), as_json)
+
+
+def _move(
+    store: Path, namespace: str | None, keys: list[str] | None, cls: str, as_json: bool
+) -> None:
+    require(store)
+    if (namespace is None) == (not keys):
+        raise ConfigError("name what to move: either --namespace or --key")
+    with for_work(store) as cache:
+        if cls not in cache.config.classes:
+            raise ConfigError(f"unknown class {cls!r}: use one of {sorted(cache.config.classes)}")
+        directory = directory_of(cache)
+        rows = _chosen(directory, namespace, keys or [])
+        if cls != "pin":
+            rows = rows[rows["cls"] == cache.config.classes["pin"].code]
+        moved = reclassify(directory, rows, cls)
+        directory.seal()
+    show({"found": len(rows), "moved": moved, "class": cls}, as_json)
+
+
+def _chosen(directory: DirectoryTier, namespace: str | None, keys: list[str]) -> NDArray[Any]:
+    if namespace is not None:
+        rows = directory.index.rows()
+        return namespace_rows(directory).get(parse_namespace(namespace), rows[:0])
+    rows = directory.index.rows()
+    wanted: list[int] = []
+    for key in keys:
+        try:
+            raw = bytes.fromhex(key)
+        except ValueError:
+            raw = b""
+        if len(raw) != 16:
+            raise ConfigError(f"a key is 32 hex digits, got {key!r}")
+        lo, hi = int.from_bytes(raw[:8], "little"), int.from_bytes(raw[8:], "little")
+        wanted.extend(np.flatnonzero((rows["key_lo"] == lo) & (rows["key_hi"] == hi)))
+    return rows[wanted]
