@@ -347,7 +347,8 @@ class DirectoryTier:
         return writer
 
     def _open_writer(self) -> SegmentWriter:
-        if self._own_writer() is None:
+        writer = self._own_writer()
+        if writer is None:
             segment_bytes = self.config.segment_bytes
             quotas = [*self.config.class_quotas.values(), self.config.quota_bytes]
             for quota in quotas:
@@ -355,7 +356,7 @@ class DirectoryTier:
                     continue
                 # Deletion works by whole segments: a quota needs several of them to have a choice.
                 segment_bytes = min(segment_bytes, max(quota // 8, 2 * fmt.PAGE))
-            self._writer = SegmentWriter(
+            self._writer = writer = SegmentWriter(
                 self.root,
                 store=self.store,
                 io=self.io,
@@ -366,7 +367,7 @@ class DirectoryTier:
                 sync_s=self.config.sync_s,
                 sharing=self.sharing,
             )
-        return self._writer
+        return writer
 
     def _flush_control(self, writer: SegmentWriter) -> None:
         with self._control_lock:

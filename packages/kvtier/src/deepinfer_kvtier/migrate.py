@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from deepinfer_kvtier.cache import Cache
 from deepinfer_kvtier.clock import SystemClock
@@ -43,7 +44,7 @@ def migrate(source: Path, target: Path) -> MigrationReport:
             secret = _copy_identity(source, target)
         except OSError as cause:
             raise ConfigError(f"cannot create {target}: {cause.strerror}") from cause
-        with Cache(_settings(target, secret), SystemClock(), PosixIo()) as new:
+        with Cache(_settings(old, target, secret), SystemClock(), PosixIo()) as new:
             return _copy(old, new)
 
 
@@ -55,9 +56,12 @@ def _copy_identity(source: Path, target: Path) -> bytes | None:
     return None if (source / SECRET_FILE).exists() else bytes(32)
 
 
-def _settings(target: Path, secret: bytes | None) -> KVTierConfig:
-    """The stored policy, but nothing is deleted while copying."""
-    extra = {} if secret is None else {"secret": secret}
+def _settings(old: Cache, target: Path, secret: bytes | None) -> KVTierConfig:
+    """The stored policy and the same mode, but nothing is deleted while copying."""
+    assert old.directory is not None
+    extra: dict[str, Any] = {} if secret is None else {"secret": secret}
+    if old.directory.sharing.shared:
+        extra["mode"] = "shared-fs"
     return parse_config(target, host_bytes=0, auto_gc=False, **extra)
 
 
