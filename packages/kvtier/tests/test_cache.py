@@ -440,12 +440,48 @@ def test_events_tell_what_came_and_what_left(cache, model):
     }
     assert stored[0].parent == model.ns.root[:16]
     model.ns.drop(digests[1:])
-    assert [(e.what, e.tier, e.key) for e in queue.drain()] == [
-        ("removed", "disk", digests[1][:16])
-    ]
+    assert {(e.what, e.tier, e.key) for e in queue.drain()} == {
+        ("removed", tier, digests[1][:16]) for tier in ("host", "disk")
+    }
     unsubscribe()
     model.store(model.prompt(2, 1))
     assert queue.drain() == []
+
+
+def test_a_router_that_follows_the_events_knows_what_each_tier_holds(store, make_model):
+    """Evictions, drops and what loads bring back into memory: nothing changes silently."""
+    room = 6 * BLOCK_BYTES
+    with kvtier.open(store, host_bytes=room) as cache:
+        model = make_model(cache)
+        queue = kvtier.EventQueue()
+        cache.subscribe(queue)
+        held: dict[str, set[bytes]] = {"host": set(), "disk": set()}
+
+        def follow() -> None:
+            for event in queue.drain():
+                known = held[event.tier]
+                if event.what == "stored":
+                    known.add(event.key)
+                else:
+                    known.remove(event.key)
+            in_memory = {d[:16] for d in everything if cache.host.contains(0, d)}
+            assert held["host"] == in_memory
+
+        prompts = [model.prompt(seed, 4) for seed in range(3)]
+        everything = [d for tokens in prompts for d in model.digests(tokens)]
+        for tokens in prompts:
+            model.store(tokens, durability="flushed").wait(10)
+            follow()
+        assert len(held["host"]) < len(everything)
+        for tokens in prompts:
+            model.load_all(tokens)
+            follow()
+        model.ns.drop(model.digests(prompts[1])[2:])
+        follow()
+        assert held["disk"] == {d[:16] for d in everything} - {
+            d[:16] for d in model.digests(prompts[1])[2:]
+        }
+        assert queue.lost == 0
 
 
 def test_a_listener_that_raises_hurts_nobody(cache, model):

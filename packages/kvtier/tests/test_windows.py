@@ -177,7 +177,6 @@ def test_a_withdrawn_window_is_not_hinted_at_any_more(machine):
     tokens = np.arange(6 * 128 + 5)
     one, two = pair(machine, tokens)
     one.ns.drop(one.digests(tokens)[4:5])
-    one.cache.windows.withdrawn(one.digests(tokens)[4:5])
     assert one.cache.windows.settle()
     assert two.ns.match(tokens).state is None
 

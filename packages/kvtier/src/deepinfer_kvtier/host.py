@@ -64,7 +64,7 @@ class HostTier:
         self._loose_bytes = 0  # taken, or removed while pinned
         self._bytes = [0, 0]
         self._gets = 0
-        self._evicted: list[HostRecord] = []
+        self._changes: list[tuple[bool, HostRecord]] = []
         self.counts = {"evicted": 0, "expired": 0, "corrupt": 0, "no_room": 0}
 
     # -- finding
@@ -212,6 +212,7 @@ class HostTier:
         head and so is evicted first."""
         now = self._clock.monotonic()
         found: list[HostRecord] = []
+        came: list[tuple[bool, HostRecord]] = []
         with self._lock:
             for record in reversed(records):
                 table = self._records[record.kind]
@@ -229,6 +230,8 @@ class HostTier:
                 record.pins += 1
                 table[record.digest] = record
                 found.append(record)
+                came.append((True, record))
+            self._changes.extend(reversed(came))
         found.reverse()
         return found
 
@@ -237,6 +240,7 @@ class HostTier:
         with self._lock:
             record = self._records[kind].pop(digest, None)
             if record is not None:
+                self._changes.append((False, record))
                 self._bytes[kind] -= record.data.nbytes
                 if record.pins == 0:
                     self._keep_spare(record.data.nbytes, record.slot)
@@ -261,13 +265,13 @@ class HostTier:
                 self._evict(record)
                 self.counts["expired"] += 1
 
-    def drain_evicted(self) -> list[HostRecord]:
-        """Records that left since the last call, for events."""
-        if not self._evicted:
+    def drain_changes(self) -> list[tuple[bool, HostRecord]]:
+        """(whether it came, record) for all that came or left since the last call, in order."""
+        if not self._changes:
             return []
         with self._lock:
-            gone, self._evicted = self._evicted, []
-            return gone
+            changes, self._changes = self._changes, []
+            return changes
 
     def usage(self) -> dict[str, int]:
         """Records and bytes, plus counters."""
@@ -363,7 +367,7 @@ class HostTier:
         del self._records[record.kind][record.digest]
         self._bytes[record.kind] -= record.data.nbytes
         self._keep_spare(record.data.nbytes, record.slot)
-        self._evicted.append(record)
+        self._changes.append((False, record))
 
     def _give(self, data: NDArray[np.uint8]) -> None:
         _, slot = self._taken.pop(id(data))

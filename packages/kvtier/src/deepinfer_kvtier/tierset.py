@@ -152,7 +152,7 @@ class TierSet:
         """Carry tombstones from the tiers into host memory, and removals into events."""
         self._take_drops()
         if self.directory is None:
-            self._emit_evicted()
+            self._emit_changes()
             return
         tombs = self.directory.index.drain_tombs()
         if tombs:
@@ -163,7 +163,7 @@ class TierSet:
                 KVEvent("removed", _kind_name(kind), "disk", key, None, depth)
                 for key, kind, depth in removed
             )
-        self._emit_evicted()
+        self._emit_changes()
 
     def _take_drops(self) -> None:
         """What other machines dropped through a further tier goes from here, too."""
@@ -177,26 +177,31 @@ class TierSet:
                     self.directory.drop(kind, shard, [key.ljust(DIGEST_BYTES, b"\0")])
 
     def published_in_host(self, records: Sequence[HostRecord]) -> None:
-        """Tell listeners and other machines about new records in host memory."""
-        if self.events.active:
-            self.events.emit(
-                KVEvent("stored", _kind_name(r.kind), "host", r.digest[:16], r.parent[:16], r.depth)
-                for r in records
-            )
-        self._emit_evicted()
+        """Tell listeners and other machines about records that were put into host memory."""
+        self._emit_changes()
         if self.windows is not None:
             self.windows.announce([r for r in records if r.kind == _STATE])
 
-    def _emit_evicted(self) -> None:
-        evicted = self.host.drain_evicted()
-        if evicted and self.windows is not None:
-            self.windows.withdrawn([r.digest for r in evicted if r.kind == _STATE])
-        if evicted and self.events.active:
+    def _emit_changes(self) -> None:
+        """What came to host memory or left it, in whatever way, to listeners and other machines."""
+        changes = self.host.drain_changes()
+        if not changes:
+            return
+        if self.windows is not None:
+            self.windows.withdrawn(
+                [r.digest for came, r in changes if not came and r.kind == _STATE]
+            )
+        if self.events.active:
             self.events.emit(
                 KVEvent(
-                    "removed", _kind_name(r.kind), "host", r.digest[:16], r.parent[:16], r.depth
+                    "stored" if came else "removed",
+                    _kind_name(r.kind),
+                    "host",
+                    r.digest[:16],
+                    r.parent[:16],
+                    r.depth,
                 )
-                for r in evicted
+                for came, r in changes
             )
 
     def _announcer(self, tier: str) -> Any:
@@ -241,7 +246,7 @@ class TierSet:
     def _maintain_host(self) -> None:
         """Periodic work of the window exchange, which may be the only thread there is."""
         self.host.expire()
-        self._emit_evicted()
+        self._emit_changes()
 
     def reload_policy(self, directory: DirectoryTier) -> None:
         """Read the stored policy again. raises: StoreFormatError."""

@@ -157,7 +157,6 @@ class WindowExchange:
                 _, digest = self._superseded.popleft()
             if self._host.remove(_STATE, digest) is not None:
                 self.counts["replaced"] += 1
-                self.withdrawn([digest])
 
     def settle(self, timeout_s: float = 5.0) -> bool:
         """Wait until the directory has been told everything so far."""
