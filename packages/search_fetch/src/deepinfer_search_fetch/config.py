@@ -29,6 +29,9 @@ class Limits(BaseModel):
     header_bytes: int = 64 * 1024
     wire_bytes: int = 10 * 1024 * 1024
     document_bytes: int = 50 * 1024 * 1024
+    document_total_bytes: int = 256 * 1024 * 1024
+    document_pages: int = 500
+    document_entries: int = 2000
     decoded_bytes: int = 64 * 1024 * 1024
     decompression_ratio: int = 100
     ratio_grace_bytes: int = 1024 * 1024

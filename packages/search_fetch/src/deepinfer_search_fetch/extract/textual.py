@@ -28,6 +28,9 @@ class TextDocument:
     title: str | None = None
     links: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
     warnings: list[str] = field(default_factory=list[str])
+    author: str | None = None
+    published: str | None = None
+    modified: str | None = None
 
 
 def extract_text(text: str, kind: str, url: urls.Url | None) -> TextDocument:
