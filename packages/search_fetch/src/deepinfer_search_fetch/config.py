@@ -30,6 +30,7 @@ class Limits(BaseModel):
     wire_bytes: int = 10 * 1024 * 1024
     document_bytes: int = 50 * 1024 * 1024
     document_total_bytes: int = 256 * 1024 * 1024
+    document_memory_bytes: int = 192 * 1024 * 1024
     document_pages: int = 500
     document_entries: int = 2000
     decoded_bytes: int = 64 * 1024 * 1024

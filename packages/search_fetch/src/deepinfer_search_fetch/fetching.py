@@ -241,6 +241,7 @@ class Fetcher:
             comments=request.include_comments,
             selector=request.selector,
             exclude_selector=request.exclude_selector,
+            page_marks=request.include_pages,
         )
         response = page.response
         extraction = await self._pool.extract(

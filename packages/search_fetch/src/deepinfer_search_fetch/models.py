@@ -30,6 +30,7 @@ class FetchRequest(_Strict):
     include_images: Literal["alt", "none", "url"] = "alt"
     include_tables: bool = True
     include_comments: Literal["auto", "always", "never"] = "auto"
+    include_pages: bool = False
     selector: str | None = Field(default=None, max_length=512)
     exclude_selector: str | None = Field(default=None, max_length=512)
     max_age: int = Field(default=86_400, ge=0)

@@ -53,13 +53,15 @@ def extract(
     mode: Mode = "article",
     options: HtmlOptions | None = None,
 ) -> Extraction:
-    """Clean one document of any supported type (HTML, text, Markdown, JSON, feeds, CSV, XML).
+    """Clean one document of any supported type (HTML, text, Markdown, JSON, feeds, CSV, XML, PDF,
+    docx, pptx, xlsx, OpenDocument, EPUB).
 
     html: the raw bytes. url: where they came from; links resolve against it. content_type: the
     HTTP header, if any; the bytes are sniffed first. mode: "article" (main content), "full"
     (everything visible), "fast" (the quick extractor). options: finer wishes, override `mode`.
 
     Raises ContentError(unsupported_content_type) for images, archives and the like,
+    (feature_unavailable) for a PDF without the [docs] extra, LimitError for a document bomb,
     InvalidRequestError for a malformed URL or selector.
     """
     from deepinfer_search_fetch.extract.dispatch import extract_document

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Literal
+from typing import Literal, cast
 
 from deepinfer_search_fetch import urls
+from deepinfer_search_fetch.config import Limits
 from deepinfer_search_fetch.errors import ContentError
 from deepinfer_search_fetch.extract import Extraction, feeds, textual
 from deepinfer_search_fetch.extract.html import HtmlOptions, extract_html
+from deepinfer_search_fetch.extract.package import package_kind
 from deepinfer_search_fetch.net.charset import decode_text
 
-Kind = Literal["html", "feed", "json", "xml", "csv", "markdown", "text", "pdf", "office", "binary"]
+Kind = Literal[
+    "html", "feed", "json", "xml", "csv", "markdown", "text",
+    "pdf", "docx", "pptx", "xlsx", "odt", "odp", "ods", "epub", "binary",
+]  # fmt: skip
 
 _SNIFF_BYTES = 4096
 _MAGIC: tuple[tuple[bytes, str], ...] = (
@@ -49,6 +54,13 @@ _BY_HEADER: dict[str, Kind] = {
     "text/tab-separated-values": "csv",
     "text/markdown": "markdown",
     "application/pdf": "pdf",
+    "application/epub+zip": "epub",
+    "application/vnd.oasis.opendocument.text": "odt",
+    "application/vnd.oasis.opendocument.presentation": "odp",
+    "application/vnd.oasis.opendocument.spreadsheet": "ods",
+    "application/vnd.openxmlformats-officedocument.wordprocessingml.document": "docx",
+    "application/vnd.openxmlformats-officedocument.presentationml.presentation": "pptx",
+    "application/vnd.openxmlformats-officedocument.spreadsheetml.sheet": "xlsx",
 }
 _BY_EXTENSION: dict[str, Kind] = {
     "html": "html",
@@ -61,6 +73,19 @@ _BY_EXTENSION: dict[str, Kind] = {
     "xml": "xml",
     "txt": "text",
 }
+_OPEN_XML = "application/vnd.openxmlformats-officedocument"
+_DOCUMENTS: dict[Kind, str] = {
+    "pdf": "application/pdf",
+    "docx": f"{_OPEN_XML}.wordprocessingml.document",
+    "pptx": f"{_OPEN_XML}.presentationml.presentation",
+    "xlsx": f"{_OPEN_XML}.spreadsheetml.sheet",
+    "odt": "application/vnd.oasis.opendocument.text",
+    "odp": "application/vnd.oasis.opendocument.presentation",
+    "ods": "application/vnd.oasis.opendocument.spreadsheet",
+    "epub": "application/epub+zip",
+}
+# Types whose bytes are no text: their raw text is that of the extraction.
+DOCUMENT_TYPES = frozenset(_DOCUMENTS.values())
 _MIME: dict[Kind, str] = {
     "html": "text/html",
     "feed": "application/xml",
@@ -71,22 +96,26 @@ _MIME: dict[Kind, str] = {
     "text": "text/plain",
 }
 
-# Types whose bytes are no text: their raw text is that of the extraction.
-DOCUMENT_TYPES = frozenset({"application/pdf"})
-
 
 def extract_document(
-    body: bytes, url_text: str | None, content_type: str | None, options: HtmlOptions
+    body: bytes,
+    url_text: str | None,
+    content_type: str | None,
+    options: HtmlOptions,
+    limits: Limits | None = None,
 ) -> Extraction:
-    """See `deepinfer_search_fetch.extract.extract`."""
+    """See `deepinfer_search_fetch.extract.extract`; `limits` bound documents (PDF, office)."""
     url = urls.parse(url_text) if url_text else None
     kind = sniff(body, content_type, url)
-    if kind in ("pdf", "office", "binary"):
+    if kind in _DOCUMENTS:
+        return _from_document(body, kind, url, content_type, options, limits or Limits())
+    if kind == "binary":
         found = magic_type(body) or (content_type or "").partition(";")[0] or "unknown"
         raise ContentError(
             "unsupported_content_type",
             f"{found} ({len(body)} bytes) holds no text this version can read; "
-            "HTML, text, Markdown, JSON, XML, feeds and CSV are supported",
+            "HTML, text, Markdown, JSON, XML, feeds, CSV, PDF, docx, pptx, xlsx, OpenDocument "
+            "and EPUB are supported",
             details={"content_type": found, "bytes": len(body)},
         )
     text, charset, source = decode_text(body, content_type, markup=kind in ("html", "feed", "xml"))
@@ -133,6 +162,41 @@ def extract_document(
     )
 
 
+def _from_document(
+    body: bytes,
+    kind: Kind,
+    url: urls.Url | None,
+    content_type: str | None,
+    options: HtmlOptions,
+    limits: Limits,
+) -> Extraction:
+    """A document of a binary format; its readers load only when one comes."""
+    if kind == "pdf":
+        from deepinfer_search_fetch.extract.pdf import extract_pdf
+
+        document = extract_pdf(body, limits, page_marks=options.page_marks)
+    else:
+        from deepinfer_search_fetch.extract.office import extract_office
+
+        document = extract_office(body, kind, options, limits)
+    return Extraction(
+        content=document.content,
+        content_type=_DOCUMENTS[kind],
+        charset="utf-8",
+        charset_source="default",
+        page_type="other",
+        quality=0.0,
+        title=document.title,
+        author=document.author,
+        published=document.published,
+        modified=document.modified,
+        site_name=url.host.removeprefix("www.") if url else None,
+        links=document.links,
+        warnings=_mismatch(kind, content_type) + document.warnings,
+        engine=f"deepinfer-{kind}",
+    )
+
+
 def magic_type(body: bytes) -> str | None:
     """MIME type by the first bytes, None for what looks like text."""
     return next((name for magic, name in _MAGIC if body.startswith(magic)), None)
@@ -143,6 +207,8 @@ def sniff(body: bytes, content_type: str | None, url: urls.Url | None) -> Kind:
     magic = magic_type(body)
     if magic == "application/pdf":
         return "pdf"
+    if magic == "application/zip":
+        return cast(Kind, package_kind(body) or "binary")
     if magic is not None:
         return "binary"
     head = body[:_SNIFF_BYTES]

@@ -43,8 +43,15 @@ class _Writer:
 
     def _paragraph(self, element: Any) -> None:
         content = self._inline(element)
-        if not content.strip():
-            return
+        if content.strip():
+            self._write(element, content)
+        for box in element.iter(_W + "txbxContent"):
+            # Text boxes come twice: for new readers, and as a fallback for old ones.
+            if not any(local(a) in ("Fallback", "txbxContent") for a in box.iterancestors()):
+                for child in box.iterchildren(_W + "p", _W + "tbl"):
+                    self.block(child)
+
+    def _write(self, element: Any, content: str) -> None:
         properties = element.find(_W + "pPr")
         style = _value(properties, "pStyle")
         level = self._levels.get(style, 0)

@@ -40,6 +40,7 @@ class HtmlOptions:
     comments: Literal["auto", "always", "never"] = "auto"
     selector: str | None = None
     exclude_selector: str | None = None
+    page_marks: bool = False
 
 
 @dataclass(frozen=True, slots=True)

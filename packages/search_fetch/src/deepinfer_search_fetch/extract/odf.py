@@ -56,9 +56,7 @@ def _inline(element: Any) -> str:
     out = [escape(element.text or "", quote=False)]
     for child in element:
         kind = local(child)
-        if kind == "s":
-            out.append(" ")
-        elif kind == "tab":
+        if kind == "s" or kind == "tab":
             out.append(" ")
         elif kind == "line-break":
             out.append("<br>")

@@ -24,7 +24,7 @@ _MAX_LEVELS = 4
 _BULLET = re.compile(r"[•▪‣◦·●■–—-]\s+")  # noqa: RUF001
 _NUMBERED = re.compile(r"(\d{1,3})[.)]\s+")
 _SENTENCE_END = re.compile(r"""[.!?:;。！？]["'”’)\]]*$""")  # noqa: RUF001
-_HYPHENATED = re.compile(r"[^\W\d_](?:[-‐]|\xad)$")
+_HYPHENATED = re.compile(r"[^\W\d_](?:[-\u2010]|\xad)$")
 _CJK = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\uff00-\uffef]")
 _NO_TITLE = re.compile(r"(?:untitled|microsoft word\b.*|.*\.(?:docx?|indd|tex|qxd|pdf)|\W*)", re.I)
 
@@ -125,7 +125,7 @@ def _running_text(pages: list[PageContent]) -> set[tuple[str, str]]:
 
 def _day(value: str) -> str | None:
     match = re.match(r"(?:D:)?(\d{4})(\d{2})(\d{2})", value)
-    if match is None or not ("1990" <= match.group(1) and match.group(2) <= "12"):
+    if match is None or not (match.group(1) >= "1990" and match.group(2) <= "12"):
         return None
     return "-".join(match.groups())
 
@@ -150,8 +150,7 @@ class _Writer:
             if not steps or steps[-1] - size > 0.75:
                 steps.append(size)
         self._levels = {
-            size: min(1 + sum(step - size > 0.75 for step in steps), _MAX_LEVELS)
-            for size in larger
+            size: min(1 + sum(step - size > 0.75 for step in steps), _MAX_LEVELS) for size in larger
         }
 
     def write(self) -> str:

@@ -63,7 +63,7 @@ def _stage(inflater: Any, pieces: list[bytes], room: int) -> list[bytes]:
     size = 0
     for piece in pieces:
         rest = piece
-        while rest and size < room:
+        while rest and size < room and not inflater.eof:
             out.append(inflater.decompress(rest, _STEP))
             size += len(out[-1])
             rest = inflater.unconsumed_tail

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import itertools
 from collections import Counter
 from dataclasses import dataclass
 from statistics import median
@@ -184,7 +185,7 @@ def _lines(runs: list[Run]) -> list[Line]:
             return
         row.sort(key=lambda r: r.x0)
         text = row[0].text
-        for before, run in zip(row, row[1:], strict=False):
+        for before, run in itertools.pairwise(row):
             text += ("" if run.x0 - before.x1 < 0.1 * run.size else " ") + run.text
         sizes = Counter[float]()
         for run in row:

@@ -11,15 +11,26 @@ import resource
 import struct
 import sys
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any, BinaryIO
 
 from deepinfer_search_fetch.config import Limits
-from deepinfer_search_fetch.errors import ContentError, InvalidRequestError, SearchFetchError
+from deepinfer_search_fetch.errors import (
+    ContentError,
+    InvalidRequestError,
+    LimitError,
+    SearchFetchError,
+)
 from deepinfer_search_fetch.extract import Extraction
 from deepinfer_search_fetch.extract.html import HtmlOptions
 
 PAGES_PER_WORKER = 500
 _LENGTHS = struct.Struct("!II")
+_DOCUMENT_MAGIC = (b"%PDF-", b"PK")
+_ERRORS: dict[str, type[SearchFetchError]] = {
+    "InvalidRequestError": InvalidRequestError,
+    "LimitError": LimitError,
+}
 _MAX_FRAME = 256 * 1024 * 1024
 
 
@@ -43,7 +54,9 @@ class ExtractPool:
         if self._size == 0:
             from deepinfer_search_fetch.extract.dispatch import extract_document
 
-            return await asyncio.to_thread(extract_document, body, url, content_type, options)
+            return await asyncio.to_thread(
+                extract_document, body, url, content_type, options, self._limits
+            )
         if self._idle is None:
             self._idle = asyncio.Queue()
             self._all = [_Worker(self._limits) for _ in range(self._size)]
@@ -54,6 +67,11 @@ class ExtractPool:
             try:
                 return await worker.run(body, url, content_type, asdict(options))
             except _WorkerLostError:
+                if body.startswith(_DOCUMENT_MAGIC):
+                    raise LimitError(
+                        "decompression_bomb",
+                        "the document needs more memory or time than is allowed for one",
+                    ) from None
                 quick = {**asdict(options), "mode": "fast"}
                 result = await worker.run(body, url, content_type, quick)
                 result.warnings.append("extraction_overran_limits")
@@ -107,7 +125,7 @@ class _Worker:
             await self.stop()
         if "error" in answer:
             error = answer["error"]
-            kind = InvalidRequestError if error["code"].startswith("invalid") else ContentError
+            kind = _ERRORS.get(error["type"], ContentError)
             raise kind(error["code"], error["message"], details=error["details"])
         record = answer["record"]
         record["links"] = [(link, text) for link, text in record["links"]]
@@ -120,8 +138,7 @@ class _Worker:
                 sys.executable,
                 "-m",
                 __name__,
-                str(self._limits.extract_cpu_seconds),
-                str(self._limits.extract_memory_bytes),
+                self._limits.model_dump_json(),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 limit=_MAX_FRAME,
@@ -135,31 +152,50 @@ class _Worker:
         self._process = None
 
 
-def serve(stdin: BinaryIO, stdout: BinaryIO, cpu_seconds: int, memory_bytes: int) -> None:
+def serve(stdin: BinaryIO, stdout: BinaryIO, limits: Limits) -> None:
     """The worker's loop: one frame in, one frame out, until the parent closes the pipe."""
     from deepinfer_search_fetch.extract.dispatch import extract_document
 
-    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+    most = limits.extract_memory_bytes
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
     while len(lengths := stdin.read(_LENGTHS.size)) == _LENGTHS.size:
         header_size, body_size = _LENGTHS.unpack(lengths)
         header = json.loads(stdin.read(header_size))
         body = stdin.read(body_size)
+        # Readers of binary documents get little more than the document itself.
+        room = _address_space_bytes() + limits.document_memory_bytes + len(body)
+        is_document = body.startswith(_DOCUMENT_MAGIC)
+        resource.setrlimit(resource.RLIMIT_AS, (min(room, most) if is_document else most, most))
         used = resource.getrusage(resource.RUSAGE_SELF)
         spent = int(used.ru_utime + used.ru_stime) + 1
-        resource.setrlimit(resource.RLIMIT_CPU, (spent + cpu_seconds, resource.RLIM_INFINITY))
+        resource.setrlimit(resource.RLIMIT_CPU, (spent + limits.extract_cpu_seconds, -1))
         try:
             record = extract_document(
-                body, header["url"], header["content_type"], HtmlOptions(**header["options"])
+                body,
+                header["url"],
+                header["content_type"],
+                HtmlOptions(**header["options"]),
+                limits,
             )
             answer: dict[str, Any] = {"record": asdict(record)}
         except SearchFetchError as error:
             answer = {
-                "error": {"code": error.code, "message": error.message, "details": error.details}
+                "error": {
+                    "type": type(error).__name__,
+                    "code": error.code,
+                    "message": error.message,
+                    "details": error.details,
+                }
             }
         frame = json.dumps(answer).encode("utf-8", "surrogatepass")
         stdout.write(_LENGTHS.pack(len(frame), 0) + frame)
         stdout.flush()
 
 
+def _address_space_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text("ascii").split()[0])
+    return pages * resource.getpagesize()
+
+
 if __name__ == "__main__":
-    serve(sys.stdin.buffer, sys.stdout.buffer, int(sys.argv[1]), int(sys.argv[2]))
+    serve(sys.stdin.buffer, sys.stdout.buffer, Limits.model_validate_json(sys.argv[1]))

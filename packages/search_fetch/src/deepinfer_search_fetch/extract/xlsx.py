@@ -17,7 +17,7 @@ _MAX_SHARED_CHARS = 20_000_000
 _DATE_FORMATS = frozenset([*range(14, 23), *range(27, 37), *range(45, 48), *range(50, 59)])
 _DATE_CODE = re.compile(r"[ymdhs]", re.I)
 _QUOTED = re.compile(r'"[^"]*"|\\.|\[[^\]]*\]')
-_EPOCH_1900, _EPOCH_1904 = datetime(1899, 12, 30), datetime(1904, 1, 1)  # noqa: DTZ001
+_EPOCH_1900, _EPOCH_1904 = datetime(1899, 12, 30), datetime(1904, 1, 1)
 
 
 def xlsx_html(package: Package, limits: Limits) -> tuple[str, list[str]]:
@@ -55,9 +55,7 @@ def xlsx_html(package: Package, limits: Limits) -> tuple[str, list[str]]:
                 warnings.append("rows_truncated")
                 break
             tag = "th" if rows == 1 else "td"
-            cells.append(
-                "<tr>" + "".join(f"<{tag}>{escape(v)}</{tag}>" for v in values) + "</tr>"
-            )
+            cells.append("<tr>" + "".join(f"<{tag}>{escape(v)}</{tag}>" for v in values) + "</tr>")
         name = escape(sheet.get("name", ""))
         out.append(f"<h2>{name}</h2><table>{''.join(cells)}</table>" if cells else "")
     return "".join(out), warnings
@@ -113,9 +111,7 @@ def _shared_strings(package: Package, limits: Limits) -> list[str]:
     chars = 0
     for item in package.stream("xl/sharedStrings.xml", (_S + "si",), limits.decoded_bytes):
         # Phonetic guides (rPh) repeat the text in another script.
-        text = "".join(
-            t.text or "" for t in item.iter(_S + "t") if local(t.getparent()) != "rPh"
-        )
+        text = "".join(t.text or "" for t in item.iter(_S + "t") if local(t.getparent()) != "rPh")
         chars += len(text)
         strings.append(text if chars <= _MAX_SHARED_CHARS else "")
     return strings
@@ -126,9 +122,7 @@ def _date_styles(package: Package) -> set[int]:
     root = package.tree("xl/styles.xml")
     if root is None:
         return set()
-    codes = {
-        e.get("numFmtId", ""): e.get("formatCode", "") for e in root.iter(_S + "numFmt")
-    }
+    codes = {e.get("numFmtId", ""): e.get("formatCode", "") for e in root.iter(_S + "numFmt")}
     formats = root.find(_S + "cellXfs")
     found: set[int] = set()
     for index, item in enumerate(formats if formats is not None else ()):

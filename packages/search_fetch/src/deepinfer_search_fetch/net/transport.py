@@ -7,6 +7,7 @@ look-up. The socket's peer is compared with the vetted address before a byte is 
 from __future__ import annotations
 
 import asyncio
+import re
 import ssl
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -24,6 +25,10 @@ from deepinfer_search_fetch.net.resolver import Resolver
 from deepinfer_search_fetch.urls import Url
 
 MAX_INFORMATIONAL = 8
+# Files of these types are larger than pages are.
+_DOCUMENT_TYPE = re.compile(
+    r"\s*application/(?:pdf|epub\+zip|vnd\.(?:openxmlformats|oasis\.opendocument))", re.I
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +81,7 @@ class Transport:
         try:
             if url.scheme == "https":
                 await self._start_tls(url, writer)
-            exchange = _Exchange(
-                reader, writer, self._limits, max_bytes or self._limits.wire_bytes, self._clock
-            )
+            exchange = _Exchange(reader, writer, self._limits, max_bytes, self._clock)
             status, raw_headers, wire = await exchange.run(url, self._request_headers(url, headers))
         finally:
             writer.transport.abort()
@@ -114,13 +117,14 @@ class _Exchange:
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         limits: Limits,
-        max_bytes: int,
+        max_bytes: int | None,
         clock: Callable[[], float],
     ) -> None:
         self._reader = reader
         self._writer = writer
         self._limits = limits
-        self._max_bytes = max_bytes
+        self._asked_bytes = max_bytes
+        self._max_bytes = max_bytes or limits.wire_bytes
         self._clock = clock
         self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=limits.header_bytes)
         self._received = 0
@@ -159,6 +163,9 @@ class _Exchange:
                         "response_too_large", "more informational responses than are accepted"
                     )
             elif isinstance(event, h11.Response):
+                kind = next((v for k, v in event.headers if k == b"content-type"), b"")
+                if self._asked_bytes is None and _DOCUMENT_TYPE.match(kind.decode("latin-1")):
+                    self._max_bytes = max(self._max_bytes, self._limits.document_bytes)
                 length = next((v for k, v in event.headers if k == b"content-length"), b"0")
                 self._check_size(int(length))
                 pairs = [(k.decode("ascii"), v.decode("latin-1")) for k, v in event.headers]
