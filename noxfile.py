@@ -225,3 +225,36 @@ def windows_mooncake(session: nox.Session) -> None:
     """kvtier's windows by Mooncake's transfer engine on loopback; needs libibverbs1."""
     session.install("./packages/kvtier[test,mooncake]")
     session.run("pytest", "packages/kvtier/tests/test_windows_mooncake.py", *session.posargs)
+
+
+@nox.session
+def mount(session: nox.Session) -> None:
+    """kvtier on a shared file system: eight machines, one killed every second, for a minute."""
+    session.env.update(OMP_NUM_THREADS="1", KVTIER_STRESS="1")
+    install(session, "kvtier", "[test]")
+    session.run("pytest", "packages/kvtier/tests/mount", "-s", *session.posargs)
+
+
+@nox.session
+def redis(session: nox.Session) -> None:
+    """kvtier's directory service: its own shards, and a real redis-server on loopback."""
+    install(session, "kvtier", "[test,redis]")
+    if not (shutil.which("redis-server") or shutil.which("valkey-server")):
+        session.warn("no redis-server: apt install redis-server; its tests are skipped")
+    session.run("pytest", "packages/kvtier/tests/service", *session.posargs)
+
+
+@nox.session
+def s3(session: nox.Session) -> None:
+    """kvtier's object-storage tier over HTTP against moto, a mock of S3."""
+    install(session, "kvtier", "[test,s3]")
+    session.install("moto[server]>=5,<6", "boto3>=1.34,<2")
+    session.run("pytest", "packages/kvtier/tests/tiers", *session.posargs)
+
+
+@nox.session
+def mooncake(session: nox.Session) -> None:
+    """kvtier's Mooncake tier against a real master on loopback; needs libibverbs1."""
+    install(session, "kvtier", "[test,mooncake]")
+    tests = sorted((ROOT / "packages/kvtier/tests/tiers").glob("test_mooncake*.py"))
+    session.run("pytest", *map(str, tests), *session.posargs)

@@ -267,7 +267,8 @@ def open(
     """
     given = parse_config(config, **settings)
     clock = clock or SystemClock()
-    cache = Cache(given, clock, io or PosixIo(), open_tiers(tiers, given, clock))
+    io = io or PosixIo()
+    cache = Cache(given, clock, io, open_tiers(tiers, given, clock, io))
     try:
         remember_policy(given)
     except BaseException:

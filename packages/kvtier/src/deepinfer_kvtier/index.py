@@ -128,6 +128,12 @@ class DirectoryIndex:
         self._segments.mark_gone(segment)
         return rows
 
+    def unlearn(self, segment: Segment) -> None:
+        """Let go of the rows of a segment that may well be there: to be asked for again."""
+        with self._lock:
+            self._table.remove(self._table.numbers_in_segment(segment.local))
+            self._spares = self._spares[self._spares["segment"] != segment.local]
+
     def forget(self, kind: int, shard: int, digest: bytes, segment: int) -> None:
         """The place the index names does not hold the record: do not look there again."""
         lo, hi = fmt.key_columns([digest])

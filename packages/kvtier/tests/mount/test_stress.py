@@ -64,7 +64,8 @@ def run_machines(tmp_path: Path, machines: int, seconds: float) -> list[dict]:
     return reports
 
 
-def check(reports: list[dict]) -> None:
+def check(reports: list[dict]) -> list[float]:
+    """Prints the figures; returns the delays, shortest first."""
     latencies = sorted(itertools.chain.from_iterable(r["latencies"] for r in reports))
     total = {
         name: sum(report[name] for report in reports)
@@ -73,13 +74,13 @@ def check(reports: list[dict]) -> None:
     print(
         f"\n{total}; seen {len(latencies)} chains of others after median"
         f" {statistics.median(latencies):.3f} s, p99 {latencies[len(latencies) * 99 // 100]:.3f} s,"
-        f" longest {latencies[-1]:.3f} s; adopted or abandoned:"
-        f" {sum(r['disk'].get('abandoned_writers', 0) for r in reports)}"
+        f" longest {latencies[-1]:.3f} s; failed polls: {sum(r['errors'] for r in reports)}"
     )
     assert total["wrong"] == 0
     assert total["unseen"] == 0, "every survivor sees what others have flushed"
     assert total["read"] > 100
     assert len(latencies) > 10
+    return latencies
 
 
 def test_four_machines_with_kills_read_nothing_wrong(tmp_path):
@@ -90,4 +91,5 @@ def test_four_machines_with_kills_read_nothing_wrong(tmp_path):
 def test_eight_machines_with_kills_for_a_minute_read_nothing_wrong(tmp_path):
     if "KVTIER_STRESS" not in os.environ:
         pytest.skip("takes more than a minute: nox -s kvtier_mount")
-    check(run_machines(tmp_path, machines=8, seconds=60.0))
+    delays = check(run_machines(tmp_path, machines=8, seconds=60.0))
+    assert delays[len(delays) * 99 // 100] <= 1.0

@@ -11,6 +11,7 @@ import os
 import random
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -61,38 +62,54 @@ def main(store: str, announcements: Path, number: int) -> int:
             return match.n_blocks
 
     started = time.monotonic()
-    while not stopping:
-        name = str(number * 1_000_000 + counts["written"])
-        hasher = ns.hasher()
-        hasher.extend(tokens_of(name))
-        ns.put(hasher.digests, [payload_of(d, NBYTES) for d in hasher.digests])
-        if cache.flush(20).done:
-            counts["written"] += 1
-            seen.add(name)
-            temporary = announcements / f".{name}"
-            temporary.write_text(str(time.monotonic()))
-            temporary.rename(announcements / name)
-        until = time.monotonic() + 0.25
-        while time.monotonic() < until and not stopping:
+
+    def watch() -> None:
+        """Look for what others have announced, every 10 ms."""
+        while not stopping:
             for other in os.listdir(announcements):
                 if other not in seen and not other.startswith("."):
                     seen.add(other)
                     waiting[other] = float((announcements / other).read_text())
             for other, since in list(waiting.items()):
-                late = time.monotonic() - since
                 if read(other) == BLOCKS:
                     # What was there before this machine started says nothing about delay.
                     if since > started:
-                        latencies.append(late)
+                        latencies.append(time.monotonic() - since)
                     del waiting[other]
-                elif late > PATIENCE_S:
+                elif time.monotonic() - since > PATIENCE_S:
                     counts["unseen"] += 1
                     del waiting[other]
             if seen and rng.random() < 0.3:
                 read(rng.choice(sorted(seen)))
             time.sleep(0.01)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    while not stopping:
+        name = str(number * 1_000_000 + counts["written"])
+        seen.add(name)
+        hasher = ns.hasher()
+        hasher.extend(tokens_of(name))
+        ns.put(hasher.digests, [payload_of(d, NBYTES) for d in hasher.digests])
+        if cache.flush(20).done:
+            counts["written"] += 1
+            temporary = announcements / f".{name}"
+            temporary.write_text(str(time.monotonic()))
+            temporary.rename(announcements / name)
+        time.sleep(0.25)
+    watcher.join()
     cache.close()
-    print(json.dumps({**counts, "latencies": latencies, "disk": cache.stats()["disk"]}))
+    assert cache.directory is not None
+    print(
+        json.dumps(
+            {
+                **counts,
+                "latencies": latencies,
+                "disk": cache.stats()["disk"],
+                "errors": cache.directory._poller.errors,
+            }
+        )
+    )
     return 1 if counts["wrong"] else 0
 
 

@@ -8,16 +8,19 @@ from collections.abc import Sequence
 from deepinfer_kvtier.clock import Clock
 from deepinfer_kvtier.config import KVTierConfig
 from deepinfer_kvtier.errors import ConfigError
+from deepinfer_kvtier.io import IoEngine
 from deepinfer_kvtier.tier import Tier
+from deepinfer_kvtier.tiers.fleet_config import FleetTierConfig
+from deepinfer_kvtier.tiers.mooncake import MooncakeTier, MooncakeTierConfig, connect
 from deepinfer_kvtier.tiers.objects import S3TierConfig, open_objects
 from deepinfer_kvtier.tiers.s3 import S3Tier
 
-TierConfig = S3TierConfig
+TierConfig = S3TierConfig | FleetTierConfig | MooncakeTierConfig
 _OBJECT_SCHEMES = ("s3", "file", "memory")
 
 
 def open_tiers(
-    specs: Sequence[Tier | TierConfig | str], config: KVTierConfig, clock: Clock
+    specs: Sequence[Tier | TierConfig | str], config: KVTierConfig, clock: Clock, io: IoEngine
 ) -> list[Tier]:
     """The tiers in order; what is a `Tier` already is passed on. raises: ConfigError."""
     tiers: list[Tier] = []
@@ -26,6 +29,11 @@ def open_tiers(
             parsed = parse_tier(spec) if isinstance(spec, str) else spec
             if isinstance(parsed, S3TierConfig):
                 tiers.append(_open_s3(parsed, config, clock))
+            elif isinstance(parsed, FleetTierConfig):
+                tiers.append(_open_fleet(parsed, config, clock, io))
+            elif isinstance(parsed, MooncakeTierConfig):
+                _need_secret(config, parsed.name)
+                tiers.append(MooncakeTier(parsed, connect(parsed), clock))
             else:
                 tiers.append(parsed)
     except BaseException:
@@ -40,7 +48,9 @@ def parse_tier(url: str) -> TierConfig:
     scheme = url.partition("://")[0]
     if scheme in _OBJECT_SCHEMES:
         return S3TierConfig.parse(url)
-    raise ConfigError("a tier URL starts with s3:// (or file:// for trials)")
+    if scheme == "mooncake":
+        return MooncakeTierConfig.parse(url)
+    raise ConfigError("a tier URL starts with s3:// or mooncake:// (or file:// for trials)")
 
 
 def _open_s3(wanted: S3TierConfig, config: KVTierConfig, clock: Clock) -> S3Tier:
@@ -56,6 +66,17 @@ def _open_s3(wanted: S3TierConfig, config: KVTierConfig, clock: Clock) -> S3Tier
     with contextlib.suppress(OSError):
         tier.maintain()
     return tier
+
+
+def _open_fleet(wanted: FleetTierConfig, config: KVTierConfig, clock: Clock, io: IoEngine) -> Tier:
+    _need_secret(config, wanted.name)
+    # It brings an event loop, which who does not use it should not wait for.
+    from deepinfer_kvtier.tiers.fleet import FleetTier
+
+    try:
+        return FleetTier(wanted, config, clock, io)
+    except OSError as cause:
+        raise ConfigError(f"cannot use the store at {wanted.path}: {cause}") from cause
 
 
 def _need_secret(config: KVTierConfig, name: str) -> None:

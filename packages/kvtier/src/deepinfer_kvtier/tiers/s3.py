@@ -244,7 +244,9 @@ class S3Tier:
         except Unavailable:
             return Status.ERROR
         for i, raw in zip(members, parts, strict=True):
-            statuses[i] = open_slot(raw, wanted[i], kind, shard, self.counts)
+            at = fmt.trailer_offset(wanted[i].nbytes)
+            trailer = raw[at : at + fmt.TRAILER_BYTES]
+            statuses[i] = open_slot(raw, trailer, wanted[i], kind, shard, self.counts)
             if statuses[i] is not Status.OK:
                 # Only here: a bad network must not take a good record away from everybody.
                 self.index.forget(kind, shard, wanted[i].digest, local)
@@ -291,7 +293,7 @@ class S3Tier:
             offset = _HEADER_BYTES
             for entry, record in zip(entries, records, strict=True):
                 self._sequence += 1
-                slot = pack_slot(record, now_ms=now_ms, sequence=self._sequence, padded=True)
+                slot = pack_slot(record, now_ms=now_ms, sequence=self._sequence)
                 body.extend(slot)
                 _fill(entry, record, number, offset, now_ms)
                 offset += sum(part.nbytes for part in slot)

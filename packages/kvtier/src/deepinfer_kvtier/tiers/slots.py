@@ -17,13 +17,9 @@ from deepinfer_kvtier.records import Status
 from deepinfer_kvtier.writer import Outgoing
 
 
-def pack_slot(record: Outgoing, *, now_ms: int, sequence: int, padded: bool) -> list[memoryview]:
-    """Buffers of one slot, payload first and uncopied.
-
-    padded: to a multiple of 4,096 bytes, as in segments; False ends with the trailer.
-    """
-    checksum = record.checksum or checksum_of(record.views)
-    trailer = fmt.Trailer(
+def trailer_of(record: Outgoing, *, now_ms: int, sequence: int) -> fmt.Trailer:
+    """What a slot says about a record."""
+    return fmt.Trailer(
         kind=record.kind,
         cls=record.cls_code,
         flags=fmt.FLAG_APPROXIMATE if record.approximate else 0,
@@ -34,28 +30,37 @@ def pack_slot(record: Outgoing, *, now_ms: int, sequence: int, padded: bool) -> 
         fingerprint=record.fingerprint,
         created_ms=now_ms,
         sequence=sequence,
-        checksum=checksum,
+        checksum=record.checksum or checksum_of(record.views),
         generation=record.generation,
         shard=record.shard,
         namespace=record.namespace,
-    ).pack()
+    )
+
+
+def pack_slot(record: Outgoing, *, now_ms: int, sequence: int) -> list[memoryview]:
+    """Buffers of one slot of a segment, payload first and uncopied."""
+    trailer = trailer_of(record, now_ms=now_ms, sequence=sequence).pack()
     gap = fmt.trailer_offset(record.nbytes) - record.nbytes
-    tail = b"\0" * gap + trailer
-    if padded:
-        tail = tail.ljust(fmt.slot_bytes(record.nbytes) - record.nbytes, b"\0")
+    tail = (b"\0" * gap + trailer).ljust(fmt.slot_bytes(record.nbytes) - record.nbytes, b"\0")
     return [*(view for view in record.views if view.nbytes), memoryview(tail)]
 
 
-def open_slot(raw: memoryview, want: Wanted, kind: int, shard: int, counts: Counter[str]) -> Status:
-    """Copy a slot's payload to its destination and verify what arrived there.
+def open_slot(
+    payload: memoryview,
+    trailer_bytes: memoryview,
+    want: Wanted,
+    kind: int,
+    shard: int,
+    counts: Counter[str],
+) -> Status:
+    """Copy a payload to its destination and verify what arrived there.
 
     OK only when trailer, digest, kind, shard, length and checksum are all as asked.
     """
-    at = fmt.trailer_offset(want.nbytes)
-    if raw.nbytes < at + fmt.TRAILER_BYTES:
+    if payload.nbytes < want.nbytes or trailer_bytes.nbytes < fmt.TRAILER_BYTES:
         counts["short_reads"] += 1
         return Status.MISS
-    trailer = fmt.parse_trailer(raw[at : at + fmt.TRAILER_BYTES])
+    trailer = fmt.parse_trailer(trailer_bytes)
     if trailer is None:
         counts["corrupt"] += 1
         return Status.CORRUPT
@@ -63,8 +68,8 @@ def open_slot(raw: memoryview, want: Wanted, kind: int, shard: int, counts: Coun
     if (trailer.digest, trailer.kind, trailer.shard, trailer.payload_bytes) != expected:
         counts["digest_mismatch"] += 1
         return Status.MISS
-    _scatter(raw, want.views)
-    # Over the destination, not over `raw`: the sum then also covers the copy.
+    _scatter(payload, want.views)
+    # Over the destination, not over `payload`: the sum then also covers the copy.
     if checksum_of(want.views) != trailer.checksum:
         counts["corrupt"] += 1
         return Status.CORRUPT

@@ -1,0 +1,27 @@
+"""Settings of a mounted store whose index is kept by a directory service."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, SecretBytes
+
+
+class FleetTierConfig(BaseModel):
+    """A mounted store with a directory service.
+
+    path:        of the shared file system; made for mode "shared-fs".
+    directory:   all shards, the same list on every machine: "tcp://host:port", "redis://host/0".
+    key:         shared key of the TCP shards.
+    deadline_s:  of one round trip to a shard.
+    max_entries: places of others' records kept in memory between two collections.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    path: Path
+    directory: tuple[str, ...] = Field(min_length=1, repr=False)
+    key: SecretBytes = SecretBytes(b"")
+    name: str = "fleet"
+    deadline_s: float = Field(default=0.05, gt=0)
+    max_entries: int = Field(default=2_000_000, ge=1000)
