@@ -8,6 +8,7 @@ from deepinfer_search_fetch.extract.tokens import count_tokens
 from deepinfer_search_fetch.models import OutlineEntry
 
 _HEADING = re.compile(r"(#{1,6}) (.+)")
+_MARKED = re.compile(r"[\[*`\\]")
 _LINK = re.compile(r"!?\[((?:[^\[\]\\]|\\.){0,2000})\]\([^()\s]{0,4000}\)")
 _ESCAPED = re.compile(r"\\([!-/:-@\[-`{-~])")
 _TABLE_RULE = re.compile(r"\|(?: --- \|)+")
@@ -38,6 +39,8 @@ def to_text(markdown: str) -> str:
 
 def inline_text(line: str) -> str:
     """One line of Markdown without links, emphasis, code marks and escapes."""
+    if not _MARKED.search(line):
+        return line
     for _ in range(2):
         line = _LINK.sub(r"\1", line)
     line = _EMPHASIS.sub("", line)

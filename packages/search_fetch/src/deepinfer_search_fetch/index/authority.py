@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from deepinfer_search_fetch import urls
 from deepinfer_search_fetch.errors import SearchFetchError
-from deepinfer_search_fetch.index.priors import Priors, load_priors
+from deepinfer_search_fetch.index.priors import Priors, Rule, load_priors
 from deepinfer_search_fetch.models import Authority
 
 PRIOR_WEIGHT = 4.0
@@ -64,6 +64,7 @@ class LinkEvidence:
 
 
 Evidence = dict[GraphSource, LinkEvidence]
+_NOTHING: Evidence = {}
 
 
 def node_of(host: str) -> str:
@@ -84,10 +85,20 @@ class AuthorityTable:
         self._priors = priors or load_priors()
         self._stamp: tuple[int, int] | None = None
         self._known: dict[str, Evidence] = {}
+        self._sources: dict[str, tuple[Evidence, _Source]] = {}
 
-    def of_page(self, url: str) -> Authority:
-        """Authority of one page's source; "" or what is no URL has the unknown prior."""
-        return _judge(url, self.evidence(_host(url)), self._priors)[0]
+    def of_page(self, url: str, host: str | None = None) -> Authority:
+        """Authority of one page's source; what is no URL has the unknown prior.
+
+        host: of `url`, if it is known already.
+        """
+        host = _host(url) if host is None else host
+        evidence = self.evidence(host)
+        known = self._sources.get(host)
+        if known is None or known[0] is not evidence:
+            known = (evidence, _source(host, evidence, self._priors))
+            self._sources[host] = known
+        return _page(url, known[1])
 
     def explain(self, url_or_host: str) -> tuple[Authority, dict[str, Any]]:
         """The authority of a URL (or a bare host name) and every input of the formula."""
@@ -98,18 +109,17 @@ class AuthorityTable:
     def evidence(self, host: str) -> Evidence:
         """What link graphs say about a host; empty for nothing."""
         if self._file is None or not host:
-            return {}
+            return _NOTHING
         try:
             status = self._file.stat()
         except FileNotFoundError:
-            return {}
+            return _NOTHING
         stamp = (status.st_mtime_ns, status.st_size)
         if stamp != self._stamp or len(self._known) > 100_000:
-            self._known, self._stamp = {}, stamp
-        node = node_of(host)
-        if node not in self._known:
-            self._known[node] = read_evidence(self._file, node)
-        return self._known[node]
+            self._known, self._sources, self._stamp = {}, {}, stamp
+        if host not in self._known:
+            self._known[host] = read_evidence(self._file, node_of(host))
+        return self._known[host]
 
 
 def read_evidence(file: Path, node: str) -> Evidence:
@@ -164,36 +174,53 @@ def tier(score: float, prior: float) -> int:
     return -1 if prior == 0 else min(4, int(score * 5))
 
 
-def _judge(url: str, evidence: Evidence, priors: Priors) -> tuple[Authority, dict[str, Any]]:
-    host = _host(url)
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """score: A of the host, before what depends on the page."""
+
+    score: float
+    rule: Rule
+    basis: tuple[str, ...]
+
+
+def _source(host: str, evidence: Evidence, priors: Priors) -> _Source:
     rule = priors.of_host(host)
     link, n = combine(evidence)
     score = (n * link + PRIOR_WEIGHT * rule.prior) / (n + PRIOR_WEIGHT)
     if rule.prior == 0:
         score = 0.0  # links cannot redeem a listed source
-    https = url.startswith("https://")
-    page = score * (0.9 + 0.1 * https)
-    user_area = bool(_USER_AREA.search(_target(url)))
-    if user_area:
+    basis = (f"prior:{rule.kind}", *(_BASIS[source] for source in sorted(evidence)))
+    return _Source(score, rule, basis)
+
+
+def _page(url: str, source: _Source) -> Authority:
+    page = source.score * (0.9 + 0.1 * url.startswith("https://"))
+    if _USER_AREA.search(_target(url)):
         page = min(page, USER_AREA_CAP)
     page = round(page, 4)
-    basis = [f"prior:{rule.kind}", *(_BASIS[source] for source in sorted(evidence))]
+    return Authority(score=page, tier=tier(page, source.rule.prior), basis=list(source.basis))
+
+
+def _judge(url: str, evidence: Evidence, priors: Priors) -> tuple[Authority, dict[str, Any]]:
+    host = _host(url)
+    source = _source(host, evidence, priors)
+    link, n = combine(evidence)
     inputs: dict[str, Any] = {
         "host": host,
         "node": node_of(host) if host else "",
-        "prior": rule.prior,
-        "prior_kind": rule.kind,
-        "prior_rule": rule.suffix,
-        "prior_reason": rule.reason,
-        "prior_reviewed": rule.reviewed,
-        "graphs": {source: asdict(e) for source, e in sorted(evidence.items())},
+        "prior": source.rule.prior,
+        "prior_kind": source.rule.kind,
+        "prior_rule": source.rule.suffix,
+        "prior_reason": source.rule.reason,
+        "prior_reviewed": source.rule.reviewed,
+        "graphs": {name: asdict(e) for name, e in sorted(evidence.items())},
         "evidence": round(n, 4),
         "link_score": round(link, 4),
-        "https": https,
-        "user_area": user_area,
+        "https": url.startswith("https://"),
+        "user_area": bool(_USER_AREA.search(_target(url))),
         "formula": "A = (evidence*link_score + 4*prior)/(evidence + 4) * (0.9 + 0.1*https)",
     }
-    return Authority(score=page, tier=tier(page, rule.prior), basis=basis), inputs
+    return _page(url, source), inputs
 
 
 @lru_cache(maxsize=20_000)

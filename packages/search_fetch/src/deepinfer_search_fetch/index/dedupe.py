@@ -1,22 +1,21 @@
 """Near-duplicate detection on extracted text: 64-bit simhash, then MinHash where it is unsure.
 
-Shingles are three words (two characters of CJK text). Up to MAX_DISTANCE different bits two texts
-are copies; up to UNSURE_DISTANCE their estimated Jaccard similarity decides.
+Shingles are three index terms in a row (for CJK text that is two characters). Up to MAX_DISTANCE
+different bits two texts are copies; up to UNSURE_DISTANCE their estimated Jaccard similarity
+decides.
 """
 
 from __future__ import annotations
 
 import hashlib
-import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from deepinfer_search_fetch.index.analyzers import CJK_RANGES
+from deepinfer_search_fetch.index.analyzers import content_terms
 
 MAX_DISTANCE = 3
 UNSURE_DISTANCE = 8
@@ -26,8 +25,9 @@ MIN_WORDS = 50
 PERMUTATIONS = 128
 _WORDS_READ = 4000
 _CHARACTERS_READ = 32_000
-_WORD = re.compile(rf"[{CJK_RANGES}]|[^\W{CJK_RANGES}]+")
+_CACHED_HASHES = 200_000
 _U64 = np.uint64
+_FACTOR: Final = _U64(0x9E3779B97F4A7C15)
 _SEEDS: Final = np.random.Generator(np.random.PCG64(7)).integers(
     0, 2**64 - 1, (2, PERMUTATIONS), dtype=_U64, endpoint=True
 )
@@ -35,7 +35,8 @@ _SEEDS: Final = np.random.Generator(np.random.PCG64(7)).integers(
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """simhash: 64 bits, an exact hash for texts under MIN_WORDS words. words: how many."""
+    """simhash: 64 bits of the first _WORDS_READ terms, an exact hash under MIN_WORDS. words: how
+    many terms there are in all."""
 
     simhash: int
     words: int
@@ -45,13 +46,17 @@ def fingerprint(text: str, boilerplate: Callable[[str], bool] | None = None) -> 
     """The fingerprint of a text. boilerplate: lines for which it is true are left out."""
     if boilerplate is not None:
         text = "\n".join(line for line in text.split("\n") if not boilerplate(line))
-    found = _words(text)
-    if len(found) < MIN_WORDS:
-        return Fingerprint(_hash64(" ".join(found)), len(found))
-    shingles = _shingles(found)
+    return fingerprint_of_terms(content_terms(text))
+
+
+def fingerprint_of_terms(terms: Sequence[str]) -> Fingerprint:
+    """The same for a text that was analysed already."""
+    if len(terms) < MIN_WORDS:
+        return Fingerprint(_HASHES[" ".join(terms)], len(terms))
+    shingles = _shingles(terms[:_WORDS_READ])
     bits = np.unpackbits(shingles.astype(">u8").view(np.uint8).reshape(-1, 8), axis=1)
-    majority = bits.sum(axis=0, dtype=np.int64) * 2 > len(shingles)
-    return Fingerprint(int.from_bytes(np.packbits(majority).tobytes(), "big"), len(found))
+    majority = bits.sum(axis=0, dtype=np.int32) * 2 > len(shingles)
+    return Fingerprint(int.from_bytes(np.packbits(majority).tobytes(), "big"), len(terms))
 
 
 def near_duplicates(
@@ -79,33 +84,34 @@ def jaccard(a: str, b: str) -> float:
 
 def _signature(text: str) -> NDArray[np.uint64]:
     """uint64 [PERMUTATIONS]: the least hash of any shingle under each permutation."""
-    found = _words(text)
+    found = content_terms(text[:_CHARACTERS_READ])[:_WORDS_READ]
     shingles = np.unique(_shingles(found)) if len(found) >= 3 else np.zeros(1, _U64)
     multipliers, offsets = _SEEDS[0] | _U64(1), _SEEDS[1]
     return ((shingles[:, None] * multipliers + offsets) >> _U64(16)).min(axis=0)
 
 
-def _words(text: str) -> list[str]:
-    return _WORD.findall(text[:_CHARACTERS_READ].lower())[:_WORDS_READ]
-
-
-def _shingles(words: list[str]) -> NDArray[np.uint64]:
-    """uint64 [n]: one mixed hash per shingle."""
-    hashes = np.fromiter(map(_hash64, words), _U64, len(words))
-    sample = words[:200]
-    width = 2 if sum(map(len, sample)) < 1.5 * len(sample) else 3  # mostly CJK characters
-    mixed = np.zeros(len(words) - width + 1, _U64)
-    for i in range(width):
-        mixed = mixed * _U64(0x9E3779B97F4A7C15) + hashes[i : len(words) - width + 1 + i]
+def _shingles(terms: Sequence[str]) -> NDArray[np.uint64]:
+    """uint64 [n - 2]: one mixed hash per run of three terms."""
+    hashes = np.fromiter(map(_HASHES.__getitem__, terms), _U64, len(terms))
+    mixed = (hashes[:-2] * _FACTOR + hashes[1:-1]) * _FACTOR + hashes[2:]
     # The finaliser of splitmix64: every input bit reaches every output bit.
     mixed = (mixed ^ (mixed >> _U64(30))) * _U64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> _U64(27))) * _U64(0x94D049BB133111EB)
     return mixed ^ (mixed >> _U64(31))
 
 
-@lru_cache(maxsize=200_000)
-def _hash64(text: str) -> int:
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
+class _Hashes(dict[str, int]):
+    """Text -> 64-bit hash, kept for what comes again."""
+
+    def __missing__(self, text: str) -> int:
+        if len(self) >= _CACHED_HASHES:
+            self.clear()
+        digest = hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=8).digest()
+        found = self[text] = int.from_bytes(digest, "big")
+        return found
+
+
+_HASHES = _Hashes()
 
 
 class HostLines:
@@ -126,7 +132,7 @@ class HostLines:
         """Count one page."""
         self._pages[host] = self._pages.get(host, 0) + 1
         counts = self._lines.setdefault(host, {})
-        for key in {_hash64(line.strip()) for line in _nonempty(text)}:
+        for key in {_HASHES[line.strip()] for line in _nonempty(text)}:
             if key in counts or len(counts) < self._max_lines:
                 counts[key] = counts.get(key, 0) + 1
 
@@ -136,7 +142,7 @@ class HostLines:
         if pages < self._min_pages:
             return None
         counts = self._lines[host]
-        return lambda line: counts.get(_hash64(line.strip()), 0) > self._share * pages
+        return lambda line: counts.get(_HASHES[line.strip()], 0) > self._share * pages
 
 
 def _nonempty(text: str) -> Iterable[str]:

@@ -135,8 +135,11 @@ class Ingester:
             self._count("unchanged")
             return
         self._lines.see(page.host, page.content[:MAX_STORED_CHARS])
-        print_ = fingerprint(page.content[:MAX_STORED_CHARS], self._lines.boilerplate(page.host))
-        self._backend.index([replace(page, fingerprint=astuple(print_))])
+        boilerplate = self._lines.boilerplate(page.host)
+        if boilerplate is not None:
+            print_ = fingerprint(page.content[:MAX_STORED_CHARS], boilerplate)
+            page = replace(page, fingerprint=astuple(print_))
+        self._backend.index([page])
         self._count("updated" if old is not None else "indexed")
         if (self._counts["indexed"] + self._counts["updated"]) % _COMMIT_EVERY == 0:
             self._backend.commit()

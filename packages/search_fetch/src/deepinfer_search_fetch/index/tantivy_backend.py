@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from datetime import date
 from functools import lru_cache, partial
 from pathlib import Path
@@ -16,6 +16,7 @@ from filelock import FileLock, Timeout
 
 from deepinfer_search_fetch.errors import InvalidRequestError, LimitError
 from deepinfer_search_fetch.index.analyzers import ANALYZER_VERSION, content_terms, terms
+from deepinfer_search_fetch.index.dedupe import fingerprint_of_terms
 from deepinfer_search_fetch.index.document import MAX_STORED_CHARS, IndexedPage
 
 TEXT_FIELDS = ("title", "headings", "body", "anchors", "url_terms")
@@ -220,18 +221,20 @@ class TantivyBackend:
     def _document(self, page: IndexedPage) -> tantivy.Document:
         document = tantivy.Document()
         document.add_text("doc_id", page.doc_id)
-        labels = page.host.split(".") if page.host else []
+        host = page.host
+        labels = host.split(".") if host else []
         for i in range(len(labels)):
             document.add_text("site", ".".join(labels[i:]))
         if page.language:
             document.add_text("lang", page.language)
         title = content_terms(page.title)
-        headings = [m.group(1) for m in _HEADING.finditer(page.content)]
+        headings = _HEADING.findall(page.content) if "#" in page.content else []
         document.add_text("title", " ".join(title))
         if headings:
             document.add_text("headings", " ".join(content_terms(_plain(" ".join(headings)))))
         # The body holds the title too: a title word is then never worth less than a body word.
-        document.add_text("body", " ".join([*title, *content_terms(_plain(page.content))]))
+        body = content_terms(_plain(page.content))
+        document.add_text("body", " ".join([*title, *body]))
         if page.anchors:
             document.add_text("anchors", " ".join(content_terms(page.anchors)))
         document.add_text("url_terms", " ".join(terms(page.url)))
@@ -240,7 +243,9 @@ class TantivyBackend:
             document.add_unsigned("day", day)
         record = page.to_record()
         record["content"] = page.content[:MAX_STORED_CHARS]
-        record["fingerprint"] = page.fingerprint or astuple(page.copy_print)
+        if page.fingerprint is None:
+            print_ = fingerprint_of_terms(body)
+            record["fingerprint"] = (print_.simhash, print_.words)
         document.add_bytes(
             "record", json.dumps(record, ensure_ascii=False).encode("utf-8", "replace")
         )
@@ -300,7 +305,7 @@ def _filter(query: tantivy.Query) -> tantivy.Query:
 
 
 def _plain(markdown: str) -> str:
-    return _MARKUP.sub(" ", markdown)
+    return _MARKUP.sub(" ", markdown) if _MARKUP.search(markdown) else markdown
 
 
 def day_number(text: str | None) -> int | None:

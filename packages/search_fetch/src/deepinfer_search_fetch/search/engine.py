@@ -26,7 +26,7 @@ from deepinfer_search_fetch.search.retrieve import (
 from deepinfer_search_fetch.search.snippets import Passages
 from deepinfer_search_fetch.search.upstream import Outside, Upstreams
 
-BLOCKS = (0, 50, 200, 600)
+BLOCKS = (0, 40, 200, 600)
 _PERIOD_DAYS = {"day": 1, "week": 7, "month": 31, "year": 366}
 
 
@@ -174,7 +174,7 @@ def _results(
                 id=page.doc_id,
                 url=page.url,
                 title=page.title,
-                site_name=page.site_name or page.host,
+                site_name=page.site_name or item.host,
                 language=page.language,
                 published=page.published,
                 fetched_at=page.fetched_at,

@@ -34,10 +34,14 @@ _NEWS = re.compile(
 
 @dataclass(slots=True)
 class Scored:
-    """A judged candidate. order: log-odds that results are sorted by. source: "index" or an
-    upstream's name. members: the copies folded into it, itself not included."""
+    """A judged candidate.
+
+    host: "" for what is no URL. order: log-odds that results are sorted by. source: "index" or an
+    upstream's name. members: the copies folded into it, itself not included.
+    """
 
     page: IndexedPage
+    host: str
     source: str
     relevance: float
     freshness: float
@@ -80,18 +84,19 @@ class Judge:
         if self.parsed.terms:
             row = calibrated.features(page, score, best, self.parsed.terms, self.idf)
             relevance = calibrated.load_calibration().relevance(row)
-        authority = self.authorities.of_page(page.url if page.host else "")
+        host = page.host
+        authority = self.authorities.of_page(page.url, host)
         freshness = self._freshness(page)
         odds = min(max(relevance, 1e-6), 1 - 1e-6)
         order = math.log(odds / (1 - odds)) + AUTHORITY_WEIGHT * (authority.score - 0.5)
         order += (FRESH_INTENT_WEIGHT if self.fresh_wanted else FRESHNESS_WEIGHT) * freshness
-        order += self._locality(page)
+        order += self._locality(page, host)
         # No authority and no freshness lifts an irrelevant result above a clearly relevant one.
         if relevance < WEAK:
             order = min(order, math.log(WEAK / (1 - WEAK)))
         elif relevance > STRONG:
             order = max(order, 0.0)
-        return Scored(page, source, relevance, freshness, authority, order, page.copy_print)
+        return Scored(page, host, source, relevance, freshness, authority, order, page.copy_print)
 
     def _freshness(self, page: IndexedPage) -> float:
         day = day_number(page.published)
@@ -100,10 +105,10 @@ class Judge:
         half_life = NEWS_HALF_LIFE_DAYS if self.fresh_wanted else HALF_LIFE_DAYS
         return 2.0 ** (-max(0, self._today - day) / half_life)
 
-    def _locality(self, page: IndexedPage) -> float:
+    def _locality(self, page: IndexedPage, host: str) -> float:
         wanted = self.request.language
         bonus = LANGUAGE_BOOST if wanted and page.language == wanted.partition("-")[0] else 0.0
         country = (self.request.country or "").lower()
-        if country and page.host.endswith((f".{country}", ".uk" if country == "gb" else "\0")):
+        if country and host.endswith((f".{country}", ".uk" if country == "gb" else "\0")):
             bonus += COUNTRY_BOOST
         return bonus

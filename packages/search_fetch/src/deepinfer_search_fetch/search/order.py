@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from deepinfer_search_fetch.index.dedupe import near_duplicates
+from deepinfer_search_fetch.index.dedupe import UNSURE_DISTANCE, near_duplicates
 from deepinfer_search_fetch.search.judge import Scored
 
 SAME_HOST_SIMILARITY = 0.5
 HOST_WINDOW = 10
+ALIKE_BITS = 16
 
 
 class Ordering:
@@ -58,7 +59,7 @@ class Ordering:
     def _line_up(self, block: list[Scored]) -> None:
         rest = [(item, self._similarity_to_results(item)) for item in block]
         while rest and not self.full:
-            recent = Counter(r.page.host for r in self.results[-(HOST_WINDOW - 1) :])
+            recent = Counter(r.host for r in self.results[-(HOST_WINDOW - 1) :])
             options = [i for i, (item, _) in enumerate(rest) if self._allowed(item, recent)]
             best = max(
                 options or range(len(rest)),
@@ -72,7 +73,7 @@ class Ordering:
             rest = [(item, max(known, _similarity(item, chosen))) for item, known in rest]
 
     def _allowed(self, item: Scored, recent: Counter[str]) -> bool:
-        host = item.page.host
+        host = item.host
         return self._max_per_host is None or not host or recent[host] < self._max_per_host
 
     def _similarity_to_results(self, item: Scored) -> float:
@@ -80,14 +81,17 @@ class Ordering:
 
 
 def _copies(a: Scored, b: Scored) -> bool:
-    return near_duplicates(a.fingerprint, b.fingerprint, lambda: (a.page.content, b.page.content))
+    distance = (a.fingerprint.simhash ^ b.fingerprint.simhash).bit_count()
+    return distance <= UNSURE_DISTANCE and near_duplicates(
+        a.fingerprint, b.fingerprint, lambda: (a.page.content, b.page.content)
+    )
 
 
 def _similarity(a: Scored, b: Scored) -> float:
     """0 for unrelated, 1 for equal; pages of one host are at least SAME_HOST_SIMILARITY alike."""
-    same_host = SAME_HOST_SIMILARITY if a.page.host and a.page.host == b.page.host else 0.0
-    # Unrelated texts differ in about half of the bits.
-    agreement = 1 - (a.fingerprint.simhash ^ b.fingerprint.simhash).bit_count() / 32
+    same_host = SAME_HOST_SIMILARITY if a.host and a.host == b.host else 0.0
+    # Unrelated texts differ in 32 bits, give or take 4; texts of one topic are not yet alike.
+    agreement = 1 - (a.fingerprint.simhash ^ b.fingerprint.simhash).bit_count() / ALIKE_BITS
     return max(same_host, agreement)
 
 

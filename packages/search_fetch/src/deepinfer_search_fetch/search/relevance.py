@@ -52,13 +52,15 @@ def features(
     idf: Mapping[str, float],
 ) -> tuple[float, ...]:
     """(score / best score of this query, idf share of the query found in the page, the same within
-    title and headings, matched terms per word of the tightest window, log of the matched idf)."""
-    body = terms(page.content[:BODY_CHARS])
-    headings = " ".join(m.group(1) for m in _HEADING.finditer(page.content[:BODY_CHARS]))
-    top = set(terms(f"{page.title} {headings}"))
+    title, headings and anchors, matched terms per word of the tightest window, log of the matched
+    idf)."""
+    text = page.content[:BODY_CHARS]
+    body = terms(text)
+    headings = " ".join(_HEADING.findall(text)) if "#" in text else ""
+    top = set(terms(f"{page.title} {headings} {page.anchors}"))
     wanted = {t for t in query_terms if idf.get(t, 0.0) > 0}
     everything = sum(idf[t] for t in wanted) or 1.0
-    matched = wanted & (set(body) | top)
+    matched = wanted & top.union(body)
     mass = sum(sorted(idf[t] for t in matched))
     return (
         score / best_score if best_score > 0 else 0.0,

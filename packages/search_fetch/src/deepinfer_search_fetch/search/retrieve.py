@@ -91,7 +91,8 @@ def retrieve(
 
 
 def _request(parsed: ParsedQuery, weights: dict[str, float], filters: Filters) -> Retrieval:
-    groups = tuple(_group(term, weight) for term, weight in weights.items())
+    asked = frozenset(parsed.terms)
+    groups = tuple(_group(t, weight, asked=t in asked) for t, weight in weights.items())
     low, high = filters.day_range or (None, None)
     low = max((d for d in (low, parsed.after) if d is not None), default=None)
     high = min((d for d in (high, parsed.before) if d is not None), default=None)
@@ -114,8 +115,11 @@ def _term_weight(term: str) -> float:
     return UNIGRAM_WEIGHT if is_unigram(term) else 1.0
 
 
-def _group(term: str, weight: float) -> tuple[FieldTerm, ...]:
+def _group(term: str, weight: float, *, asked: bool) -> tuple[FieldTerm, ...]:
+    """asked: a term of the query itself; a term of feedback is looked for in the body alone."""
     weight *= _term_weight(term)
+    if not asked:
+        return (FieldTerm("body", term, weight),)
     boosts = dict(FIELD_BOOSTS)
     if is_cjk(term):
         boosts["title"] = CJK_TITLE_BOOST
