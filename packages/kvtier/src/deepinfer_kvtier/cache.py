@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -25,6 +26,8 @@ from deepinfer_kvtier.store_files import open_store
 from deepinfer_kvtier.tier import GuardedTier, Tier
 from deepinfer_kvtier.tiers.build import TierConfig, open_tiers
 from deepinfer_kvtier.tierset import TierSet, check_names
+
+logger = logging.getLogger(__name__)
 
 
 class Cache(TierSet):
@@ -271,6 +274,9 @@ def open(
     cache = Cache(given, clock, io, open_tiers(tiers, given, clock, io))
     try:
         remember_policy(given)
+    except ConfigError as cause:
+        # A full disk must not keep out who comes with a quota to make room on it.
+        logger.warning("%s; the settings hold for this process only", cause)
     except BaseException:
         cache.close(timeout=0)
         raise
@@ -288,3 +294,4 @@ def init(path: Path | str, **policy: Any) -> None:
     if unknown:
         raise ConfigError(f"a policy has {list(POLICY_FIELDS)}, got {sorted(unknown)}")
     open(path, auto_gc=False, host_bytes=0, **policy).close()
+    remember_policy(parse_config(path, **policy))  # does nothing unless `open` failed to

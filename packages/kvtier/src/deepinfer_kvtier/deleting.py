@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from deepinfer_kvtier import format as fmt
 from deepinfer_kvtier.directory import DirectoryTier
+from deepinfer_kvtier.io import is_full
 from deepinfer_kvtier.segments import Segment
 from deepinfer_kvtier.survey import SegmentState
 
@@ -41,21 +42,55 @@ def delete_segments(
             sum(state.bytes for state in states),
         )
     growing = {state.local for state in states if state.growing}
-    if growing:
-        directory.seal({directory.segments.get(local).number for local in growing})
+    _seal(directory, growing)
     deleted = Deleted(frozenset(), 0, 0)
+    late: list[NDArray[Any]] = []
     for state in states:
         segment = directory.segments.get(state.local)
+        if directory.is_growing(segment):
+            continue  # it could not be sealed
         if state.local in growing and _records_in(directory, segment) > state.records:
             continue  # it grew between the survey and its sealing: what is new stays
-        directory.append_control(_segment_tombstone(segment))
+        tombstone = _segment_tombstone(segment)
+        try:
+            directory.append_control(tombstone)
+        except OSError as cause:
+            if not is_full(cause):
+                raise
+            # Deleting is what makes room for the tombstone. Until it is written, who looks for
+            # the file finds it missing, and that is a miss.
+            late.append(tombstone)
         segment.buried = True
         segment.buried_at = directory.clock.monotonic()
         directory.index.forget_segment(segment)
-        if directory.delete_grace_s <= 0:
+        if late or directory.delete_grace_s <= 0:
             _unlink(directory, segment)
         deleted += Deleted(frozenset((state.local,)), state.records, state.bytes)
+    for tombstone in late:
+        directory.queue_control(tombstone)
+    if late:
+        log_what_waits(directory)
     return deleted
+
+
+def log_what_waits(directory: DirectoryTier) -> None:
+    """Write waiting control entries; on a full disk they go on waiting. raises: other OSErrors."""
+    try:
+        directory.write_control()
+    except OSError as cause:
+        if not is_full(cause):
+            raise
+
+
+def _seal(directory: DirectoryTier, growing: set[int]) -> None:
+    """End segments that this process appends to; on a full disk some may go on growing."""
+    if not growing:
+        return
+    try:
+        directory.seal({directory.segments.get(local).number for local in growing})
+    except OSError as cause:
+        if not is_full(cause):
+            raise
 
 
 def emptied(directory: DirectoryTier, states: Iterable[SegmentState]) -> list[SegmentState]:

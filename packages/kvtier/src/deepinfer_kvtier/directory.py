@@ -78,7 +78,7 @@ class DirectoryTier:
         classes = self.config.classes.values()
         entries = self.index.touch(kind, shard, digests, int(self.clock.wall()), classes)
         if entries is not None:
-            self._queue_control(entries)
+            self.queue_control(entries)
 
     def bury(self, kind: int, shard: int, digests: Sequence[bytes]) -> int:
         """Hide everything stored for digests until now, in every process; returns how many were
@@ -89,7 +89,7 @@ class DirectoryTier:
         if not digests:
             return 0
         here, entries = self.index.bury(kind, shard, digests, int(self.clock.wall() * 1000))
-        self._queue_control(entries)
+        self.queue_control(entries)
         return here
 
     def refresh(self, *, listing: bool = True) -> None:
@@ -212,7 +212,7 @@ class DirectoryTier:
             now_ms = int(self.clock.wall() * 1000)
             for record in batch:
                 _, entries = self.index.bury(record.kind, record.shard, [record.digest], now_ms)
-                self._queue_control(entries)
+                self.queue_control(entries)
             entries = writer.append(batch, after_ms=self.index.last_tomb_ms)
             self._flush_control(writer)
             self.index.apply([(writer.id, entries)])
@@ -380,7 +380,8 @@ class DirectoryTier:
                     self._control[:0] = waiting[i:]
                 raise
 
-    def _queue_control(self, entries: NDArray[Any]) -> None:
+    def queue_control(self, entries: NDArray[Any]) -> None:
+        """Control entries for the log, with the next write or `write_control`."""
         if not self.config.read_only:
             with self._control_lock:
                 self._control.append(entries)

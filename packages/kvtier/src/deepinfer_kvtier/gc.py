@@ -14,7 +14,13 @@ from deepinfer_kvtier.choose import (
     over_class_quotas,
     over_limit,
 )
-from deepinfer_kvtier.deleting import Deleted, delete_segments, emptied, unlink_leftovers
+from deepinfer_kvtier.deleting import (
+    Deleted,
+    delete_segments,
+    emptied,
+    log_what_waits,
+    unlink_leftovers,
+)
 from deepinfer_kvtier.directory import DirectoryTier
 from deepinfer_kvtier.logs import LogReader
 from deepinfer_kvtier.moving import copy_forward
@@ -75,7 +81,7 @@ def collect(directory: DirectoryTier, *, dry_run: bool = False) -> GcReport:
     evicted += freed
     early = sum(chosen[n].records for n in evicted.segments if chosen[n].youngest_floor)
     if not dry_run:
-        _remove_empty_folders(directory)
+        remove_empty_folders(directory)
         _count(directory, gone, evicted, early, copied)
         _report_shortage(directory, shortage)
         directory.full_classes = frozenset(stuck)
@@ -111,7 +117,7 @@ def tidy(directory: DirectoryTier) -> int:
     returns: how many writers were adopted. raises: OSError.
     """
     adopted = _adopt_dead(directory)
-    directory.write_control()
+    log_what_waits(directory)
     unlink_leftovers(directory)
     return adopted
 
@@ -150,7 +156,7 @@ def _adopt_dead(directory: DirectoryTier) -> int:
     return adopted
 
 
-def _remove_empty_folders(directory: DirectoryTier) -> None:
+def remove_empty_folders(directory: DirectoryTier) -> None:
     """Folders of ended writers without segments; their key tombstones move to our own log."""
     for name, log in directory.logs().items():
         folder = directory.root / "w" / name

@@ -48,6 +48,11 @@ class IoEngine(Protocol):
     def try_lock(self, path: Path, *, create: bool) -> int | None: ...
 
 
+def is_full(error: OSError) -> bool:
+    """Whether the file system, or a quota on it, has no room."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
 class PosixIo:
     """The operating system's own calls."""
 

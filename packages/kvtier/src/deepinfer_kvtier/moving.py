@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from deepinfer_kvtier import format as fmt
 from deepinfer_kvtier.directory import DirectoryTier
 from deepinfer_kvtier.host import checksum_of
+from deepinfer_kvtier.io import is_full
 from deepinfer_kvtier.survey import SegmentState, alive_rows, rows_by_segment
 from deepinfer_kvtier.writer import Outgoing
 
@@ -23,7 +24,8 @@ def copy_forward(directory: DirectoryTier, states: Sequence[SegmentState]) -> tu
     """Write the living records of these segments again and mark the segments as moved.
 
     Stops between two segments when the share of time is used up; the others wait for the next
-    collection. A record that cannot be read any more is left behind: it would be a miss anyway.
+    collection; so it does on a full disk. A record that cannot be read any more is left behind: it
+    would be a miss anyway.
     returns: records, and bytes of the new slots. raises: OSError.
     """
     if not states:
@@ -33,9 +35,14 @@ def copy_forward(directory: DirectoryTier, states: Sequence[SegmentState]) -> tu
     records = copied = 0
     for state in states:
         rows = alive_rows(directory, state.cls, by_segment[state.local])
-        for record in copy_records(directory, directory, rows, state.cls):
-            records += 1
-            copied += fmt.slot_bytes(record.nbytes)
+        try:
+            for record in copy_records(directory, directory, rows, state.cls):
+                records += 1
+                copied += fmt.slot_bytes(record.nbytes)
+        except OSError as cause:
+            if not is_full(cause):
+                raise
+            break
         directory.segments.get(state.local).moved = True
         if directory.clock.monotonic() >= deadline:
             break

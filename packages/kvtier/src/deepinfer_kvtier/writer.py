@@ -7,7 +7,6 @@ Nothing becomes visible to another process before its bytes are readable.
 from __future__ import annotations
 
 import contextlib
-import errno
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ from numpy.typing import NDArray
 
 from deepinfer_kvtier import format as fmt
 from deepinfer_kvtier.clock import Clock
-from deepinfer_kvtier.io import IoEngine, Readable
+from deepinfer_kvtier.io import IoEngine, Readable, is_full
 from deepinfer_kvtier.sharing import Sharing
 
 PREALLOCATE_BYTES = 16 << 20
@@ -311,7 +310,7 @@ class SegmentWriter:
             self._io.allocate(segment.fd, segment.allocated, target - segment.allocated)
         except OSError as cause:
             # A nearly full disk may still have room for the records themselves.
-            if cause.errno not in (errno.ENOSPC, errno.EDQUOT) or target == end:
+            if not is_full(cause) or target == end:
                 raise
             target = end
             self._io.allocate(segment.fd, segment.allocated, target - segment.allocated)

@@ -15,11 +15,10 @@ from deepinfer_kvtier.cli.opening import directory_of, for_work, require, to_loo
 from deepinfer_kvtier.cli.output import AsJson, Store, Yes, confirm, parse_bytes, show
 from deepinfer_kvtier.directory import DirectoryTier
 from deepinfer_kvtier.errors import ConfigError
-from deepinfer_kvtier.gc import tidy
 from deepinfer_kvtier.migrate import migrate as run_migration
 from deepinfer_kvtier.moving import reclassify
+from deepinfer_kvtier.repair import check
 from deepinfer_kvtier.tenants import drop_namespace, namespace_rows, parse_namespace
-from deepinfer_kvtier.verify import verify as run_verify
 
 
 def init(store: Store) -> None:
@@ -30,17 +29,15 @@ def init(store: Store) -> None:
 
 def fsck(
     store: Store,
-    repair: Annotated[bool, typer.Option(help="Hide bad records and adopt dead writers.")] = False,
+    repair: Annotated[bool, typer.Option(help="Hide bad records, rewrite bad logs.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Check everything; with --repair hide what is bad, so that it is computed and stored again."""
     require(store)
     with for_work(store) if repair else to_look(store) as cache:
-        if repair:
-            tidy(directory_of(cache))
-        report = run_verify(directory_of(cache), repair=repair)
-    show(dataclasses.asdict(report), as_json)
-    if report.bad and not repair:
+        report = check(directory_of(cache), repair=repair)
+    show(report.facts(), as_json)
+    if not repair and not report.clean:
         raise typer.Exit(1)
 
 

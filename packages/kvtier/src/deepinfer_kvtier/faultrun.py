@@ -1,0 +1,220 @@
+"""A long run on files that fail in every way we know, with every byte that comes back compared.
+
+    python -m deepinfer_kvtier.faultrun --reads 1000000 [--where DIR] [--seed N]
+
+A record is the keyed stream of its digest, so each one can be checked without having been kept.
+The process that uses the cache is "killed" and its power "fails" again and again. Exit code 1 when
+a single wrong byte came back; what was injected and what was read is printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import shutil
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from deepinfer_kvtier.cache import Cache, open
+from deepinfer_kvtier.errors import ConfigError, StoreFormatError
+from deepinfer_kvtier.faults import Effect, FaultIo
+from deepinfer_kvtier.layout import LayoutSpec, parts
+from deepinfer_kvtier.namespace import Namespace
+from deepinfer_kvtier.records import Status
+from deepinfer_kvtier.testing import ManualClock, payload_of
+
+PLAN: dict[str, dict[Effect, float]] = {
+    "preadv": {"eio": 0.005, "short": 0.02, "flip": 0.02, "estale": 0.003, "delay": 0.002},
+    "pwritev": {
+        "eio": 0.005,
+        "enospc": 0.003,
+        "short": 0.02,
+        "flip": 0.02,
+        "lost": 0.01,
+        "torn": 0.01,
+        "duplicate": 0.02,
+        "delay": 0.002,
+    },
+    "datasync": {"eio": 0.02, "reordered": 0.2},
+    "create": {"enospc": 0.01},
+    "open_read": {"eio": 0.005, "estale": 0.005},
+    "unlink": {"eio": 0.02},
+    "truncate": {"eio": 0.01},
+    "disk_bytes": {"stale": 0.1},
+}
+
+_BLOCK_BYTES = 1_000
+_MAX_BLOCKS = 48
+_CHAINS = 40
+_LAYOUT = LayoutSpec(128, {"block": parts(("index", 200), ("main", 800))})
+
+
+@dataclass(slots=True)
+class FaultRun:
+    """What one run did.
+
+    reads:     records that were reported good, all of them compared; `from_disk` were not in
+               memory when they were found.
+    wrong:     those that were not good.
+    misses:    records found at first and then reported as not loaded.
+    """
+
+    reads: int = 0
+    from_disk: int = 0
+    wrong: int = 0
+    misses: int = 0
+    lives: Counter[str] = field(default_factory=lambda: Counter[str]())
+    injected: Counter[str] = field(default_factory=lambda: Counter[str]())
+    noticed: Counter[str] = field(default_factory=lambda: Counter[str]())
+
+
+def run_faults(
+    root: Path,
+    *,
+    reads: int,
+    seed: int = 0,
+    plan: Mapping[str, Mapping[Effect, float]] | None = None,
+) -> FaultRun:
+    """Store, load, drop and collect until `reads` records came back as good, each one compared."""
+    run = FaultRun()
+    chooser = random.Random(seed)
+    clock = ManualClock()
+    prompts = [
+        np.random.default_rng(chain).integers(0, 1 << 20, _MAX_BLOCKS * 128)
+        for chain in range(_CHAINS)
+    ]
+    life = 0
+    while run.reads < reads and not run.wrong:
+        life += 1
+        io = FaultIo(seed * 1_000_003 + life, plan or PLAN, track=True)
+        try:
+            cache = _open(root, clock, io)
+        except (ConfigError, StoreFormatError):
+            run.lives["not opened"] += 1
+            io.crash()
+            continue
+        _live(cache, prompts, chooser, clock, run, reads)
+        _end(cache, io, chooser, run)
+        run.injected.update(io.injected)
+    return run
+
+
+def _open(root: Path, clock: ManualClock, io: FaultIo) -> Cache:
+    return open(
+        root,
+        io=io,
+        clock=clock,
+        host_bytes=20 * _BLOCK_BYTES,
+        segment_bytes=1 << 17,
+        quota_bytes=8 << 20,
+        min_free_share=0.0,
+        commit_delay_s=0.0,
+        sync_bytes=1 << 16,
+    )
+
+
+def _live(
+    cache: Cache,
+    prompts: list[NDArray[np.int64]],
+    chooser: random.Random,
+    clock: ManualClock,
+    run: FaultRun,
+    limit: int,
+) -> None:
+    """One process: some hundred operations of every kind."""
+    ns = cache.namespace(_LAYOUT, model="faults", salt="faults")
+    for _ in range(chooser.randrange(50, 300)):
+        if run.reads >= limit or run.wrong:
+            return
+        tokens = chooser.choice(prompts)[: 128 * chooser.randrange(1, _MAX_BLOCKS + 1)]
+        match chooser.choices(("load", "store", "drop", "collect"), (80, 15, 2, 3))[0]:
+            case "load":
+                _load(ns, tokens, run)
+            case "store":
+                _store(ns, tokens, chooser)
+                cache.flush(0.05)
+            case "drop":
+                digests = ns.match(tokens, want=("block",), leave_last=False).digests
+                ns.drop(digests[chooser.randrange(len(digests)) :])
+            case _:
+                clock.advance(chooser.choice((11, 600, 3_600)))
+                try:
+                    cache.gc()
+                except OSError:
+                    run.noticed["collections that failed"] += 1
+
+
+def _store(ns: Namespace, tokens: NDArray[np.int64], chooser: random.Random) -> None:
+    digests = ns.match(tokens, want=("block",), leave_last=False).digests
+    blocks = [payload_of(digest, _BLOCK_BYTES) for digest in digests]
+    durability = chooser.choice(("behind", "flushed", "fsync"))
+    ns.put(digests, blocks, cls=chooser.choice(("chat", "scratch")), durability=durability)
+
+
+def _load(ns: Namespace, tokens: NDArray[np.int64], run: FaultRun) -> None:
+    with ns.match(tokens, want=("block",), leave_last=False) as match:
+        room = np.full((match.n_blocks, _BLOCK_BYTES), 0xAA, dtype=np.uint8)
+        result = ns.load(match, dst=room, wait=True).wait()
+        tiers = [span.tier for span in match.spans for _ in range(span.count)]
+        for i, status in enumerate(result.blocks):
+            if status is not Status.OK:
+                run.misses += 1
+                continue
+            run.reads += 1
+            run.from_disk += tiers[i] == "disk"
+            if not np.array_equal(room[i], payload_of(match.digests[i], _BLOCK_BYTES)):
+                run.wrong += 1
+
+
+def _end(cache: Cache, io: FaultIo, chooser: random.Random, run: FaultRun) -> None:
+    """A life ends in order, by kill -9, or by a power failure."""
+    for name in ("corrupt", "digest_mismatch", "short_reads", "read_errors"):
+        run.noticed[name] += cache.stats()["disk"].get(name, 0)
+    end = chooser.choice(("closed", "killed", "power lost"))
+    run.lives[end] += 1
+    if end == "killed":
+        io.crash()
+    elif end == "power lost":
+        io.power_loss()
+    cache.close(timeout=0.2 if end == "closed" else 0)
+
+
+def main() -> None:
+    """Entry point of `python -m deepinfer_kvtier.faultrun`."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--reads", type=int, default=1_000_000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--where", type=Path, default=None, help="file system to run on")
+    given = parser.parse_args()
+    root = Path(tempfile.mkdtemp(prefix="kvtier-faults-", dir=given.where))
+    started = time.process_time()
+    try:
+        run = run_faults(root / "store", reads=given.reads, seed=given.seed)
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+    for title, counter in (
+        ("injected", run.injected),
+        ("noticed", run.noticed),
+        ("lives", run.lives),
+    ):
+        print(f"{title}: " + ", ".join(f"{name} {n:,}" for name, n in sorted(counter.items())))
+    spent_s = time.process_time() - started
+    print(
+        f"{run.reads:,} records came back as good and were compared, {run.from_disk:,} of them"
+        f" from disk; {run.misses:,} did not come back; wrong: {run.wrong}"
+        f" ({spent_s:.0f} s of CPU, seed {given.seed})"
+    )
+    if run.wrong:
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

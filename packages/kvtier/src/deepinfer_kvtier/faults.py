@@ -1,0 +1,236 @@
+"""Files that fail by plan, for tests: of the cache, and of what is built on it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+from deepinfer_kvtier.io import PosixIo, Readable
+
+Effect = Literal[
+    "eio",
+    "enospc",
+    "estale",
+    "short",
+    "torn",
+    "flip",
+    "lost",
+    "delay",
+    "duplicate",
+    "stale",
+    "reordered",
+]
+DELAY_S = 0.0005
+
+
+class FaultIo(PosixIo):
+    """File operations that fail by plan, reproducibly from a seed.
+
+    rates: operation ("preadv", "pwritev", "datasync", "create", "open_read", "unlink") -> effect ->
+           probability. Effects:
+           "eio", "enospc", "estale": the call fails with that error and does nothing;
+           "short": half of the bytes are transferred and reported;
+           "torn":  a random part is written, then the call fails;
+           "flip":  one bit of what is read or written is wrong, success is reported;
+           "lost":  nothing is written, success is reported;
+           "duplicate": what is written appears once more behind itself;
+           "delay": the call takes half a millisecond longer;
+           "stale": ("disk_bytes") the size of an earlier time, 0, is reported;
+           "reordered": ("datasync") success is reported before anything is safe.
+    track:    remember what is not safe yet, for `power_loss`.
+    injected: how often each effect happened.
+    """
+
+    def __init__(
+        self,
+        seed: int = 0,
+        rates: Mapping[str, Mapping[Effect, float]] | None = None,
+        *,
+        crash_at: int | None = None,
+        track: bool = False,
+    ) -> None:
+        self._random = random.Random(seed)
+        self._rates = dict(rates or {})
+        self._crash_at = crash_at
+        self._lock = threading.Lock()
+        self._fds: dict[int, Path] = {}
+        self._unsafe: dict[Path, list[tuple[int, int, bytes]]] | None = {} if track else None
+        self._crashed = False
+        self.steps = 0
+        self.injected: Counter[str] = Counter()
+
+    def set_rates(self, rates: Mapping[str, Mapping[Effect, float]]) -> None:
+        """Another plan from now on; an empty one ends the faults."""
+        with self._lock:
+            self._rates = dict(rates)
+
+    @property
+    def dead(self) -> bool:
+        """Whether the planned crash has happened."""
+        return self._crashed
+
+    def crash(self) -> None:
+        """What a killed process leaves: no descriptor and no lock, and it never acts again."""
+        with self._lock:
+            self._crashed = True
+            fds, self._fds = self._fds, {}
+        for fd in fds:
+            super().close(fd)
+
+    def power_loss(self) -> int:
+        """`crash`, and of the writes that were not safe each is undone or not, by chance.
+
+        returns: how many were undone.
+        """
+        self.crash()
+        undone = 0
+        for path, writes in (self._unsafe or {}).items():
+            if not path.exists():
+                continue
+            with path.open("r+b") as file:
+                for offset, length, before in reversed(writes):
+                    if self._random.random() < 0.5:
+                        file.seek(offset)
+                        file.write(before.ljust(length, b"\0"))
+                        undone += 1
+        self.injected["power loss, writes undone"] += undone
+        return undone
+
+    def create(self, path: Path) -> int:
+        self._fail("create")
+        return self._opened(super().create(path), path)
+
+    def open_read(self, path: Path) -> int:
+        self._fail("open_read")
+        return self._opened(super().open_read(path), path)
+
+    def open_write(self, path: Path) -> int:
+        self._fail("open_write")
+        return self._opened(super().open_write(path), path)
+
+    def try_lock(self, path: Path, *, create: bool) -> int | None:
+        self._fail("try_lock")
+        fd = super().try_lock(path, create=create)
+        return None if fd is None else self._opened(fd, path)
+
+    def close(self, fd: int) -> None:
+        with self._lock:
+            if fd not in self._fds:
+                return
+            del self._fds[fd]
+        super().close(fd)
+
+    def preadv(self, fd: int, buffers: Sequence[bytearray | memoryview], offset: int) -> int:
+        effect = self._fail("preadv")
+        targets = [memoryview(buffer) for buffer in buffers]
+        if effect == "short":
+            targets = _first_half(targets)
+        got = super().preadv(fd, targets, offset)
+        if effect == "flip" and got:
+            self._flip_in(targets, got)
+        return got
+
+    def pwritev(self, fd: int, buffers: Sequence[Readable], offset: int) -> int:
+        dying = self._step()
+        effect = "torn" if dying else self._fail("pwritev")
+        whole = bytearray(b"".join(bytes(buffer) for buffer in buffers))
+        self._remember(fd, offset, len(whole))
+        if effect == "lost":
+            return len(whole)
+        if effect == "flip" and whole:
+            self._flip_in([memoryview(whole)], len(whole))
+        if effect == "short":
+            return super().pwritev(fd, [whole[: max(1, len(whole) // 2)]], offset)
+        if effect == "torn":
+            keep = self._random.randrange(len(whole) + 1)
+            super().pwritev(fd, [whole[:keep]], offset)
+            if dying:
+                self.crash()
+            raise OSError(errno.EIO, "injected torn write")
+        if effect == "duplicate":
+            super().pwritev(fd, [whole], offset + len(whole))
+        return super().pwritev(fd, [whole], offset)
+
+    def truncate(self, fd: int, length: int) -> None:
+        if self._step():
+            self.crash()
+        self._fail("truncate")
+        super().truncate(fd, length)
+
+    def datasync(self, fd: int) -> None:
+        if self._step():
+            self.crash()
+        if self._fail("datasync") != "reordered" and self._unsafe is not None:
+            with self._lock:
+                self._unsafe.pop(self._fds.get(fd, Path()), None)
+
+    def disk_bytes(self, path: Path) -> int:
+        return 0 if self._fail("disk_bytes") == "stale" else super().disk_bytes(path)
+
+    def unlink(self, path: Path) -> None:
+        if self._step():
+            self.crash()
+        self._fail("unlink")
+        super().unlink(path)
+
+    def _opened(self, fd: int, path: Path) -> int:
+        with self._lock:
+            self._fds[fd] = path
+        return fd
+
+    def _remember(self, fd: int, offset: int, length: int) -> None:
+        """Keep what a write is about to replace."""
+        if self._unsafe is not None:
+            before = os.pread(fd, length, offset)
+            with self._lock:
+                path = self._fds.get(fd, Path())
+                self._unsafe.setdefault(path, []).append((offset, length, before))
+
+    def _step(self) -> bool:
+        """Count a step that changes the disk; True when the process dies in it."""
+        with self._lock:
+            self.steps += 1
+            return self.steps == self._crash_at
+
+    def _fail(self, operation: str) -> Effect | None:
+        with self._lock:
+            if self._crashed:
+                raise OSError(errno.EIO, "this process is dead")
+            for effect, rate in self._rates.get(operation, {}).items():
+                if self._random.random() < rate:
+                    self.injected[f"{operation} {effect}"] += 1
+                    break
+            else:
+                return None
+        codes = {"eio": errno.EIO, "enospc": errno.ENOSPC, "estale": errno.ESTALE}
+        if effect in codes:
+            raise OSError(codes[effect], f"injected {effect}")
+        if effect == "delay":
+            time.sleep(DELAY_S)
+        return effect
+
+    def _flip_in(self, targets: Sequence[memoryview], length: int) -> None:
+        at = self._random.randrange(length)
+        for target in targets:
+            if at < target.nbytes:
+                target[at] ^= 1 << self._random.randrange(8)
+                return
+            at -= target.nbytes
+
+
+def _first_half(targets: list[memoryview]) -> list[memoryview]:
+    room = sum(target.nbytes for target in targets) // 2
+    half: list[memoryview] = []
+    for target in targets:
+        if room <= 0:
+            break
+        half.append(target[:room])
+        room -= target.nbytes
+    return half
