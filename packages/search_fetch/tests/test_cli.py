@@ -1,18 +1,14 @@
 from __future__ import annotations
 
-import asyncio
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import mcp
 import pytest
 
-from deepinfer_search_fetch import AsyncSearchFetch, Config, __version__
-from deepinfer_search_fetch.service.mcp import build_server
+from deepinfer_search_fetch import __version__
 
 Listener = Any  # see conftest
 TEXT = "<title>Newts</title><p>" + "Newts live in ponds and eat small insects. " * 20
@@ -73,28 +69,3 @@ def test_version_and_authority() -> None:
     assert cli("--version").stdout.strip() == __version__
     explained = json.loads(cli("authority", "explain", "cdc.gov").stdout)
     assert explained["prior_kind"] == "government"
-
-
-def test_mcp_tools_answer_an_official_client(
-    config: Config, site: Listener, make_client: Callable[..., AsyncSearchFetch]
-) -> None:
-    site.page("/newts", TEXT)
-    client = make_client(config)
-    url = f"http://public.test:{site.port}/newts"
-
-    async def run() -> None:
-        await client.ingest(url)
-        async with mcp.Client(build_server(client)) as session:
-            tools = {t.name: t for t in (await session.list_tools()).tools}
-            assert set(tools) == {"web_search", "web_fetch", "search", "fetch"}
-            assert tools["web_fetch"].output_schema
-            page = await session.call_tool("web_fetch", {"url": url})
-            assert "Newts live" in page.structured_content["content"]
-            found = await session.call_tool("search", {"query": "newts"})
-            [hit] = found.structured_content["results"]
-            text = await session.call_tool("fetch", {"id": hit["id"]})
-            assert "ponds" in text.structured_content["text"]
-            refused = await session.call_tool("web_fetch", {"url": "http://127.0.0.1/"})
-            assert refused.is_error
-
-    asyncio.run(run())
