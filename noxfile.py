@@ -92,6 +92,17 @@ def grammar(session: nox.Session) -> None:
 
 
 @nox.session
+def search(session: nox.Session) -> None:
+    """Web search that the server runs; elsewhere these tests skip, for want of search_fetch."""
+    session.env.update(OMP_NUM_THREADS="1")
+    siblings = [f"./packages/{name}" for name in LOCAL_DEPS["engine"] if name != "recipe"]
+    own = ("./packages/recipe[grammar]", "./packages/search_fetch[remote]", *siblings)
+    session.install(*own, "./packages/engine[test,grammar,search]")
+    tests = (ROOT / "packages/engine/tests").rglob("test_web_search.py")
+    session.run("pytest", *sorted(map(str, tests)), *session.posargs)
+
+
+@nox.session
 def conformance(session: nox.Session) -> None:
     """The codec against the recorded corpus and, where it installs, the public reference."""
     session.install("./packages/recipe[test,conformance]")

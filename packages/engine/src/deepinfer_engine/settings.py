@@ -12,12 +12,16 @@ import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from deepinfer_engine.errors import ConfigError
 
 ENV_PREFIX = "DEEPINFER_"
+# Of `--search URL`: the API key sent there, and what seals results that clients carry.
+SEARCH_KEY_ENV = "DEEPINFER_SEARCH_KEY"
+SEARCH_SECRET_ENV = "DEEPINFER_SEARCH_SECRET"
 # Read by other parts of the process, never a setting, and never shown.
 # Keys that seal the reasoning of Responses: `id:base64`, several with commas between them.
 REASONING_KEYS_ENV = "DEEPINFER_REASONING_KEYS"
@@ -28,6 +32,8 @@ _RESERVED_ENV = frozenset(
         "DEEPINFER_DEBUG",
         "DEEPINFER_API_KEY",
         REASONING_KEYS_ENV,
+        SEARCH_KEY_ENV,
+        SEARCH_SECRET_ENV,
     }
 )
 
@@ -107,6 +113,14 @@ class Settings(BaseModel):
         False, description="fetch http(s) image URLs, from public addresses only"
     )
 
+    # Web search, for requests that ask the server for it
+    search: str | None = Field(
+        None, description="embedded, or the URL of a search-fetch service; unset = no web search"
+    )
+    search_home: Path | None = Field(
+        None, description="folder of the embedded index; unset = that of search-fetch"
+    )
+
     # Time, in seconds
     first_byte_s: float = Field(5.0, gt=0, description="a stream's headers go out by then")
     keepalive_s: float = Field(10.0, gt=0, description="silence after which a keep-alive is sent")
@@ -136,6 +150,15 @@ class Settings(BaseModel):
         kind, colon, path = (value or "memory").partition(":")
         if value != "memory" and value is not None and not (kind == "sqlite" and colon and path):
             raise ValueError("wanted memory or sqlite:PATH")
+        return value
+
+    @field_validator("search")
+    @classmethod
+    def _check_search(cls, value: str | None) -> str | None:
+        if value is not None and value != "embedded":
+            parts = urlsplit(value)
+            if parts.scheme not in ("http", "https") or not parts.hostname:
+                raise ValueError("wanted embedded or an http(s) URL")
         return value
 
     @field_validator("prefill", "decode")

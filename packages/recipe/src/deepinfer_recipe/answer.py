@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import secrets
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Generic, Literal, Protocol, TypeAlias, TypeVar
 
+from deepinfer_recipe.conversation import Conversation
+from deepinfer_recipe.conversation_request import ConversationRequest
 from deepinfer_recipe.inference import InferenceChunk, InferenceFinishReason, PromptUsage
 from deepinfer_recipe.messages import AssistantMessage, Message, ToolMessage
 from deepinfer_recipe.parsing_options import ParsingOptions, ThinkingInitialStage
@@ -13,9 +15,7 @@ from deepinfer_recipe.protocols.generator import ChunkGenerator
 from deepinfer_recipe.protocols.server_calls import ServerCall, TurnGenerator
 from deepinfer_recipe.server_tools import RunTool, ServerToolOutcome, ServerToolPolicy, failed
 from deepinfer_recipe.stream import StreamProcessor
-
-if TYPE_CHECKING:
-    from deepinfer_recipe.exchange import Exchange
+from deepinfer_recipe.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +31,27 @@ _PATIENCE = 2
 _ID_PREFIX = {"anthropic": "srvtoolu_", "openai": "ws_"}
 
 
-class Answer:
+F = TypeVar("F")
+
+
+class AnswerHost(Protocol[F]):
+    """What an answer needs around it; `Exchange` is one, with frames of text."""
+
+    @property
+    def request(self) -> ConversationRequest:
+        """The converted request."""
+        ...
+
+    def frames(self, events: list[Any], *, is_last: bool) -> list[F]:
+        """Events of the protocol as what is sent; `is_last` with the last ones of an answer."""
+        ...
+
+    def render(self, conversation: Conversation) -> bool:
+        """Make a conversation the next prompt; False where it leaves no room for an answer."""
+        ...
+
+
+class Answer(Generic[F]):
     """One answer of an exchange under way: model text in, server-sent events out.
 
     Call `ready` once, `text` for every piece of output, `finish` at the end. Every call
@@ -49,13 +69,21 @@ class Answer:
         "_generator",
         "_processor",
         "_refused_turns",
+        "_tokenizer",
         "_tool_usage",
         "_turn",
         "_uses",
     )
 
-    def __init__(self, exchange: Exchange, generator: ChunkGenerator[Any]) -> None:
+    def __init__(
+        self,
+        exchange: AnswerHost[F],
+        generator: ChunkGenerator[Any],
+        tokenizer: Tokenizer | None = None,
+    ) -> None:
+        """tokenizer: decodes chunks of token ids, for hosts that `push` those."""
         self._exchange = exchange
+        self._tokenizer = tokenizer
         self._generator = generator
         self._conversation = exchange.request.conversation
         self._turn: TurnGenerator | None = None
@@ -65,7 +93,7 @@ class Answer:
         options = exchange.request.parsing_options
         if exchange.request.server_tools:
             generator = self._turn = self._new_turn()
-        self._processor: StreamProcessor[Any] = StreamProcessor(generator, options)
+        self._processor: StreamProcessor[Any] = StreamProcessor(generator, options, tokenizer)
 
     def _new_turn(self) -> TurnGenerator:
         tools = self._exchange.request.server_tools
@@ -95,37 +123,39 @@ class Answer:
 
     def ready(
         self, *, prompt_tokens: int, cached_tokens: int = 0, fingerprint: str | None = None
-    ) -> list[str]:
+    ) -> list[F]:
         """The prompt is in: what it cost, and how much of it the cache held."""
         usage = PromptUsage(prompt_tokens=prompt_tokens, prompt_cache_hit_tokens=cached_tokens)
-        return self._push(InferenceChunk.ready(prompt_usage=usage, system_fingerprint=fingerprint))
+        return self.push(InferenceChunk.ready(prompt_usage=usage, system_fingerprint=fingerprint))
 
-    def text(self, text: str, tokens: int = 1) -> list[str]:
+    def text(self, text: str, tokens: int = 1) -> list[F]:
         """The next piece of output and the number of tokens it took.
 
         Output behind a matched stop sequence is ignored; stop the backend when `finished`.
         """
         if self._processor.finished:
             return []
-        return self._push(InferenceChunk.text(text, tokens))
+        return self.push(InferenceChunk.text(text, tokens))
 
-    def finish(self, reason: FinishReason = "stop") -> list[str]:
+    def finish(self, reason: FinishReason = "stop") -> list[F]:
         """The backend is done; nothing happens if a stop sequence already ended the answer."""
         if self._processor.finished:
             return []
-        return self._push(InferenceChunk.finish(_REASONS[reason]))
+        return self.push(InferenceChunk.finish(_REASONS[reason]))
 
-    def _push(self, chunk: InferenceChunk) -> list[str]:
+    def push(self, chunk: InferenceChunk) -> list[F]:
+        """Any chunk of the backend, token ids included."""
         events = self._processor.push(chunk)
         return self._exchange.frames(events, is_last=self.finished)
 
-    async def run_server_tools(self, run_tool: RunTool) -> list[str]:
+    async def run_server_tools(self, run_tool: RunTool) -> list[F]:
         """Run the pending calls, one after the other; returns the frames with their blocks.
 
         `run_tool(name, input, policy)` is asked no more often than the client's limit allows;
         what it raises becomes a failed use that the model is told of. Afterwards the answer is
-        `finished` (the client must answer calls of its own first, or the model does not take no
-        for an answer), or `Exchange.rendered` is the prompt to go on from.
+        `finished` (the client must answer calls of its own first, the model does not take no for
+        an answer, or the results leave no room for one), or `Exchange.rendered` is the prompt to
+        go on from.
         """
         turn = self._turn
         if turn is None or turn.ending is None:
@@ -145,10 +175,8 @@ class Answer:
                 self._tool_usage[name] = self._tool_usage.get(name, 0) + count
         self._refused_turns = 0 if ran else self._refused_turns + 1
         is_paused = self._refused_turns >= _PATIENCE
-        if is_paused or turn.calls_client:
-            turn.finish(paused=is_paused, tools=self._tool_usage)
-        else:
-            self._go_on(turn, results)
+        if turn.calls_client or is_paused or not self._go_on(turn, results):
+            turn.finish(paused=not turn.calls_client, tools=self._tool_usage)
         return self._exchange.frames(events, is_last=self.finished)
 
     async def _outcome(self, call: ServerCall, run_tool: RunTool) -> tuple[ServerToolOutcome, bool]:
@@ -165,13 +193,14 @@ class Answer:
             log.exception("the server tool %s failed", call.name)
             return failed(call.name, call.input, policy, "unavailable"), True
 
-    def _go_on(self, turn: TurnGenerator, results: list[Message]) -> None:
-        """Set everything up for the model's next turn."""
+    def _go_on(self, turn: TurnGenerator, results: list[Message]) -> bool:
+        """Set everything up for the model's next turn; False where there is no room for it."""
         said: AssistantMessage = turn.message()
         if not self._conversation.thinking_mode:
             said = AssistantMessage(said.content, None, said.tool_calls)
         self._conversation = self._conversation.continued([said, *results])
-        self._exchange.render(self._conversation)
+        if not self._exchange.render(self._conversation):
+            return False
         before = self._exchange.request.parsing_options
         thinks = self._conversation.thinking_mode
         options = ParsingOptions(
@@ -184,4 +213,5 @@ class Answer:
             tool_call_logprobs=before.tool_call_logprobs,
         )
         self._turn = self._new_turn()
-        self._processor = StreamProcessor(self._turn, options)
+        self._processor = StreamProcessor(self._turn, options, self._tokenizer)
+        return True

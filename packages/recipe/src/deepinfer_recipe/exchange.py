@@ -112,7 +112,7 @@ class Exchange:
         self._accumulate: Callable[[Any], None] = response.accumulate
         self._response = response
         self._open = len(generators)
-        self.answers: list[Answer] = [Answer(self, generator) for generator in generators]
+        self.answers: list[Answer[str]] = [Answer(self, generator) for generator in generators]
 
     def _responses_request(
         self, body: RequestBody, profile: Profile, store: ResponseStore | None, owner: str
@@ -125,12 +125,13 @@ class Exchange:
         self._stored_turn = turn = ResponseTurn(decoded, store, owner)
         return ResponsesRequest(decoded, profile=profile, history=turn.history, stores=turn.stores)
 
-    def render(self, conversation: Conversation) -> None:
-        """Make `rendered` the prompt of a conversation."""
+    def render(self, conversation: Conversation) -> bool:
+        """Make `rendered` the prompt of a conversation. True: how long it may be, others know."""
         self.rendered = self._encoding.render_conversation(conversation)
+        return True
 
     @property
-    def answer(self) -> Answer:
+    def answer(self) -> Answer[str]:
         """The first answer; the only one unless the request asked for `n` of them."""
         return self.answers[0]
 

@@ -21,7 +21,7 @@ from deepinfer_engine.errors import (
     EngineUnavailable,
     UnknownModel,
 )
-from deepinfer_engine.server.codec import WireEvent
+from deepinfer_engine.server.codec import NextTurn, WireEvent
 from deepinfer_engine.server.errors import (
     ContextLengthExceeded,
     InvalidRequest,
@@ -29,9 +29,11 @@ from deepinfer_engine.server.errors import (
     Protocol,
 )
 from deepinfer_engine.server.extras import apply_extras
+from deepinfer_engine.server.web_search import ToolRun, WebSearch
 from deepinfer_recipe import (
     ChatCompletionRequest,
     ChatCompletionResponse,
+    Conversation,
     ConversationRequest,
     ConversionError,
     ConversionOptions,
@@ -52,6 +54,7 @@ from deepinfer_recipe import (
     StoreError,
     StreamProcessor,
     Tokenizer,
+    WebSearchBehavior,
 )
 
 _MAX_USER_BYTES = 512
@@ -66,7 +69,7 @@ _RESPONSES: dict[str, Any] = {
     "messages": MessagesResponse,
 }
 _NO_RESOURCE = "insufficient_system_resource"
-_FINISH = {
+FINISH: dict[str, InferenceFinishReason] = {
     "stop": InferenceFinishReason.Stop,
     "length": InferenceFinishReason.Length,
     # The codec has no such reason: it closes the answer as for a limit, and `_renamed` names it.
@@ -88,12 +91,15 @@ class RecipeCodec:
         new_seed: Callable[[], int] = lambda: secrets.randbits(63),
         responses: ResponseStore | None = None,
         sealer: ReasoningSealer | None = None,
+        web: WebSearch | None = None,
     ) -> None:
         """`new_seed` seeds requests that bring no seed; `wall` is the time stamp of answers.
 
         responses: keeps Responses answers; sealer: seals their reasoning, for each owner apart.
-        pictures: None where the model takes none.
+        pictures: None where the model takes none. web: runs the web searches that requests ask the
+        server for; None leaves them out of Responses and refuses them in Messages.
         """
+        self._web = web
         self._responses = responses
         self._sealer = sealer
         self._tokenizer = tokenizer
@@ -115,6 +121,12 @@ class RecipeCodec:
         self._options = ConversionOptions(
             default_thinking_mode=default_thinking
         ).with_model_versions_by_name(dict.fromkeys(self._names, ModelVersion.DeepseekV41Flash))
+        if web is not None:
+            self._options = (
+                self._options.with_responses_web_search(WebSearchBehavior.Run)
+                .with_messages_web_search(WebSearchBehavior.Run)
+                .with_search_result_text(web.result_text)
+            )
 
     @classmethod
     def from_directory(
@@ -126,6 +138,7 @@ class RecipeCodec:
         pictures: PicturePolicy | None = None,
         responses: ResponseStore | None = None,
         sealer: ReasoningSealer | None = None,
+        web: WebSearch | None = None,
     ) -> RecipeCodec:
         """With the `tokenizer.json` of a checkpoint directory, and what its `config.json` says of
         pictures, unless `pictures` is None. Raises CheckpointError.
@@ -141,6 +154,7 @@ class RecipeCodec:
                 pictures=intake,
                 responses=responses,
                 sealer=sealer,
+                web=web,
             )
         except OSError as exc:
             raise CheckpointError(f"cannot read the tokenizer {path}: {exc.strerror}") from exc
@@ -199,7 +213,17 @@ class RecipeCodec:
             created=int(self._wall()),
             user_id=_checked_user(request.user),
             turn=turn,
+            max_model_len=max_model_len,
+            tools=self._tools(request, body),
         )
+
+    def _tools(self, request: ConversationRequest, body: bytes) -> ToolRun | None:
+        """What runs the server's tools of this request, if it declares any."""
+        if self._web is None or not request.server_tools:
+            return None
+        [tool] = request.server_tools.values()  # web search is the only one there is
+        include: Any = json.loads(body).get("include") or ()
+        return self._web.start(tool.dialect, tool.declaration, [str(i) for i in include])
 
     def count_tokens(self, protocol: Protocol, body: bytes) -> int:
         _, request, _ = self._convert(protocol, body, "")
@@ -261,6 +285,17 @@ class RecipeCodec:
         again = ResponsesRequest(body, profile="extended", history=turn.history, stores=turn.stores)
         return again, turn
 
+    def encode_again(
+        self, conversation: Conversation, pictures: Sequence[Picture]
+    ) -> tuple[tuple[int, ...], tuple[Picture, ...]]:
+        """Tokens of a conversation that went on, with the pictures it had."""
+        rendered = self._encoding.render_conversation(conversation)
+        token_ids = self._tokenizer.encode_prompt(rendered.prompt, rendered.special_ranges)
+        if self._pictures is None or not pictures:
+            return tuple(token_ids), ()
+        images = [(p.width, p.height, p.pixels) for p in pictures]
+        return place(token_ids, images, self._pictures.rules)
+
     def _encode(self, request: ConversationRequest) -> tuple[tuple[int, ...], tuple[Picture, ...]]:
         """Tokens of the prompt, and its pictures, each in place of its placeholder."""
         rendered = self._encoding.render_conversation(request.conversation)
@@ -292,6 +327,8 @@ class RecipeRequest:
     created: int
     user_id: str | None
     turn: ResponseTurn | None = None
+    max_model_len: int = 0
+    tools: ToolRun | None = None
 
     @property
     def stream(self) -> bool:
@@ -308,7 +345,11 @@ class RecipeRequest:
         return constraint_param(self.request, self.protocol)
 
     def encoder(self, response_id: str) -> RecipeEncoder:
-        return RecipeEncoder(self, response_id)
+        if self.tools is None:
+            return RecipeEncoder(self, response_id)
+        from deepinfer_engine.adapters.recipe_tools import RecipeToolEncoder
+
+        return RecipeToolEncoder(self, response_id, self.tools)
 
 
 class RecipeEncoder:
@@ -319,13 +360,16 @@ class RecipeEncoder:
         self._id = response_id
         self._response_type = _RESPONSES[prepared.protocol]
         self._response: Any = None
-        options = prepared.request.parsing_options
         more = {} if prepared.protocol == "messages" else {"created": prepared.created}
         generator = _REQUESTS[prepared.protocol].chunk_generator(
             prepared.request, response_id, prepared.model, **more
         )
-        self._processor = StreamProcessor(generator, options, prepared.codec.tokenizer)
         self._out_of_memory = False
+        self._open(generator)
+
+    def _open(self, generator: Any) -> None:
+        options = self._prepared.request.parsing_options
+        self._processor = StreamProcessor(generator, options, self._prepared.codec.tokenizer)
 
     @property
     def finished(self) -> bool:
@@ -333,7 +377,7 @@ class RecipeEncoder:
 
     def start(self, prompt_tokens: int, cached_tokens: int) -> list[WireEvent]:
         prepared = self._prepared
-        if not prepared.stream or self.keeps:
+        if self._response is None and (not prepared.stream or self.keeps):
             self._response = self._response_type(
                 self._id, prepared.model, prepared.created, prompt_tokens, cached_tokens
             )
@@ -366,24 +410,38 @@ class RecipeEncoder:
                 yield start, stop, spells[start]
                 start = stop
 
+    @property
+    def waits(self) -> bool:
+        return False
+
+    async def run_tools(self, generated: int) -> list[WireEvent]:
+        raise RuntimeError("this request declares no tools of the server")
+
+    def next_turn(self) -> NextTurn:
+        raise RuntimeError("this request declares no tools of the server")
+
     def finish(self, reason: FinishReason) -> list[WireEvent]:
         out: list[WireEvent] = []
         if not self.finished:
-            if reason == _NO_RESOURCE and self._prepared.protocol != "chat":
-                raise EngineUnavailable(
-                    "the engine ran out of cache memory and gave this answer up"
-                )
-            if reason not in _FINISH:
-                raise EngineLost(f"the engine ended this answer with {reason!r}")
-            out += self._push(InferenceChunk.finish(_FINISH[reason]))
+            self._check(reason)
+            out += self._push(InferenceChunk.finish(FINISH[reason]))
         out += self._wire(self._processor.finish())
         if reason == _NO_RESOURCE:
             self._out_of_memory = True
             out = [WireEvent(event.name, _renamed(event.data)) for event in out]
+        return out + self._done()
+
+    def _check(self, reason: FinishReason) -> None:
+        """Raise EngineError for a reason that has no name in this protocol."""
+        if reason == _NO_RESOURCE and self._prepared.protocol != "chat":
+            raise EngineUnavailable("the engine ran out of cache memory and gave this answer up")
+        if reason not in FINISH:
+            raise EngineLost(f"the engine ended this answer with {reason!r}")
+
+    def _done(self) -> list[WireEvent]:
+        """The end marker of protocols that have one."""
         done = self._response_type.sse_done_data()
-        if self._prepared.stream and done is not None:
-            out.append(WireEvent(None, done))
-        return out
+        return [WireEvent(None, done)] if self._prepared.stream and done is not None else []
 
     @property
     def keeps(self) -> bool:

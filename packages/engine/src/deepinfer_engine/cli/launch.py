@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from deepinfer_engine.grammar.compiler import GrammarCompiler
     from deepinfer_engine.kv.store import PrefixStore
     from deepinfer_engine.router.client import EngineClient
+    from deepinfer_engine.server.web_search import WebSearch
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +52,26 @@ def model_dir(settings: Settings) -> Path:
     return settings.model
 
 
-def build_codec(settings: Settings, *, serves: bool = False) -> RecipeCodec:
+@asynccontextmanager
+async def opened_search(settings: Settings) -> AsyncGenerator[WebSearch | None, None]:
+    """The web search that the settings name, while the body runs. Raises ConfigError."""
+    if settings.search is None:
+        yield None
+        return
+    try:
+        from deepinfer_engine.adapters.search_fetch import open_search
+    except ModuleNotFoundError as exc:
+        raise ConfigError(
+            f"search needs {exc.name}, which is not installed: pip install "
+            "'deepinfer-engine[search]'"
+        ) from exc
+    async with open_search(settings.search, settings.search_home, os.environ) as web:
+        yield web
+
+
+def build_codec(
+    settings: Settings, *, serves: bool = False, web: WebSearch | None = None
+) -> RecipeCodec:
     """The prompt codec with the checkpoint's tokenizer. No torch.
 
     One that `serves` also opens the store of responses and takes the keys of sealed reasoning.
@@ -70,6 +90,7 @@ def build_codec(settings: Settings, *, serves: bool = False) -> RecipeCodec:
         pictures=policy,
         responses=open_responses(settings.responses_store) if serves else None,
         sealer=read_sealer(os.environ) if serves else None,
+        web=web,
     )
 
 

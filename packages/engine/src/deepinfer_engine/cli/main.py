@@ -84,6 +84,11 @@ Drain = Annotated[
     float | None, typer.Option("--drain-timeout-s", help="Seconds to finish on SIGTERM.")
 ]
 LogLevel = Annotated[str | None, typer.Option(help="debug, info, warning or error.")]
+Search = Annotated[
+    str | None,
+    typer.Option(help="Run web searches on: embedded, or the URL of a search-fetch service."),
+]
+SearchHome = Annotated[Path | None, typer.Option(help="Folder of the embedded search index.")]
 Host = Annotated[str | None, typer.Option(help="Address to listen on.")]
 Port = Annotated[int | None, typer.Option(help="Port to listen on; 0 = any free one.")]
 KeyFile = Annotated[
@@ -204,6 +209,8 @@ def serve(
     xgrammar_timeout: GrammarTimeout = None,
     xgrammar_cache_limit_bytes: GrammarCache = None,
     responses_store: ResponsesStore = None,
+    search: Search = None,
+    search_home: SearchHome = None,
     api_key_file: KeyFile = None,
     drain_timeout_s: Drain = None,
     log_level: LogLevel = None,
@@ -228,6 +235,8 @@ def router(
     no_vision: NoVision = False,
     fetch_images: FetchImages = None,
     responses_store: ResponsesStore = None,
+    search: Search = None,
+    search_home: SearchHome = None,
     api_key_file: KeyFile = None,
     drain_timeout_s: Drain = None,
     log_level: LogLevel = None,

@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import Console
 
 from deepinfer_engine import __version__
-from deepinfer_engine.cli.launch import build_codec, launched_engine
+from deepinfer_engine.cli.launch import build_codec, launched_engine, opened_search
 from deepinfer_engine.server.run import bind, listening, url_of
 from deepinfer_engine.settings import Settings
 
@@ -64,8 +64,9 @@ async def served(
     """The whole server while the body runs: engine, then HTTP on `sock`; taken down in reverse."""
     from deepinfer_engine.server.app import create_app
 
-    codec = build_codec(settings, serves=True)
     async with AsyncExitStack() as stack:
+        web = await stack.enter_async_context(opened_search(settings))
+        codec = build_codec(settings, serves=True, web=web)
         with console.status("starting") as status:
             loading: dict[str, str] = {}
 

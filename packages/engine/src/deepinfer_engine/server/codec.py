@@ -19,9 +19,19 @@ class WireEvent:
     data: str
 
 
+@dataclass(frozen=True, slots=True)
+class NextTurn:
+    """What the model goes on from when the server ran its tools."""
+
+    token_ids: tuple[int, ...]
+    pictures: tuple[Picture, ...]
+    sampling: SamplingParams
+
+
 class AnswerEncoder(Protocol):
     """Turns the tokens of one answer into its protocol's events. Single use, in this call order:
-    `start`, `tokens`..., `finish`; after `finish`, `body` is the answer in one piece."""
+    `start`, `tokens`..., `finish`; after `finish`, `body` is the answer in one piece. While it
+    `waits` after `finish`: `run_tools`, and unless it is `finished` then, `next_turn` and again."""
 
     @property
     def finished(self) -> bool:
@@ -39,6 +49,17 @@ class AnswerEncoder(Protocol):
         name.
         """
         ...
+
+    @property
+    def waits(self) -> bool:
+        """Whether the model called tools of the server, and the answer goes on behind them."""
+        ...
+
+    async def run_tools(self, generated: int) -> list[WireEvent]:
+        """Run those tools; generated: tokens of the answer so far."""
+        ...
+
+    def next_turn(self) -> NextTurn: ...
 
     @property
     def keeps(self) -> bool:

@@ -4,11 +4,12 @@ and the in-process chat use it as it is."""
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from deepinfer_engine.core.types import FinishEvent, GenerateRequest, TokensEvent, Usage
 from deepinfer_engine.errors import EngineLost, EngineUnavailable
@@ -40,6 +41,7 @@ class Generation:
     ttft_s: float | None = None
     response_id: str = ""
     encoder: AnswerEncoder = field(init=False)
+    _ended: tuple[str, Usage] = field(init=False)
 
     def __post_init__(self) -> None:
         self.arrived = self.arrived or self.clock.monotonic()
@@ -64,28 +66,53 @@ class Generation:
             timeout_s=self.timeout_s,
             pictures=prepared.pictures,
         )
-        stream = self.engine.generate(request)
-        try:
-            async with aclosing(self._encode(stream)) as batches:
-                async for batch in batches:
-                    yield batch
-        finally:
-            await _close(stream)
+        total = Usage(0, 0, 0)
+        for turn in itertools.count(1):
+            stream = self.engine.generate(request)
+            try:
+                async with aclosing(self._encode(stream, len(request.token_ids))) as batches:
+                    async for batch in batches:
+                        yield batch
+            finally:
+                await _close(stream)
+            reason, usage = self._ended
+            total = _sum(total, usage)
+            if self.encoder.waits:
+                out = await self.encoder.run_tools(total.completion_tokens)
+                if self.encoder.finished:
+                    await self._keep()
+                yield out
+            if self.encoder.finished:
+                self._finished(reason, total)
+                return
+            following = self.encoder.next_turn()
+            request = replace(
+                request,
+                request_id=f"{self.response_id}-{turn}",
+                token_ids=following.token_ids,
+                sampling=following.sampling,
+                pictures=following.pictures,
+            )
 
     async def _encode(
-        self, stream: AsyncIterator[TokensEvent | FinishEvent]
+        self, stream: AsyncIterator[TokensEvent | FinishEvent], prompt_tokens: int
     ) -> AsyncGenerator[list[WireEvent], None]:
+        """One turn of the model; `_ended` tells how it went."""
         cached = generated = 0
-        last = self.arrived
+        is_first = True
+        last = self.clock.monotonic()
         itl = self.metrics.itl.labels(self.protocol)
         async for event in stream:
             now = self.clock.monotonic()
             out: list[WireEvent] = []
-            if self.ttft_s is None:
+            if is_first:
+                is_first = False
                 cached = self._cached_tokens(event)
-                out += self.encoder.start(len(self.prepared.token_ids), cached)
-                self.ttft_s, last = now - self.arrived, now
-                self.metrics.ttft.labels(self.protocol).observe(self.ttft_s)
+                out += self.encoder.start(prompt_tokens, cached)
+                last = now
+                if self.ttft_s is None:
+                    self.ttft_s = now - self.arrived
+                    self.metrics.ttft.labels(self.protocol).observe(self.ttft_s)
             elif isinstance(event, TokensEvent) and event.token_ids:
                 share = (now - last) / len(event.token_ids)
                 for _ in event.token_ids:
@@ -96,16 +123,16 @@ class Generation:
                     # The engine saw it before the server did.
                     raise TimeoutError(f"the request's own limit of {self.timeout_s:g} s passed")
                 out += self.encoder.finish(event.reason)
+                self._ended = event.reason, event.usage
                 await self._keep()
-                self._finished(event.reason, event.usage)
                 yield out
                 return
             generated += len(event.token_ids)
             out += self.encoder.tokens(event)
-            if self.encoder.finished:
+            if self.encoder.finished or self.encoder.waits:
                 out += self.encoder.finish("stop")
+                self._ended = "stop", Usage(prompt_tokens, generated, cached)
                 await self._keep()
-                self._finished("stop", Usage(len(self.prepared.token_ids), generated, cached))
                 yield out
                 return
             yield out
@@ -114,7 +141,7 @@ class Generation:
 
     async def _keep(self) -> None:
         """Store the answer before its last event goes out: the client may go on from it at once."""
-        if not self.encoder.keeps:
+        if self.encoder.waits or not self.encoder.keeps:
             return
         try:
             await asyncio.to_thread(self.encoder.keep)
@@ -138,6 +165,14 @@ class Generation:
             self.response_id, self.protocol, reason, usage.prompt_tokens, usage.cached_tokens,
             usage.completion_tokens, 1000 * (self.ttft_s or 0.0),
         )  # fmt: skip
+
+
+def _sum(a: Usage, b: Usage) -> Usage:
+    return Usage(
+        a.prompt_tokens + b.prompt_tokens,
+        a.completion_tokens + b.completion_tokens,
+        a.cached_tokens + b.cached_tokens,
+    )
 
 
 async def _close(stream: AsyncIterator[TokensEvent | FinishEvent]) -> None:

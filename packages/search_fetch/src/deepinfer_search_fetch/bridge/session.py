@@ -45,9 +45,17 @@ class Session:
         return sum(self._uses.values()) >= self._max_rounds
 
     async def run(
-        self, name: str, input: Mapping[str, Any], tool_use_id: str | None = None
+        self,
+        name: str,
+        input: Mapping[str, Any],
+        tool_use_id: str | None = None,
+        *,
+        max_tokens: int | None = None,
     ) -> ToolOutcome:
-        """One tool use. Raises InvalidRequestError for a tool without a policy."""
+        """One tool use. Raises InvalidRequestError for a tool without a policy.
+
+        max_tokens: what is left for the result, where that is less than the policy gives.
+        """
         policy = self._policies.get(name)
         if policy is None:
             raise InvalidRequestError(
@@ -59,6 +67,7 @@ class Session:
             input,
             dataclasses.replace(
                 policy,
+                max_tokens=min(policy.max_tokens, max_tokens or policy.max_tokens),
                 uses=uses,
                 known_urls=self.known_urls,
                 tool_use_id=tool_use_id,
