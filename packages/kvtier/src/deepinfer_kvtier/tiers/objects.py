@@ -130,10 +130,10 @@ class Objects:
 
     def create(self, path: str, content: Sequence[bytes | memoryview]) -> None:
         """Put an object that is not there yet, whole or not at all."""
-        parts = [bytes(part) for part in content]
 
         def work(o: Any) -> None:
-            o.put(self._store, self._at(path), parts, mode="create", use_multipart=False)
+            place = self._at(path)
+            o.put(self._store, place, list(content), mode="create", use_multipart=False)
 
         try:
             self._call(work)

@@ -263,10 +263,10 @@ class S3Tier:
         is not.
         """
         statuses = [Status.OK] * len(batch)
+        absent = self._absent(batch)
         by_class: dict[str, list[int]] = {}
         for i, record in enumerate(batch):
-            there = self.index.probe(record.kind, record.shard, [record.digest])
-            if int(there["length"][0]) == NO_ROW and not record.dropped:
+            if absent[i] and not record.dropped:
                 by_class.setdefault(record.cls, []).append(i)
         for members in by_class.values():
             try:
@@ -276,6 +276,18 @@ class S3Tier:
                 for i in members:
                     statuses[i] = Status.ERROR
         return statuses
+
+    def _absent(self, batch: Sequence[Outgoing]) -> list[bool]:
+        """Which records nobody is known to have stored."""
+        absent = [False] * len(batch)
+        groups: dict[tuple[int, int], list[int]] = {}
+        for i, record in enumerate(batch):
+            groups.setdefault((record.kind, record.shard), []).append(i)
+        for (kind, shard), members in groups.items():
+            lengths = self.index.probe(kind, shard, [batch[i].digest for i in members])["length"]
+            for i, length in zip(members, lengths.tolist(), strict=True):
+                absent[i] = length == NO_ROW
+        return absent
 
     def _store_segment(self, records: Sequence[Outgoing]) -> None:
         with self._write_lock:
