@@ -80,6 +80,18 @@ def test_pages_come_back_into_other_slots_as_they_were(make):
     assert not target.data[11 * PAGE :].any()
 
 
+def test_a_missing_page_in_the_middle_hides_only_itself(make):
+    storage = make()
+    source = pool(10)
+    storage.register_mem_pool_host(source)
+    for page in (0, 1, 3):
+        assert storage.batch_set_v1(KEYS[page : page + 1], at(page, 1)) == [True]
+    target = pool()
+    storage.register_mem_pool_host(target)
+    assert storage.batch_get_v1(KEYS[:4], at(0, 4)) == [True, True, False, True]
+    assert torch.equal(target.data[3 * PAGE : 4 * PAGE], source.data[3 * PAGE : 4 * PAGE])
+
+
 def test_pages_survive_into_the_next_server(make):
     first = make()
     first.register_mem_pool_host(pool(2))

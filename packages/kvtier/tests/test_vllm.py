@@ -150,6 +150,21 @@ def test_a_local_prefix_is_left_alone_and_only_the_rest_is_loaded(start):
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
 
 
+def test_blocks_that_vllm_shares_with_others_are_not_written(start):
+    prompt = tokens(14, 300)
+    first = start()
+    first.prefill(first.request("a", prompt))
+    first.close()
+    server = start()
+    local = server.blocks(3)
+    (model,) = server.models
+    for cache in model.caches.values():
+        cache[:, local] = 7.0  # not what the cache holds, so that a write would show
+    _, external, _ = server.prefill(server.request("b", prompt), local=48, local_blocks=local)
+    assert external == 256 - 48
+    assert all((cache[:, local] == 7.0).all() for cache in model.caches.values())
+
+
 def test_a_block_that_is_gone_between_match_and_load_is_reported_as_failed(start):
     prompt = tokens(3, 300)
     first = start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 import signal
@@ -143,16 +144,49 @@ def test_a_newer_window_of_a_chain_replaces_the_former_after_five_seconds(machin
     assert model.cache.host.contains(1, digests[4])
 
 
+def test_a_holder_that_announces_another_size_is_not_believed(machine):
+    tokens = np.arange(6 * 128 + 5)
+    one, two = pair(machine, tokens)
+    service = one.cache.windows._service
+    hold = service._hold
+
+    def lying(request):
+        held = hold(request)
+        held.answer = dataclasses.replace(held.answer, nbytes=STATE_BYTES + 1)
+        return held
+
+    service._hold = lying
+    assert pull(two, tokens)[1].state is kvtier.Status.MISS
+    assert two.cache.windows.stats()["client_errors"] == 1
+
+
+def test_own_announcements_are_no_hints(machine):
+    tokens = np.arange(6 * 128 + 5)
+    directory = LocalDirectory()
+    model = machine(directory)
+    model.store(tokens, states=(5,))
+    assert model.cache.windows.settle()
+    digest = model.digests(tokens)[4]
+    (hint,) = directory.lookup([digest[:16]])
+    model.ns.drop([digest], kinds=("state",))
+    assert model.cache.windows.settle()
+    directory.publish([hint])
+    assert model.ns.match(tokens).state is None
+
+
 def test_windows_that_are_also_on_disk_are_not_replaced(tmp_path, make_model):
     clock = ManualClock()
     settings = {"key": KEY, "directory": LocalDirectory()}
     with kvtier.open(tmp_path / "kv", clock=clock, windows=settings) as cache:
         model = make_model(cache)
         tokens = np.arange(6 * 128 + 5)
-        model.store(tokens, states=(2, 5))
+        model.store(tokens)
+        digests = model.digests(tokens)
+        for n in (2, 5):
+            model.ns.put_state(digests[n - 1], state_of(model, tokens, n), n_blocks=n)
         clock.advance(6)
         cache.windows.retire()
-        assert cache.host.contains(1, model.digests(tokens)[1])
+        assert cache.host.contains(1, digests[1])
 
 
 def test_a_hint_to_a_window_that_is_gone_costs_one_round_trip(machine):

@@ -196,13 +196,12 @@ class _Situation:
     def candidates(self) -> set[int]:
         """Cuts among which the best one is: between two neighbours of them the total is a line.
 
-        Its slope changes at tier borders, where a load outgrows what hides it, where a kind of
-        replay becomes possible, and where the marks of the prefix get worse.
+        Its slope changes at tier borders, where a load outgrows what hides it, and where the marks
+        of the prefix get worse. Where a replay becomes possible the line begins, but there it costs
+        as much as all that is cached: never less than the cut 0.
         """
         n = len(self._tiers)
         found = {0, n, *self._borders, *(k for k in self._state_at if k <= n)}
-        for tokens in (self._cost.replay_tokens, self._cost.exact_replay_tokens):
-            found.add(-(-tokens // self._block_tokens))
         found |= {k for k in range(n) if self._worst[k] != self._worst[k + 1]}
         if self._cost.overlap_s > 0:
             found |= {k for edge in self._hidden_until() for k in (edge, edge + 1)}
