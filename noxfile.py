@@ -224,10 +224,11 @@ def render(session: nox.Session) -> None:
 
 @nox.session
 def integrations(session: nox.Session) -> None:
-    """kvtier's adapters for vLLM and SGLang on stubs of their base classes; these need torch."""
+    """What needs torch: kvtier's adapters for vLLM and SGLang on stubs, and its tensor pools."""
     session.env.update(OMP_NUM_THREADS="1")
     session.install("./packages/kvtier[test]", "torch")
-    tests = ("packages/kvtier/tests/test_vllm.py", "packages/kvtier/tests/test_sglang.py")
+    names = ("test_vllm", "test_sglang", "test_pools")
+    tests = [f"packages/kvtier/tests/{name}.py" for name in names]
     session.run("pytest", *tests, *session.posargs)
 
 

@@ -54,6 +54,39 @@ def read_store(root) -> dict[tuple[bytes, int], bytes]:
     return found
 
 
+def read_snapshot(path, store: bytes) -> tuple[int, list[bytes]]:
+    """(next frame, entries) of a snapshot."""
+    raw = path.read_bytes()
+    magic, version, number, frame, count = struct.unpack_from("<8sHxxIQQ", raw)
+    assert (magic, version, f"snap-{number}.kvi") == (b"KVTSNP1\0", 1, path.name)
+    assert (raw[32:48], raw[48:64].hex()) == (store, path.parent.name)
+    assert raw[64:80] == xxhash.xxh3_128(raw[4096:]).digest()
+    assert struct.unpack_from("<I", raw, 80) == (zlib.crc32(raw[:80]),)
+    entries = [raw[at : at + 64] for at in range(4096, len(raw), 64)]
+    assert len(entries) == count
+    return frame, entries
+
+
+def test_the_page_is_enough_to_read_a_snapshot(store, make_model, monkeypatch):
+    monkeypatch.setattr(kvtier.writer, "_LAST_SNAPSHOT_FRAMES", 2)
+    with kvtier.open(store) as cache:
+        model = make_model(cache)
+        tokens = model.prompt(1, 70)
+        model.store(tokens, durability="flushed").wait(10)
+        digests = model.digests(tokens)
+    (path,) = store.glob("w/*/snap-*.kvi")
+    store_id = bytes.fromhex(json.loads((store / "FORMAT.json").read_text())["store"])
+    frame, entries = read_snapshot(path, store_id)
+    assert frame == (path.parent / "idx-0.kvx").stat().st_size // 4096
+    flags = [struct.unpack_from("<H", entry, 38)[0] & ~1 for entry in entries]
+    keys = [entry[:16] for entry, flag in zip(entries, flags, strict=True) if not flag]
+    assert sorted(keys) == sorted(digest[:16] for digest in digests)
+    assert [int.from_bytes(key[:8], "little") for key in keys] == sorted(
+        int.from_bytes(key[:8], "little") for key in keys
+    )
+    assert flags[-1] == 32
+
+
 def test_the_page_is_enough_to_read_a_store(store, make_model):
     with kvtier.open(store) as cache:
         model = make_model(cache)

@@ -27,7 +27,9 @@ from deepinfer_kvtier.match import Match
 from deepinfer_kvtier.mount import MountSettings
 from deepinfer_kvtier.namespace import Namespace
 from deepinfer_kvtier.plan import Cost, Plan
+from deepinfer_kvtier.pools import DevicePool, PoolSlots
 from deepinfer_kvtier.records import FlushReport, KVEvent, LoadResult, Span, StateHit, Status
+from deepinfer_kvtier.registration import Registration
 from deepinfer_kvtier.retention import RetentionClass, traffic_class
 from deepinfer_kvtier.tickets import LoadJob, PutTicket
 from deepinfer_kvtier.tier import ScanEntry, Tier, TierCaps
@@ -46,6 +48,7 @@ __all__ = [
     "ClosedError",
     "ConfigError",
     "Cost",
+    "DevicePool",
     "EventQueue",
     "FleetTierConfig",
     "FlushReport",
@@ -64,7 +67,9 @@ __all__ = [
     "Namespace",
     "Part",
     "Plan",
+    "PoolSlots",
     "PutTicket",
+    "Registration",
     "RetentionClass",
     "S3TierConfig",
     "ScanEntry",

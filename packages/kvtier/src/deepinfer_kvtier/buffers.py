@@ -4,6 +4,7 @@
 * one contiguous buffer of `n * payload` bytes (bytes, bytearray, memoryview, numpy array, CPU
 tensor);
 * a 2-D uint8 numpy array of `n` rows with at least `payload` contiguous bytes each;
+* slots of a `DevicePool`, at least `payload` bytes each (on a device by way of pinned memory);
 * a sequence of `n` items: each a buffer of `payload` bytes, an `(address, length)` pair, a CPU
   tensor, or a list of such in the order of the layout's parts.
 """
@@ -11,13 +12,14 @@ tensor);
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeGuard, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from deepinfer_kvtier.errors import BufferShapeError
+from deepinfer_kvtier.pools import PoolSlots, Ranges
 
 Views = list[memoryview]
 Buffers = Any
@@ -28,11 +30,20 @@ class Records:
 
     rows: uint8 [count, payload] where the records have equal distances in one buffer, else None:
           such records move in bulk.
+    deliver: for destinations that are only staged here: brings byte ranges of all records (None =
+          whole records) to where they belong, and returns when they are there.
     """
 
     def __init__(
-        self, count: int, payload: int, *, rows: NDArray[Any] | None, lists: list[Views] | None
+        self,
+        count: int,
+        payload: int,
+        *,
+        rows: NDArray[Any] | None,
+        lists: list[Views] | None,
+        deliver: Callable[[Ranges | None], None] | None = None,
     ) -> None:
+        self.deliver = deliver
         self.count = count
         self.payload = payload
         self.rows = rows
@@ -51,12 +62,25 @@ class Records:
         assert self.rows is not None
         return [self.rows[i].data] if self.payload else [memoryview(b"")]
 
+    def part_views(self, i: int, offset: int, size: int) -> Views:
+        """Byte views of `size` bytes of record `i` from `offset` on."""
+        found: Views = []
+        for view in self.views(i):
+            if size and offset < view.nbytes:
+                piece = view[offset : offset + size]
+                found.append(piece)
+                size -= piece.nbytes
+            offset = max(0, offset - view.nbytes)
+        return found
+
 
 def records_in(
     buffers: Buffers, count: int, part_sizes: Sequence[int], *, writable: bool
 ) -> Records:
     """`count` records in caller memory; BufferShapeError where sizes do not fit."""
     payload = sum(part_sizes)
+    if isinstance(buffers, PoolSlots):
+        return _in_pool(buffers, count, payload, writable=writable)
     if isinstance(buffers, np.ndarray):
         array = cast("NDArray[Any]", buffers)
         if _is_row_pool(array, count, payload):
@@ -74,6 +98,24 @@ def records_in(
         return Records(count, payload, rows=None, lists=[[memoryview(b"")]] * count)
     rows: NDArray[Any] = np.frombuffer(whole, dtype=np.uint8).reshape(count, payload)
     return Records(count, payload, rows=rows, lists=None)
+
+
+def _in_pool(slots: PoolSlots, count: int, payload: int, *, writable: bool) -> Records:
+    if len(slots.numbers) != count or slots.pool.stride < payload:
+        raise BufferShapeError(
+            f"expected {count} slots of at least {payload} bytes,"
+            f" got {len(slots.numbers)} of {slots.pool.stride}"
+        )
+    if not slots.on_host:
+        if not writable:
+            return Records(count, payload, rows=slots.stage_out(payload), lists=None)
+        rows, deliver = slots.stage_in(payload)
+        return Records(count, payload, rows=rows, lists=None, deliver=deliver)
+    block = slots.block()
+    if block is not None and payload:
+        return Records(count, payload, rows=block[:, :payload], lists=None)
+    lists: list[Views] = [[row[:payload].data] for row in slots.rows()]
+    return Records(count, payload, rows=None, lists=lists)
 
 
 def record_views(
@@ -120,7 +162,7 @@ def _is_row_pool(array: NDArray[Any], count: int, payload: int) -> bool:
 
 
 def _view(item: Any, size: int, writable: bool) -> memoryview:
-    view = _bytes_of(item)
+    view = bytes_of(item)
     if view.nbytes != size:
         raise BufferShapeError(f"expected a buffer of {size} bytes, got {view.nbytes}")
     if writable and view.readonly and size:
@@ -128,7 +170,8 @@ def _view(item: Any, size: int, writable: bool) -> memoryview:
     return view
 
 
-def _bytes_of(item: Any) -> memoryview:
+def bytes_of(item: Any) -> memoryview:
+    """Bytes of a buffer, an (address, length) pair or a CPU tensor. raises: BufferShapeError."""
     if _is_address(item):
         return _memory_at(*item)
     if hasattr(item, "data_ptr") and hasattr(item, "element_size"):

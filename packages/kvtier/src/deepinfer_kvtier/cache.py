@@ -22,6 +22,7 @@ from deepinfer_kvtier.namespace import Namespace
 from deepinfer_kvtier.policy import POLICY_FIELDS, remember_policy, with_stored_policy
 from deepinfer_kvtier.queue import WriteQueue
 from deepinfer_kvtier.records import FlushReport
+from deepinfer_kvtier.registration import Registration, register
 from deepinfer_kvtier.store_files import open_store
 from deepinfer_kvtier.tier import GuardedTier, Tier
 from deepinfer_kvtier.tiers.build import TierConfig, open_tiers
@@ -122,6 +123,16 @@ class Cache(TierSet):
         collects events for another thread. returns: the call that unsubscribes.
         """
         return self.events.subscribe(callback)
+
+    def register(self, buffer: Any) -> Registration:
+        """Tell the tiers about memory that loads and puts will use, so that they can pin it.
+
+        buffer:  as for `load`: a buffer, an (address, length) pair, a CPU tensor.
+        returns: what ends the registration; tiers without use for it ignore the call.
+        raises:  BufferShapeError, and OSError when a tier cannot pin the memory.
+        """
+        self.check_open()
+        return register(buffer, [tier.tier for tier in self.further])
 
     def flush(self, timeout: float = 10.0, *, fsync: bool = False) -> FlushReport:
         """Write what is queued: afterwards other processes see it and it survives kill -9.

@@ -43,6 +43,8 @@ class KVTierConfig(BaseModel):
     floor_s:           age below which an eviction counts as `evicted_before_floor`.
     auto_gc:           whether this process collects by itself, every `gc_interval_s` and when the
                        disk is full; `Cache.gc` collects in any case.
+    part_sums:         store a sum of each part too (layouts of 2 to 8 parts), so that
+                       `load(parts=...)` can read parts of a record from the directory alone.
     io_threads:        threads for loads that are not waited for.
     verify_threads:    threads that check one piece of a read while the next one is read; 0 = the
                        reading thread does it.
@@ -85,6 +87,7 @@ class KVTierConfig(BaseModel):
     gc_interval_s: float = Field(default=30.0, gt=0)
     auto_gc: bool = True
     classes: dict[str, RetentionClass] = Field(default_factory=lambda: dict(DEFAULT_CLASSES))
+    part_sums: bool = False
     verify_threads: int = Field(default=1, ge=0, le=64)
     io_threads: int = Field(default=2, ge=1, le=64)
     read_only: bool = False

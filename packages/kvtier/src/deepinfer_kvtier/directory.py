@@ -316,7 +316,10 @@ class DirectoryTier:
         writer = self._writer
         used["written_payload_bytes"] = writer.payload_bytes if writer else 0
         used["written_file_bytes"] = writer.file_bytes if writer else 0
-        used["bad_index_frames"] = sum(log.bad_frames for log in self.logs().values())
+        logs = self.logs().values()
+        used["bad_index_frames"] = sum(log.bad_frames for log in logs)
+        used["bad_snapshots"] = sum(log.bad_snapshots for log in logs)
+        used["index_rescans"] = sum(log.rescans for log in logs)
         return used
 
     def close(self) -> None:

@@ -174,6 +174,16 @@ class FaultIo(PosixIo):
     def disk_bytes(self, path: Path) -> int:
         return 0 if self._fail("disk_bytes") == "stale" else super().disk_bytes(path)
 
+    def rename(self, source: Path, target: Path) -> None:
+        if self._step():
+            self.crash()
+        self._fail("rename")
+        super().rename(source, target)
+
+    def punch(self, fd: int, offset: int, length: int) -> None:
+        self._fail("punch")
+        super().punch(fd, offset, length)
+
     def unlink(self, path: Path) -> None:
         if self._step():
             self.crash()

@@ -31,6 +31,9 @@ _SEGMENT_HEADER = struct.Struct("<8sHBxxxxxQI16s16s")
 # created in ms, sequence, xxh3_128, part sums (reserved), replay generation, shard, namespace,
 # reserved
 _TRAILER_BODY = struct.Struct("<8sHBBIII32s16s8sQQ16s64sBBI6s")
+_PART_SUMS = struct.Struct("<8Q")
+_PART_SUMS_AT: Final = 112
+MAX_PART_SUMS: Final = 8
 _CRC = struct.Struct("<I")
 TRAILER_BYTES: Final = _TRAILER_BODY.size + _CRC.size
 # magic, frame number, count, crc32, low half of the store uuid, writer id
@@ -194,6 +197,11 @@ def seal_trailers(raw: bytearray) -> None:
     for at in range(0, len(raw), TRAILER_BYTES):
         end = at + _TRAILER_BODY.size
         _CRC.pack_into(raw, end, zlib.crc32(view[at:end]))
+
+
+def part_sums(raw: bytearray) -> tuple[int, ...]:
+    """The eight xxh3_64 sums of parts in a trailer; 0 = no such part."""
+    return _PART_SUMS.unpack_from(raw, _PART_SUMS_AT)
 
 
 def read_trailer(

@@ -205,7 +205,15 @@ class DirectoryIndex:
             fresh = rows[keep]
             added = self._table.insert(fresh)
             if not added.all():
-                self._spares = np.concatenate((self._spares, fresh[~added]))
+                self._keep_spares(fresh[~added])
+
+    def _keep_spares(self, rows: NDArray[Any]) -> None:
+        """Remember further copies; what a snapshot repeats is no copy but the record itself."""
+        numbers = self._table.find_rows(rows)
+        known = self._table.take(numbers)
+        places = _place(rows)
+        other = (places != _place(known)) & ~np.isin(places, _place(self._spares))
+        self._spares = np.concatenate((self._spares, rows[other]))
 
     def _buried(self, entries: NDArray[Any]) -> NDArray[np.bool_]:
         """Entries written before a tombstone for their key."""
@@ -253,6 +261,10 @@ class DirectoryIndex:
     def duplicates(self) -> int:
         """Further copies of records, stored by two processes at the same time."""
         return len(self._spares)
+
+
+def _place(rows: NDArray[Any]) -> NDArray[Any]:
+    return rows["segment"].astype(np.uint64) << np.uint64(32) | rows["page"].astype(np.uint64)
 
 
 def _tomb_key(entry: Any) -> tuple[int, int, int, int]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import fcntl
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
 Readable = bytes | bytearray | memoryview
+IOV_MAX = 1024
 
 
 class IoEngine(Protocol):
@@ -38,6 +40,10 @@ class IoEngine(Protocol):
     def mkdir(self, path: Path) -> None: ...
 
     def unlink(self, path: Path) -> None: ...
+
+    def rename(self, source: Path, target: Path) -> None: ...
+
+    def punch(self, fd: int, offset: int, length: int) -> None: ...
 
     def rmdir(self, path: Path) -> None: ...
 
@@ -97,6 +103,14 @@ class PosixIo:
     def unlink(self, path: Path) -> None:
         path.unlink(missing_ok=True)
 
+    def rename(self, source: Path, target: Path) -> None:
+        source.replace(target)
+
+    def punch(self, fd: int, offset: int, length: int) -> None:
+        """Give the space of a range back; it reads as zeros. Without effect where unsupported."""
+        if _fallocate is not None:
+            _fallocate(fd, _KEEP_SIZE | _PUNCH_HOLE, offset, length)
+
     def rmdir(self, path: Path) -> None:
         path.rmdir()
 
@@ -122,3 +136,53 @@ class PosixIo:
             os.close(fd)
             raise
         return fd
+
+
+def write_all(io: IoEngine, fd: int, buffers: list[Readable], offset: int) -> None:
+    """pwritev until everything is written; a short write continues where it stopped."""
+    left = [memoryview(buffer) for buffer in buffers if len(buffer)]
+    while left:
+        written = io.pwritev(fd, left[:IOV_MAX], offset)
+        if written <= 0:
+            raise OSError(5, "the file system accepted no bytes")
+        offset += written
+        while left and written >= left[0].nbytes:
+            written -= left.pop(0).nbytes
+        if written:
+            left[0] = left[0][written:]
+
+
+def read_fully(
+    io: IoEngine, fd: int, buffers: Sequence[memoryview], offset: int, expected: int
+) -> int:
+    """preadv until the buffers, `expected` bytes, are full or the file ends; returns the bytes."""
+    total = io.preadv(fd, buffers, offset)
+    if total == expected:
+        return total
+    left = list(buffers)
+    got = total
+    while got > 0:
+        while left and got >= left[0].nbytes:
+            got -= left.pop(0).nbytes
+        if not left:
+            break
+        if got:
+            left[0] = left[0][got:]
+        got = io.preadv(fd, left, offset + total)
+        total += max(got, 0)
+    return max(total, 0)
+
+
+def _load_fallocate() -> Callable[[int, int, int, int], int] | None:
+    """`fallocate` of the C library; the standard library has no way to punch holes."""
+    try:
+        function = ctypes.CDLL(None).fallocate
+    except (OSError, AttributeError):
+        return None
+    function.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+    return function
+
+
+_KEEP_SIZE = 1
+_PUNCH_HOLE = 2
+_fallocate = _load_fallocate()

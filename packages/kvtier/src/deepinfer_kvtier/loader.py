@@ -16,9 +16,11 @@ from deepinfer_kvtier.clock import Clock
 from deepinfer_kvtier.directory import DirectoryTier
 from deepinfer_kvtier.host import HostRecord, HostTier
 from deepinfer_kvtier.metrics import Histogram
+from deepinfer_kvtier.partwise import copy_stages, read_stages
 from deepinfer_kvtier.queue import copy_views
 from deepinfer_kvtier.reading import Wanted
 from deepinfer_kvtier.records import Status
+from deepinfer_kvtier.stages import Arrivals
 from deepinfer_kvtier.table import NO_ROW
 from deepinfer_kvtier.tier import GuardedTier
 
@@ -95,6 +97,7 @@ class Loader:
         rows: NDArray[Any] | None,
         deadline: float | None,
         statuses: list[Status | None],
+        arrivals: Arrivals | None = None,
     ) -> list[Status]:
         """Bytes of records into `dst`; returns the status of each.
 
@@ -102,6 +105,7 @@ class Loader:
         rows:     places pinned by a lease, used before the index is asked.
         deadline: monotonic seconds after which nothing more is started.
         statuses: one item a record, set as soon as its fate is known.
+        arrivals: brings the parts of blocks in stages and records what is there.
         """
 
         def in_time() -> bool:
@@ -113,13 +117,24 @@ class Loader:
         for i, record in zip(others, pinned, strict=True):
             records[i] = record
         try:
-            self._from_host(records, dst, in_time, statuses)
+            if arrivals is None:
+                self._from_host(records, dst, in_time, statuses)
+            else:
+                for i in copy_stages(self._host, records, dst, arrivals):
+                    statuses[i] = Status.OK
         finally:
             self._host.unpin(record for record in pinned if record is not None)
         absent = [i for i, status in enumerate(statuses) if status is None]
         if absent:
             job = _Below(kind, shard, digests, dst, rows, deadline, in_time, statuses)
+            if arrivals is not None:
+                absent = self._parts_from_directory(job, absent, arrivals)
             self._from_below(job, absent)
+            if arrivals is not None:
+                # What came whole has every part.
+                there = [i for i in absent if statuses[i] is Status.OK]
+                for stage in arrivals.stages:
+                    arrivals.arrive(stage, there)
         final = [status or Status.MISS for status in statuses]
         with self._counts_lock:
             if absent:
@@ -195,6 +210,24 @@ class Loader:
             at = end
 
     # -- from below
+
+    def _parts_from_directory(
+        self, job: _Below, absent: list[int], arrivals: Arrivals
+    ) -> list[int]:
+        """Read in stages what can be; returns what has to come whole."""
+        if self._directory is None:
+            return absent
+        size = job.dst.payload
+        members = [Wanted(job.digests[i], job.dst.views(i), size) for i in absent]
+        statuses = read_stages(
+            self._directory, job.kind, job.shard, members, absent, job.dst, arrivals, job.in_time
+        )
+        good = [j for j, i in enumerate(absent) if statuses.get(i) is Status.OK]
+        self._promote(job, [absent[j] for j in good], [members[j] for j in good])
+        for i, status in statuses.items():
+            if status is not Status.CORRUPT:  # a further tier may have a good one
+                job.statuses[i] = status
+        return [i for i in absent if job.statuses[i] is None]
 
     def _from_below(self, job: _Below, absent: list[int]) -> None:
         digests = job.digests

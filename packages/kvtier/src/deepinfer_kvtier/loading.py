@@ -12,6 +12,7 @@ from deepinfer_kvtier.host import HostRecord
 from deepinfer_kvtier.layout import KIND_CODES, LayoutSpec
 from deepinfer_kvtier.match import Match
 from deepinfer_kvtier.records import LoadResult, Status
+from deepinfer_kvtier.stages import Arrivals, plan_stages
 from deepinfer_kvtier.tickets import LoadJob
 from deepinfer_kvtier.tierset import TierSet
 
@@ -28,6 +29,7 @@ def start_load(
     blocks: slice | None,
     dst: Buffers,
     state_dst: Any,
+    parts: Sequence[str] | None,
     deadline_ms: float | None,
     wait: bool,
 ) -> LoadJob:
@@ -44,6 +46,11 @@ def start_load(
     if deadline_ms is not None:
         deadline = tiers.clock.monotonic() + deadline_ms / 1000
     job = LoadJob(len(chosen), (dst, state_dst))
+    if parts is not None:
+        named = layout.kinds["block"]
+        job.arrivals = Arrivals(
+            named, len(chosen), plan_stages(named, parts), None if room is None else room.deliver
+        )
 
     def work() -> None:
         try:
@@ -51,6 +58,9 @@ def start_load(
         except BaseException as error:
             job.future.set_exception(error)
             raise
+        finally:
+            if job.arrivals is not None:
+                job.arrivals.end()
         job.future.set_result(result)
 
     if wait:
@@ -123,15 +133,36 @@ def _fill_blocks(
 ) -> Sequence[Status]:
     if room is None:
         return ()
+    if room.deliver is None:
+        return _bring(tiers, shard, match, chosen, room, deadline, job, held, job.statuses)
+    # Nothing is ready before it has left the staging memory.
+    staged: list[Status | None] = [None] * len(room)
+    found = _bring(tiers, shard, match, chosen, room, deadline, job, held, staged)
+    room.deliver(None)
+    job.statuses[:] = found
+    return found
+
+
+def _bring(
+    tiers: TierSet,
+    shard: int,
+    match: Match,
+    chosen: range,
+    room: Records,
+    deadline: float | None,
+    job: LoadJob,
+    held: bool,
+    statuses: list[Status | None],
+) -> Sequence[Status]:
     within = slice(chosen.start, chosen.stop)
     leased = match.records()[within] if held else (None,) * len(chosen)
     rows = match.rows()
-    slots = match.slots() if held and deadline is None else None
+    slots = match.slots() if held and deadline is None and job.arrivals is None else None
     if slots is not None and room.rows is not None and room.payload and len(room):
         records = cast("tuple[HostRecord, ...]", leased)
-        if tiers.loader.fill_from_host(records, slots[within], room.rows, job.statuses):
+        if tiers.loader.fill_from_host(records, slots[within], room.rows, statuses):
             return (Status.OK,) * len(room)
-        done = zip(leased, job.statuses, strict=True)
+        done = zip(leased, statuses, strict=True)
         leased = tuple(None if status is None else record for record, status in done)
     return tiers.loader.fill(
         _BLOCK,
@@ -141,7 +172,8 @@ def _fill_blocks(
         leased=leased,
         rows=None if rows is None else rows[within],
         deadline=deadline,
-        statuses=job.statuses,
+        statuses=statuses,
+        arrivals=job.arrivals,
     )
 
 

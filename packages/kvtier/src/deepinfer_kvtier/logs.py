@@ -1,4 +1,4 @@
-"""Tail of one writer's index log."""
+"""Tail of one writer's index log, from its newest snapshot on."""
 
 from __future__ import annotations
 
@@ -10,19 +10,29 @@ from numpy.typing import NDArray
 
 from deepinfer_kvtier import format as fmt
 from deepinfer_kvtier.io import IoEngine
+from deepinfer_kvtier.scan import scan_folder
+from deepinfer_kvtier.snapshots import Snapshot, read_newest
 
 _CHUNK_FRAMES = 256
 
 
 class LogReader:
-    """Reads the frames that were added since the last `poll`; never trusts the size of the file."""
+    """Reads the frames that were added since the last `poll`; never trusts the size of the file.
+
+    The first poll of a log of more than a few frames begins with the newest good snapshot. So does
+    one that finds the frames it needs given back to the file system; without a good snapshot the
+    segments themselves are read.
+    """
 
     def __init__(self, folder: Path, store: bytes, io: IoEngine) -> None:
         self.folder = folder
         self.writer = bytes.fromhex(folder.name)
         self.ended = False
         self.bad_frames = 0
+        self.bad_snapshots = 0
+        self.rescans = 0
         self.frames = 0
+        self.snapshot: Snapshot | None = None
         self._store = store
         self._io = io
         self._fd: int | None = None
@@ -42,11 +52,23 @@ class LogReader:
         found: list[NDArray[Any]] = []
         while True:
             raw, frames = self._read_chunk(self._fd)
+            if self.frames == 0 and frames == _CHUNK_FRAMES:
+                shortcut = self._from_snapshot()
+                if shortcut:
+                    found.extend(shortcut)
+                    continue
+            if frames and not any(raw[: fmt.PAGE]):
+                substitute = self._over_hole(self._fd)
+                if substitute is None:
+                    break
+                found.extend(substitute)
+                continue
             fresh = self._parse(raw, frames)
             found.extend(fresh)
             if frames < _CHUNK_FRAMES or not fresh:
                 break
         entries = np.concatenate(found) if found else _NOTHING
+        # The end mark is the last entry of a log, and of a snapshot of an ended one.
         if len(entries) and entries["flags"][-1] & fmt.FLAG_LOG_END:
             self.ended = True
             self.close()
@@ -57,6 +79,44 @@ class LogReader:
         if self._fd is not None:
             self._io.close(self._fd)
             self._fd = None
+
+    def _from_snapshot(self) -> list[NDArray[Any]]:
+        """Entries of the newest snapshot that reaches further than this reader."""
+        snapshot, damaged = read_newest(
+            self.folder, self._store, self.writer, self._io, beyond=self.frames
+        )
+        self.bad_snapshots = max(self.bad_snapshots, damaged)
+        if snapshot is None:
+            return []
+        self.snapshot = snapshot
+        self.frames = snapshot.next_frame
+        return [snapshot.entries]
+
+    def _over_hole(self, fd: int) -> list[NDArray[Any]] | None:
+        """What stands in for frames that are gone; None at the end of the log."""
+        end = self._end_of_hole(fd)
+        if end is None:
+            return None
+        found = self._from_snapshot()
+        if not found:
+            self.rescans += 1
+            found = [scan_folder(self.folder, self._io)]
+            self.frames = end
+        return found
+
+    def _end_of_hole(self, fd: int) -> int | None:
+        """Number of the first good frame behind the missing ones."""
+        at = self.frames
+        while True:
+            chunk = bytearray(_CHUNK_FRAMES * fmt.PAGE)
+            frames = self._io.preadv(fd, [chunk], at * fmt.PAGE) // fmt.PAGE
+            for i in range(frames):
+                frame = memoryview(chunk)[i * fmt.PAGE : (i + 1) * fmt.PAGE]
+                if fmt.parse_frame(frame, at + i, self._store, self.writer) is not None:
+                    return at + i
+            if frames < _CHUNK_FRAMES:
+                return None
+            at += frames
 
     def _read_chunk(self, fd: int) -> tuple[memoryview, int]:
         chunk = bytearray(_CHUNK_FRAMES * fmt.PAGE)

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from deepinfer_kvtier.buffers import Buffers, Records, records_in
 from deepinfer_kvtier.dropping import drop_records
 from deepinfer_kvtier.errors import ConfigError
+from deepinfer_kvtier.format import MAX_PART_SUMS
 from deepinfer_kvtier.identity import (
     DIGEST_BYTES,
     ChainHasher,
@@ -172,6 +173,7 @@ class Namespace:
         blocks: slice | None = None,
         dst: Buffers = None,
         state_dst: Any = None,
+        parts: Sequence[str] | None = None,
         deadline_ms: float | None = None,
         wait: bool = False,
     ) -> LoadJob:
@@ -182,6 +184,8 @@ class Namespace:
         dst:         room for them, see `deepinfer_kvtier.buffers`; it belongs to the job until
                      done.
         state_dst:   room for the state slot of `match.state`.
+        parts:       order of arrival: names of parts or patterns such as "L2.*"; what none names
+                     comes last. `job.ready("L2.*")` tells when it is there in every block.
         deadline_ms: after this long nothing more is started; what is missing comes back as TIMEOUT.
         wait:        load in this thread and return a job that is done.
         raises:      BufferShapeError, ConfigError, ClosedError; never for storage trouble.
@@ -195,6 +199,7 @@ class Namespace:
             blocks=blocks,
             dst=dst,
             state_dst=state_dst,
+            parts=parts,
             deadline_ms=deadline_ms,
             wait=wait,
         )
@@ -335,6 +340,13 @@ class Namespace:
             raise ConfigError(f"expected {len(digests)} parents, got {len(parents)}")
         return list(parents)
 
+    def _summed_parts(self, kind: int) -> tuple[int, ...]:
+        """Sizes of the parts that get sums of their own."""
+        if not self.cache.config.part_sums or kind != _BLOCK:
+            return ()
+        sizes = self.layout.part_sizes("block")
+        return sizes if 1 < len(sizes) <= MAX_PART_SUMS else ()
+
     def _put(
         self,
         kind: int,
@@ -365,6 +377,7 @@ class Namespace:
                 namespace=namespace_tag(self.root),
                 digests=digests,
                 source=source,
+                part_sizes=self._summed_parts(kind),
                 parents=parents,
                 first_depth=first_depth,
                 cls=cls,

@@ -35,6 +35,7 @@ class PutRequest:
     namespace: int
     digests: Sequence[bytes]
     source: Records
+    part_sizes: tuple[int, ...]
     parents: list[bytes]
     first_depth: int
     cls: str
@@ -237,6 +238,7 @@ def _item(
             nbytes=nbytes,
             approximate=request.approximate,
             generation=request.generation,
+            part_sizes=request.part_sizes,
         ),
         held=held,
         staged=request.copy,

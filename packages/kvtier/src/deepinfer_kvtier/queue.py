@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
+import xxhash
 
 from deepinfer_kvtier.breaker import Breaker
 from deepinfer_kvtier.config import KVTierConfig
@@ -407,6 +408,20 @@ def _checksum(batch: Sequence[Outgoing]) -> None:
     for out in batch:
         if out.checksum is None and not out.dropped:
             out.checksum = checksum_of(out.views)
+            if out.part_sizes:
+                out.part_sums = _part_sums(out)
+
+
+def _part_sums(out: Outgoing) -> tuple[int, ...]:
+    """xxh3_64 of each part; views may end anywhere, so several may make one part."""
+    payload = out.views[0] if len(out.views) == 1 else memoryview(b"".join(out.views))
+    sums: list[int] = []
+    at = 0
+    for size in out.part_sizes:
+        # 0 means that there is no sum.
+        sums.append(xxhash.xxh3_64_intdigest(payload[at : at + size]))
+        at += size
+    return tuple(sums)
 
 
 def _add_waiter(item: WriteItem, ticket: PutTicket, index: int, want: Durability) -> None:

@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 
 from deepinfer_kvtier import format as fmt
 from deepinfer_kvtier.host import checksum_of
-from deepinfer_kvtier.io import IoEngine
+from deepinfer_kvtier.io import IOV_MAX, IoEngine, read_fully
 from deepinfer_kvtier.records import Status
 
-_IOV_MAX = 1024
 _MAX_RUN_BYTES = 32 << 20
 _CACHED_BYTES = 512 << 10  # stays in the second-level cache of one core until it is hashed
 _SHARED_BYTES = 2 << 20  # stays in the last-level cache that two cores share
@@ -120,7 +119,7 @@ def read_run(
     size, slot = members[0].nbytes, members[0].slot_bytes
     vectors = max([len(want.views) for want in members]) + 1
     limit = _CACHED_BYTES if pool is None else _SHARED_BYTES
-    step = max(1, min(limit // slot, _IOV_MAX // vectors))
+    step = max(1, min(limit // slot, IOV_MAX // vectors))
     if step >= len(members):
         pool = None
     checks: list[Future[Outcome]] = []
@@ -160,7 +159,7 @@ def _read_piece(
         buffers.append(room[start * step : (start + 1) * step])
     if 0 in [buffer.nbytes for buffer in buffers]:
         buffers = [buffer for buffer in buffers if buffer.nbytes]
-    return _read_fully(io, fd, buffers, offset, piece[0].slot_bytes * len(piece))
+    return read_fully(io, fd, buffers, offset, piece[0].slot_bytes * len(piece))
 
 
 def _verify(members: Sequence[Wanted], tails: bytearray, kind: int, shard: int) -> Outcome:
@@ -197,24 +196,3 @@ def _check(want: Wanted, tails: bytearray, at: int, kind: int, shard: int) -> St
     want.approximate = bool(flags & fmt.FLAG_APPROXIMATE)
     want.generation = generation
     return Status.OK
-
-
-def _read_fully(
-    io: IoEngine, fd: int, buffers: list[memoryview], offset: int, expected: int
-) -> int:
-    """preadv until the buffers are full or the file ends; returns the bytes read."""
-    total = io.preadv(fd, buffers, offset)
-    if total == expected:
-        return total
-    left = list(buffers)
-    got = total
-    while got > 0:
-        while left and got >= left[0].nbytes:
-            got -= left.pop(0).nbytes
-        if not left:
-            break
-        if got:
-            left[0] = left[0][got:]
-        got = io.preadv(fd, left, offset + total)
-        total += max(got, 0)
-    return max(total, 0)

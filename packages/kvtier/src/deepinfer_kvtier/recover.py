@@ -13,16 +13,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deepinfer_kvtier import format as fmt
-from deepinfer_kvtier.io import IoEngine
+from deepinfer_kvtier.io import IoEngine, write_all
 from deepinfer_kvtier.logs import LogReader
+from deepinfer_kvtier.scan import scan_slots
 from deepinfer_kvtier.segments import parse_segment_name
-from deepinfer_kvtier.writer import write_all
+from deepinfer_kvtier.snapshotter import Snapshotter
 
 if TYPE_CHECKING:
     from deepinfer_kvtier.directory import DirectoryTier
 
-_CHUNK_BYTES = 4 << 20
-_MAGIC_WORD = np.frombuffer(fmt.TRAILER_MAGIC, dtype="<u8")[0]
+
+_SNAPSHOT_FRAMES = 1024
 
 
 def adopt(directory: DirectoryTier, name: str) -> bool:
@@ -65,6 +66,8 @@ def _finish_log(folder: Path, store: bytes, io: IoEngine, *, cut: bool) -> bool:
                 write_all(io, fd, [frame], frames * fmt.PAGE)
                 frames += 1
         io.datasync(fd)
+        if frames >= _SNAPSHOT_FRAMES:
+            Snapshotter(folder, store, writer, io).take(fd)
     finally:
         io.close(fd)
     return True
@@ -83,63 +86,12 @@ def _scan_tail(path: Path, entries: NDArray[Any], io: IoEngine, *, cut: bool) ->
         start = int(last["page"]) * fmt.PAGE + fmt.slot_bytes(int(last["length"]))
     fd = io.open_write(path) if cut else io.open_read(path)
     try:
-        found, end = _scan_slots(fd, start, number, io)
+        found, end = scan_slots(fd, start, number, io)
         if cut:
             io.truncate(fd, end)
     finally:
         io.close(fd)
     return np.concatenate(found) if found else _NOTHING
-
-
-def _scan_slots(fd: int, start: int, number: int, io: IoEngine) -> tuple[list[NDArray[Any]], int]:
-    """Walk slots by looking for the trailer that says how long its own slot is."""
-    found: list[NDArray[Any]] = []
-    slot = at = start
-    chunk = bytearray(_CHUNK_BYTES)
-    while True:
-        got = io.preadv(fd, [chunk], at) // fmt.PAGE * fmt.PAGE
-        if got <= 0:
-            return found, slot
-        words = np.frombuffer(chunk, dtype="<u8", count=got // 8)
-        restart = None
-        for word in np.flatnonzero(words == _MAGIC_WORD):
-            position = int(word) * 8
-            if at + position < slot:
-                continue
-            if position + fmt.TRAILER_BYTES > got:
-                restart = at + position // fmt.PAGE * fmt.PAGE
-                break
-            trailer = fmt.parse_trailer(memoryview(chunk)[position : position + fmt.TRAILER_BYTES])
-            expected = at + position - slot
-            if trailer is None or fmt.trailer_offset(trailer.payload_bytes) != expected:
-                continue
-            found.append(_entry_of(trailer, number, slot))
-            slot += fmt.slot_bytes(trailer.payload_bytes)
-        if restart is not None and restart > at:
-            at = restart
-        elif got < len(chunk):
-            return found, slot
-        else:
-            at += got
-
-
-def _entry_of(trailer: fmt.Trailer, number: int, slot: int) -> NDArray[Any]:
-    entry = np.zeros(1, dtype=fmt.ENTRY)
-    lo, hi = fmt.key_columns([trailer.digest])
-    entry["key_lo"], entry["key_hi"] = lo, hi
-    entry["parent"] = int.from_bytes(trailer.parent[:8], "little")
-    entry["segment"] = number
-    entry["page"] = slot // fmt.PAGE
-    entry["length"] = trailer.payload_bytes
-    entry["kind"], entry["cls"] = trailer.kind, trailer.cls
-    entry["flags"] = trailer.flags & fmt.FLAG_APPROXIMATE
-    entry["created_s"], entry["created_ms"] = divmod(trailer.created_ms, 1000)
-    entry["depth"] = trailer.depth
-    entry["sum"] = int.from_bytes(trailer.checksum[-8:], "little")
-    entry["shard"] = trailer.shard
-    entry["generation"] = trailer.generation
-    entry["namespace"] = trailer.namespace
-    return entry
 
 
 _NOTHING: NDArray[Any] = np.zeros(0, dtype=fmt.ENTRY)

@@ -67,6 +67,10 @@ class EntryTable:
         shards = np.full(len(key_lo), shard, dtype=np.uint8)
         return self._find(key_lo, key_hi, kinds, shards)
 
+    def find_rows(self, rows: NDArray[Any]) -> NDArray[Any]:
+        """`find` for the keys of rows."""
+        return self._find(rows["key_lo"], rows["key_hi"], rows["kind"], rows["shard"])
+
     def take(self, numbers: NDArray[Any]) -> NDArray[Any]:
         """Copies of rows by number."""
         return self._rows[numbers]
@@ -79,9 +83,7 @@ class EntryTable:
         added = np.zeros(len(rows), dtype=np.bool_)
         if len(rows) == 0:
             return added
-        fresh = np.flatnonzero(
-            self._find(rows["key_lo"], rows["key_hi"], rows["kind"], rows["shard"]) < 0
-        )
+        fresh = np.flatnonzero(self.find_rows(rows) < 0)
         if len(np.unique(rows["key_lo"][fresh])) < len(fresh):
             identity = rows[fresh][["key_lo", "key_hi", "kind", "shard"]]
             _, first = np.unique(identity, return_index=True)
@@ -171,7 +173,7 @@ class EntryTable:
         reused = [self._free.pop() for _ in range(min(count, len(self._free)))]
         new = count - len(reused)
         if self._used + new > len(self._rows):
-            size = max(self._used + new, len(self._rows) * 3 // 2)
+            size = max(self._used + new, len(self._rows) * 5 // 4)
             self._rows = _grown(self._rows, size)
             self._live = _grown(self._live, size)
         numbers = np.array(reused + list(range(self._used, self._used + new)), dtype=np.int64)
@@ -199,9 +201,9 @@ class EntryTable:
 
 
 def _slots_for(rows: int) -> int:
-    """A power of two that holds `rows` and half as many again below the load limit."""
+    """A power of two that holds `rows` and a tenth more below the load limit."""
     size = 64
-    while size * _MAX_LOAD < rows * 1.5:
+    while size * _MAX_LOAD < rows * 1.1:
         size *= 2
     return size
 

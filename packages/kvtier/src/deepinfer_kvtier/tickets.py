@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Literal, overload
 
+from deepinfer_kvtier.errors import ConfigError
 from deepinfer_kvtier.records import LoadResult, Status
+from deepinfer_kvtier.stages import Arrivals
 
 Durability = Literal["behind", "flushed", "fsync"]
 
@@ -99,6 +101,7 @@ class LoadJob:
         # Views made from bare addresses keep nothing alive; the job does.
         self._destinations = destinations
         self.statuses: list[Status | None] = [None] * blocks
+        self.arrivals: Arrivals | None = None
         self.future: Future[LoadResult] = Future()
 
     @property
@@ -106,9 +109,24 @@ class LoadJob:
         """The load has ended, well or not."""
         return self.future.done()
 
-    def ready(self, block: int) -> bool:
-        """Whether this block of the requested range is there, bytes and checksum."""
-        return self.statuses[block] is Status.OK
+    def ready(self, what: int | str) -> bool:
+        """Whether a block of the requested range is there, or, by name or pattern, a part of every
+        block: bytes and checksum.
+
+        Parts are known to loads that were given `parts`. raises: ConfigError for an unknown part.
+        """
+        if isinstance(what, int):
+            return self.statuses[what] is Status.OK
+        return self._known_parts().ready(what)
+
+    def wait_ready(self, part: str, timeout: float | None = None) -> bool:
+        """Wait until `ready(part)`; False when the load ends without it or the time is over."""
+        return self._known_parts().wait(part, timeout)
+
+    def _known_parts(self) -> Arrivals:
+        if self.arrivals is None:
+            raise ConfigError("this load has no parts to wait for: pass parts to load")
+        return self.arrivals
 
     @property
     def result(self) -> LoadResult | None:

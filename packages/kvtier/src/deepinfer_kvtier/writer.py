@@ -17,11 +17,13 @@ from numpy.typing import NDArray
 
 from deepinfer_kvtier import format as fmt
 from deepinfer_kvtier.clock import Clock
-from deepinfer_kvtier.io import IoEngine, Readable, is_full
+from deepinfer_kvtier.io import IOV_MAX, IoEngine, Readable, is_full, write_all
 from deepinfer_kvtier.sharing import Sharing
+from deepinfer_kvtier.snapshotter import Snapshotter
 
 PREALLOCATE_BYTES = 16 << 20
-_IOV_MAX = 1024
+_SNAPSHOT_FRAMES = 1024
+_LAST_SNAPSHOT_FRAMES = 256  # of shorter logs readers take the frames at once
 
 
 @dataclass(slots=True, eq=False)
@@ -30,6 +32,8 @@ class Outgoing:
 
     namespace: `identity.namespace_tag` of the chain it belongs to.
     created_ms: time of a copy's last use, for records that are written again; None = now.
+    part_sizes: sizes of the parts whose sums are wanted; empty = none.
+    part_sums: xxh3_64 of each of these parts, known with the checksum.
     checksum: xxh3_128 of the bytes, known before the record is handed to the writer.
     dropped:  somebody asked to forget the record while it was waiting; it must not be written.
     """
@@ -50,6 +54,8 @@ class Outgoing:
     checksum: bytes | None = None
     dropped: bool = False
     created_ms: int | None = None
+    part_sizes: tuple[int, ...] = ()
+    part_sums: tuple[int, ...] = ()
 
     def checked(self) -> bytes:
         """The checksum, once it is known."""
@@ -102,6 +108,7 @@ class SegmentWriter:
         sharing.announce(self.path.name)
         self._log_end = 0
         self._log_frames = 0
+        self._snapshots = Snapshotter(self.path, store, self.id, io)
         self._segments: dict[str, _OpenSegment] = {}
         self._next_segment = 0
         self._sequence = 0
@@ -178,6 +185,12 @@ class SegmentWriter:
         self._retired.clear()
         self._unsynced_bytes = 0
         self._last_sync = self._clock.monotonic()
+        self._take_snapshot(_SNAPSHOT_FRAMES)
+
+    def _take_snapshot(self, least_frames: int) -> None:
+        """Shorten the way of those who open the directory later, once the log has grown enough."""
+        if self._snapshots.due(self._log_frames, least_frames):
+            self.file_bytes += self._snapshots.take(self._log_fd)
 
     def _sync_segments(self) -> None:
         for segment in (*self._retired, *self._segments.values()):
@@ -202,6 +215,7 @@ class SegmentWriter:
             if self._log_frames:
                 self.log(end)
             self.sync()
+            self._take_snapshot(_LAST_SNAPSHOT_FRAMES)
         finally:
             for segment in (*self._retired, *self._segments.values()):
                 self._io.close(segment.fd)
@@ -229,7 +243,7 @@ class SegmentWriter:
         for member in members:
             record = batch[member]
             size = fmt.slot_bytes(record.nbytes)
-            crowded = len(buffers) + len(record.views) + 1 > _IOV_MAX
+            crowded = len(buffers) + len(record.views) + 1 > IOV_MAX
             if offsets and (offset + size > self.segment_bytes or crowded):
                 break
             tail = bytearray(size - record.nbytes)
@@ -383,23 +397,12 @@ def _trailers_of(batch: Sequence[Outgoing], now_ms: int, sequence: int) -> bytea
     trailers["generation"] = [record.generation for record in batch]
     trailers["shard"] = [record.shard for record in batch]
     trailers["namespace"] = [record.namespace for record in batch]
+    for trailer, record in zip(trailers, batch, strict=True):
+        if record.part_sums:
+            trailer["part_sums"][: len(record.part_sums)] = record.part_sums
     raw = bytearray(trailers.tobytes())
     fmt.seal_trailers(raw)
     return raw
-
-
-def write_all(io: IoEngine, fd: int, buffers: list[Readable], offset: int) -> None:
-    """pwritev until everything is written; a short write continues where it stopped."""
-    left = [memoryview(buffer) for buffer in buffers if len(buffer)]
-    while left:
-        written = io.pwritev(fd, left[:_IOV_MAX], offset)
-        if written <= 0:
-            raise OSError(5, "the file system accepted no bytes")
-        offset += written
-        while left and written >= left[0].nbytes:
-            written -= left.pop(0).nbytes
-        if written:
-            left[0] = left[0][written:]
 
 
 def remove_folder(io: IoEngine, path: Path) -> None:
