@@ -26,7 +26,7 @@ from deepinfer_search_fetch.present import to_text
 
 def trafilatura(page: bytes) -> str:
     tree, _ = parse_html(decode_text(page)[0])
-    return "" if tree is None else trafilatura_text(tree, fast=False)
+    return "" if tree is None else trafilatura_text(tree)
 
 
 SYSTEMS: dict[str, Callable[[bytes], str]] = {

@@ -84,7 +84,7 @@ def test_an_article_keeps_its_text_and_loses_the_frame_around_it() -> None:
         ('<p>so <script type="math/tex; mode=display">a+b</script>', "so $$a+b$$"),
         ('<ul><li><input type="checkbox" checked> done<li><input type="checkbox"> open</ul>',
          "- [x] done\n- [ ] open"),
-        ("<p>text<sup><a href='#n1'>1</a></sup><ol><li id=n1>note</ol>", "text[^1]\n\n1. [^1]: note"),
+        ("<p>text<sup><a href='#n1'>1</a></sup><ol><li id=n1>note</ol>", "text[^1]\n\n[^1]: note"),
     ],
 )  # fmt: skip
 def test_elements_become_markdown(html: str, markdown: str) -> None:

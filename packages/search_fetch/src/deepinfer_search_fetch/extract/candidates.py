@@ -6,9 +6,11 @@ The libraries' own output is never returned: it only votes, run by run.
 from __future__ import annotations
 
 import logging
+from bisect import bisect_left
 from collections.abc import Sequence
 from copy import deepcopy
-from typing import Any
+from itertools import pairwise
+from typing import Any, Literal
 
 from lxml import html
 from resiliparse.extract.html2text import extract_plain_text
@@ -16,17 +18,35 @@ from resiliparse.extract.html2text import extract_plain_text
 from deepinfer_search_fetch.extract.tree import Run, words
 
 _SHINGLE = 4
+_SLACK = 40  # characters of the candidate that a short run may skip
+_MAX_PLACES = 4
 # The library logs every page it gives up on; giving up is an answer here.
 logging.getLogger("trafilatura").setLevel(logging.CRITICAL)
 
 
-def trafilatura_text(document: html.HtmlElement, *, fast: bool) -> str:
+Focus = Literal["balanced", "recall", "precision"]
+
+
+def voters(document: html.HtmlElement, page: str) -> list[str]:
+    """The texts that vote, in the order the model knows; document: uncleaned; page: its source."""
+    return [
+        trafilatura_text(document, "recall"),
+        trafilatura_text(document, "precision"),
+        resiliparse_text(page),
+    ]
+
+
+def trafilatura_text(document: html.HtmlElement, focus: Focus = "balanced") -> str:
     """Plain text of trafilatura's choice without comments, "" where it finds nothing."""
     from trafilatura import bare_extraction
 
     try:
         result: Any = bare_extraction(
-            deepcopy(document), fast=fast, include_comments=False, with_metadata=False
+            deepcopy(document),
+            favor_recall=focus == "recall",
+            favor_precision=focus == "precision",
+            include_comments=False,
+            with_metadata=False,
         )
     except Exception:
         # A third-party parser meeting a page it cannot digest costs its vote, not the request.
@@ -49,39 +69,123 @@ def resiliparse_text(page: str) -> str:
 
 
 def votes(run_words: Sequence[list[str]], candidate: str) -> list[float]:
-    """For each run, the share (0..1) of it that occurs in `candidate`, followed in order.
+    """For each run, the share (0..1) of it that `candidate` holds at the place where it should.
 
-    run_words: `tree.words` of every run. A short run counts only where the order leads to it, so
-    that a menu entry does not profit from the same word in the article.
+    run_words: `tree.words` of every run. Both texts are in the page's order, so the longest
+    increasing chain of whole runs anchors one in the other; what is short or only partly there
+    counts between its anchors alone. A menu entry does not profit from the same word in the
+    article, nor a teaser's title from the article's own.
     """
-    candidate_words = words(candidate)
-    text = " " + " ".join(candidate_words) + " "
-    shingles = {
-        tuple(candidate_words[i : i + _SHINGLE])
-        for i in range(max(0, len(candidate_words) - _SHINGLE + 1))
-    }
+    text = " " + " ".join(words(candidate)) + " "
+    needles = [" " + " ".join(w) + " " if w else "" for w in run_words]
+    out = [0.0] * len(needles)
+    anchors = _anchors(run_words, needles, text)
+    for i, _ in anchors:
+        out[i] = 1.0
+    grams = _gram_places(text)
     cursor = 0
-    out: list[float] = []
-    for words_here in run_words:
-        if not words_here:
-            out.append(0.0)
-            continue
-        needle = " " + " ".join(words_here) + " "
-        short = len(words_here) < _SHINGLE
-        found = text.find(needle, cursor, cursor + len(needle) + 40 if short else len(text))
-        if found >= 0:
-            cursor = found + len(needle) - 1
-            out.append(1.0)
-        elif short:
-            out.append(0.0)
-        elif needle in text:
-            out.append(1.0)
-        else:
-            grams = [
-                tuple(words_here[i : i + _SHINGLE]) for i in range(len(words_here) - _SHINGLE + 1)
-            ]
-            out.append(sum(g in shingles for g in grams) / len(grams))
+    for (i, place), (j, following) in pairwise([(-1, 0), *anchors, (len(needles), len(text))]):
+        cursor = place + len(needles[i]) - 1 if i >= 0 else 0
+        for k in range(i + 1, j):
+            if not needles[k]:
+                continue
+            if len(run_words[k]) < _SHINGLE:
+                found = text.find(needles[k], cursor, cursor + len(needles[k]) + _SLACK)
+                if 0 <= found < following:
+                    cursor = found + len(needles[k]) - 1
+                    out[k] = 1.0
+            else:
+                share, cursor = _share_between(run_words[k], grams, cursor, following)
+                out[k] = share
     return out
+
+
+def _anchors(
+    run_words: Sequence[list[str]], needles: Sequence[str], text: str
+) -> list[tuple[int, int]]:
+    """(run, offset in text) of the whole long runs on the heaviest chain that both texts order."""
+    items: list[tuple[int, int, int]] = []  # run, offset, weight
+    for i, needle in enumerate(needles):
+        if len(run_words[i]) < _SHINGLE:
+            continue
+        found = text.find(needle)
+        for _ in range(_MAX_PLACES):
+            if found < 0:
+                break
+            items.append((i, found, len(needle)))
+            found = text.find(needle, found + 1)
+    if not items:
+        return []
+    ranks = {place: r for r, place in enumerate(sorted({place for _, place, _ in items}), 1)}
+    best = _PrefixMax(len(ranks))
+    weights: list[int] = []
+    before: list[int] = []
+    pending: list[int] = []
+    for n, (run, place, weight) in enumerate(items):
+        # Two places of one run must not follow each other: they enter the tree together.
+        if pending and items[pending[-1]][0] != run:
+            for m in pending:
+                best.put(ranks[items[m][1]], weights[m], m)
+            pending = []
+        above, link = best.get(ranks[place] - 1)
+        weights.append(above + weight)
+        before.append(link)
+        pending.append(n)
+    top = max(weights)
+    n = max(i for i, w in enumerate(weights) if w == top)
+    chain: list[tuple[int, int]] = []
+    while n >= 0:
+        chain.append(items[n][:2])
+        n = before[n]
+    return chain[::-1]
+
+
+class _PrefixMax:
+    """Largest (weight, item) among ranks 1..r; of equal weights the latest put."""
+
+    def __init__(self, size: int) -> None:
+        self._tree: list[tuple[int, int]] = [(0, -1)] * (size + 1)
+
+    def put(self, rank: int, weight: int, item: int) -> None:
+        entry = (weight, item)
+        while rank < len(self._tree):
+            self._tree[rank] = max(self._tree[rank], entry)
+            rank += rank & -rank
+
+    def get(self, rank: int) -> tuple[int, int]:
+        found = (0, -1)
+        while rank > 0:
+            found = max(found, self._tree[rank])
+            rank -= rank & -rank
+        return found
+
+
+def _gram_places(text: str) -> dict[tuple[str, ...], list[int]]:
+    """Offsets of every word 4-gram of a text of words between single blanks."""
+    places: dict[tuple[str, ...], list[int]] = {}
+    all_words = text.split()
+    offset = 0
+    for i in range(len(all_words) - _SHINGLE + 1):
+        places.setdefault(tuple(all_words[i : i + _SHINGLE]), []).append(offset)
+        offset += len(all_words[i]) + 1
+    return places
+
+
+def _share_between(
+    run: list[str], grams: dict[tuple[str, ...], list[int]], low: int, high: int
+) -> tuple[float, int]:
+    """Share of the run's 4-grams that stand in low..high, and where the last of them does."""
+    hits = 0
+    furthest = low
+    total = len(run) - _SHINGLE + 1
+    for i in range(total):
+        places = grams.get(tuple(run[i : i + _SHINGLE]))
+        if places:
+            at = bisect_left(places, low)
+            if at < len(places) and places[at] < high:
+                hits += 1
+                furthest = max(furthest, places[at])
+    return hits / total, furthest if hits * 2 > total else low
 
 
 def runs_words(runs: Sequence[Run]) -> list[list[str]]:

@@ -5,50 +5,17 @@ No feature knows the page's URL, host or vocabulary beyond a few kinds of words 
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
+import numpy as np
+
+from deepinfer_search_fetch.extract.hints import SEMANTIC, context_columns, far_hint
+from deepinfer_search_fetch.extract.layout import Floats, Ints, Layout, lay_out
 from deepinfer_search_fetch.extract.tree import Box, PageTree, Run
+from deepinfer_search_fetch.extract.voters import CHAIN, shifted, voter_columns, window
 
-_HINTS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
-    (name, re.compile(pattern, re.I))
-    for name, pattern in (
-        ("content", r"content|article|entry|story|main|body|text|prose|markdown|post(?!er|age)"),
-        ("nav", r"nav|menu|breadcrumb|toc\b|pagination|pager|skip|tabs?\b"),
-        ("frame", r"footer|header|masthead|topbar|copyright|colophon|sitenotice"),
-        ("side", r"side|aside|widget|rail|related|recommend|popular|trending|more-|also|latest"),
-        (
-            "promo",
-            r"promo|banner|\bad[sv]?\b|ad-|-ad\b|sponsor|cta|newsletter|subscri|signup|offer",
-        ),
-        ("consent", r"cookie|consent|gdpr|modal|popup|overlay|dialog|toast|login|signin"),
-        ("social", r"share|social|follow|facebook|twitter|like|vote|rating"),
-        ("meta", r"meta|byline|author|date|time|tag|categor|label|info|credit|caption"),
-        ("comment", r"comment|reply|replies|disqus|respond|discuss"),
-        ("forum", r"thread|topic|message|posts?\b|answer|question|quote|signature"),
-        ("product", r"product|price|spec|sku|cart|buy|variant|review|description|feature"),
-        ("listing", r"card|grid|item|list|result|tile|teaser|archive|feed|gallery|carousel|slide"),
-        ("section", r"section|hero|container|wrapper|block|row|col|panel|faq|accordion"),
-        ("code", r"code|highlight|syntax|source|example|snippet|api|docs?\b|method"),
-    )
-)
-_SEMANTIC = (
-    "article",
-    "main",
-    "nav",
-    "header",
-    "footer",
-    "aside",
-    "form",
-    "section",
-    "table",
-    "figure",
-    "blockquote",
-    "dl",
-)
-_LIST = frozenset({"ul", "ol", "dl", "menu"})
 _SENTENCE_END = re.compile(r"[.!?。！？…][\"'”’)\]]?(?:\s|$)|[。！？]")  # noqa: RUF001
 _BOILER = re.compile(
     r"cookie|©|\(c\) ?\d{4}|all rights reserved|privacy|terms of|sign (?:in|up)|log ?in|subscribe"
@@ -57,259 +24,264 @@ _BOILER = re.compile(
     r"|mentions légales|tous droits|abonn|anmelden|zaloguj|polityka|copyright",
     re.I,
 )
+# What stands above the parts that follow an article: a short run of this kind ends the content.
+_TAIL = re.compile(
+    r"related|you (?:may|might) (?:also )?like|read (?:more|next|also)"
+    r"|more (?:from|on|in|stories|news)|\bcomments?\b|leave a (?:reply|comment)"
+    r"|about the author|^share|^tags?\b|^filed under|newsletter"
+    r"|subscribe|recommended|popular|latest|trending|see also|sponsored|advertis|recent posts"
+    r"|auch interessant|mehr (?:zum thema|aus)|kommentar|ähnliche|^teilen|schlagw|weitere"
+    r"|meistgelesen|beliebt|à lire aussi|commentaire|similaires"
+    r"|partager|sur le même|komentarz|czytaj|zobacz"
+    r"|podobne|polecane|udostępnij|powiązane|comentario|compart|relacionad|te puede interesar"
+    r"|leggi anche|condivid|leia (?:mais|também)|reacties|lees ook|deel dit",
+    re.I,
+)
+_CREDIT = re.compile(
+    r"\b(?:photo|image|picture|foto|bild|crédit|credit|quelle|source)\b[^.]{0,30}"
+    r"(?::|©| by |/|getty)|getty images|shutterstock|reuters\)|\(ap\b|©",
+    re.I,
+)
+FURNITURE = re.compile("|".join(p.pattern for p in (_BOILER, _TAIL, _CREDIT)), re.I)
 _DATE = re.compile(r"\b(?:19|20)\d\d\b|\b\d{1,2}[./:-]\d{1,2}\b|\bago\b", re.I)
 _PRICE = re.compile(r"[$€£¥]\s?\d|\d\s?(?:€|zł|kr|USD|EUR)\b")
-
-
-class _Stats:
-    """Totals of one box over everything below it."""
-
-    __slots__ = ("chars", "links", "long", "runs", "sentences", "vote_a", "vote_b")
-
-    def __init__(self) -> None:
-        self.runs = self.chars = self.links = self.long = self.sentences = 0
-        self.vote_a = self.vote_b = 0.0
-
-    def add(self, chars: int, links: int, sentences: int, vote_a: float, vote_b: float) -> None:
-        self.runs += 1
-        self.chars += chars
-        self.links += links
-        self.long += chars >= 80
-        self.sentences += sentences
-        self.vote_a += vote_a * chars
-        self.vote_b += vote_b * chars
-
-    def row(self, page_chars: int) -> list[float]:
-        chars = max(self.chars, 1)
-        return [
-            math.log1p(self.runs),
-            self.chars / page_chars,
-            self.links / chars,
-            self.long / max(self.runs, 1),
-            self.sentences / max(self.runs, 1),
-            self.vote_a / chars,
-            self.vote_b / chars,
-        ]
-
-
-class _Context:
-    """What a box inherits: semantic ancestors and class hints, near and far."""
-
-    __slots__ = ("far", "in_link", "in_list", "near", "semantic")
-
-    def __init__(self, box: Box, parent: _Context | None) -> None:
-        tag = box.tag
-        attributes = box.element.attrib
-        hints = " ".join(
-            v for v in (attributes.get("class"), attributes.get("id"), attributes.get("role")) if v
-        )[:300]
-        own = [bool(p.search(hints)) for _, p in _HINTS] if hints else [False] * len(_HINTS)
-        if parent is None:
-            # The body's classes describe the page, not a place in it.
-            self.near = self.far = [0.0] * len(_HINTS)
-            self.semantic = [0.0] * len(_SEMANTIC)
-            self.in_list = self.in_link = 0.0
-            return
-        self.near = [1.0 if o else 0.6 * n for o, n in zip(own, parent.near, strict=True)]
-        self.far = [max(float(o), f) for o, f in zip(own, parent.far, strict=True)]
-        self.semantic = [
-            1.0 if tag == name else value
-            for name, value in zip(_SEMANTIC, parent.semantic, strict=True)
-        ]
-        self.in_list = 1.0 if tag in _LIST else parent.in_list
-        self.in_link = 1.0 if tag == "a" else parent.in_link
+_DIGIT = re.compile(r"\d")
+_UPPER = re.compile(r"[A-ZÀ-ÖØ-ÞĄĆĘŁŃÓŚŹŻА-Я]")
+_CAPITALISED = re.compile(r"(?<![^\W])[A-ZÀ-ÖØ-ÞĄĆĘŁŃÓŚŹŻА-Я]")
+_TAG_GROUPS: tuple[frozenset[str], ...] = (
+    frozenset({"p"}),
+    frozenset({"h1", "h2"}),
+    frozenset({"h3", "h4", "h5", "h6"}),
+    frozenset({"li"}),
+    frozenset({"td", "th"}),
+    frozenset({"pre"}),
+    frozenset({"div", "section", "article", "body"}),
+    frozenset({"button", "label", "option", "select", "summary", "legend"}),
+    frozenset({"figcaption", "caption"}),
+    frozenset({"blockquote", "dd", "dt"}),
+)
+_EMPHASIS = frozenset({"b", "strong", "em"})
+_PROSE_CHARS = 80
+_FAR = 30.0
 
 
 def run_features(
     page: PageTree,
     run_words: Sequence[list[str]],
-    vote_a: Sequence[float],
-    vote_b: Sequence[float],
+    votes: Sequence[Sequence[float]],
     title: str,
     type_flags: Sequence[float],
-) -> tuple[list[list[float]], list[float]]:
-    """One row per run (text, place, ancestors, neighbours, page) and the page's own row.
+) -> tuple[Floats, Floats]:
+    """float64 [runs, features], and the page's own float64 row, which every run's row ends with.
 
-    run_words: words of every run. vote_a, vote_b: 0..1 per run (see `candidates.votes`).
+    run_words: words of every run. votes: per voter one number 0..1 per run (`candidates.votes`).
     type_flags: `Metadata.type_flags` of the page.
     """
     runs = page.runs
-    if not runs:
-        return [], []
-    page_chars = max(sum(len(r.text) for r in runs), 1)
-    sentences = [len(_SENTENCE_END.findall(r.text)) for r in runs]
-    stats = _collect_stats(runs, sentences, vote_a, vote_b)
-    contexts = _collect_contexts(runs)
-    signatures = [_signature(r.box) for r in runs]
-    repeats = Counter(signatures)
-    seen_texts: Counter[str] = Counter(r.text for r in runs)
-    title_words = set(title.lower().split())
-    page_row = _page_row(runs, contexts, vote_a, vote_b, type_flags)
-    local = [
-        _local_row(r, w, s, seen_texts, repeats[g], title_words)
-        for r, w, s, g in zip(runs, run_words, sentences, signatures, strict=True)
+    n = len(runs)
+    layout = lay_out(runs)
+    chain = layout.ancestors(CHAIN)
+    chars = np.array([max(len(r.text), 1) for r in runs], dtype=np.float64)
+    links = np.array([r.link_chars for r in runs], dtype=np.float64)
+    sentences = np.array([len(_SENTENCE_END.findall(r.text)) for r in runs], dtype=np.float64)
+    opinions = [np.array(v, dtype=np.float64) for v in votes]
+    contexts = context_columns(layout)
+    local = _local_columns(runs, run_words, sentences, layout, title)
+    headings = np.array([_is_heading(r) for r in runs], dtype=np.float64)
+    prose = (chars >= _PROSE_CHARS).astype(np.float64)
+    link_share = links / chars
+
+    at = np.arange(n, dtype=np.float64)
+    totals = layout.below(np.stack([np.ones(n), chars, links, prose, sentences], axis=1))
+    of_box = np.stack(
+        [
+            np.log1p(totals[:, 0]),
+            totals[:, 1] / chars.sum(),
+            totals[:, 2] / np.maximum(totals[:, 1], 1),
+            totals[:, 3] / totals[:, 0],
+            totals[:, 4] / totals[:, 0],
+        ],
+        axis=1,
+    )
+    columns: list[Floats] = [
+        (np.cumsum(chars) - chars) / chars.sum(),
+        at / n,
+        layout.depth[layout.box_of].astype(np.float64),
+        *_heading_columns(runs, headings, chars, prose, link_share, title),
+        *(shifted(local[:, 0], o) for o in (-3, -2, -1, 1, 2, 3)),
+        *(shifted(link_share, o, 0.0) for o in (-3, -2, -1, 1, 2, 3)),
+        *(shifted(headings, o, 0.0) for o in (-2, -1, 1, 2)),
     ]
-    h1_at = next((i for i, r in enumerate(runs) if r.tag == "h1"), -1)
-    rows: list[list[float]] = []
-    position = 0
-    since_heading = 99
-    for i, run in enumerate(runs):
-        since_heading = 0 if _is_heading(run) else since_heading + 1
-        context = contexts[run.box]
-        box = run.box
-        chain = [box, box.parent or box]
-        chain.append(chain[-1].parent or chain[-1])
-        chain.append(chain[-1].parent or chain[-1])
-        row = [
-            *local[i],
-            vote_a[i],
-            vote_b[i],
-            position / page_chars,
-            i / len(runs),
-            float(box.depth),
-            min(since_heading, 30),
-            max(-50.0, min(200.0, i - h1_at)) if h1_at >= 0 else -51.0,
-            context.in_list,
-            context.in_link,
-            *context.semantic,
-            *context.near,
-            *context.far,
-        ]
-        for ancestor in chain:
-            row += stats[ancestor].row(page_chars)
-        for offset in (-3, -2, -1, 1, 2, 3):
-            j = i + offset
-            if 0 <= j < len(runs):
-                row += [local[j][0], local[j][2], vote_a[j], vote_b[j], float(_is_heading(runs[j]))]
-            else:
-                row += [-1.0, 0.0, -1.0, -1.0, 0.0]
-        row += _window(vote_a, i, 8), _window(vote_b, i, 8)
-        row += page_row
-        rows.append(row)
-        position += len(run.text)
+    for vote in opinions:
+        columns += voter_columns(vote, chars, layout, chain)
+    page_row = _page_row(runs, chars, links, contexts[layout.box_of], opinions, type_flags)
+    rows = np.concatenate(
+        [
+            local,
+            np.stack(columns, axis=1),
+            contexts[layout.box_of],
+            *(of_box[boxes] for boxes in chain),
+            np.tile(page_row, (n, 1)),
+        ],
+        axis=1,
+    )
     return rows, page_row
+
+
+def _local_columns(
+    runs: Sequence[Run],
+    run_words: Sequence[list[str]],
+    sentences: Floats,
+    layout: Layout,
+    title: str,
+) -> Floats:
+    """What a run says by itself, and how often the page repeats it or its kind."""
+    signatures = _signatures(layout)
+    repeats = Counter(signatures[b] for b in layout.box_of.tolist())
+    seen: Counter[str] = Counter(r.text for r in runs)
+    title_words = set(title.lower().split())
+    rows: list[list[float]] = []
+    for run, words_here, stops, b in zip(
+        runs, run_words, sentences.tolist(), layout.box_of.tolist(), strict=True
+    ):
+        text = run.text
+        head = text[:400]
+        size = max(len(text), 1)
+        sample = max(len(head), 1)
+        count = max(len(words_here), 1)
+        shared = len(title_words.intersection(words_here))
+        rows.append(
+            [
+                len(words_here),
+                size,
+                run.link_chars / size,
+                stops / count * 10,
+                min(stops, 10.0),
+                bool(_SENTENCE_END.search(text[-3:])),
+                text.count(",") / size * 100,
+                len(_DIGIT.findall(head)) / sample,
+                len(_UPPER.findall(head)) / sample,
+                len(_CAPITALISED.findall(head)) / min(count, sample),
+                bool(_BOILER.search(head)),
+                bool(_DATE.search(text[:200])),
+                bool(_PRICE.search(text[:200])),
+                bool(_CREDIT.search(head)),
+                len(words_here) <= 7 and bool(_TAIL.search(text)),
+                seen[text],
+                repeats[signatures[b]],
+                shared / count,
+                shared / max(len(title_words), 1),
+                text.endswith(":"),
+                text.endswith(("…", "...")),
+                text[:1].islower(),
+                any(not isinstance(i, str) and i.tag in _EMPHASIS for i in run.items),
+                sum(not isinstance(i, str) and i.tag == "a" for i in run.items),
+            ]
+        )
+    out = np.array(rows, dtype=np.float64)
+    for column in (0, 1, 16, 23):  # words, characters, repeats, links: counts of any size
+        out[:, column] = np.log1p(out[:, column])
+    kinds = np.array([[r.tag in group for group in _TAG_GROUPS] for r in runs], dtype=np.float64)
+    return np.concatenate([out, kinds], axis=1)
+
+
+def _heading_columns(
+    runs: Sequence[Run],
+    headings: Floats,
+    chars: Floats,
+    prose: Floats,
+    link_share: Floats,
+    title: str,
+) -> list[Floats]:
+    """Place relative to headings: the first h1, the page's title, the last heading, a tail mark."""
+    n = len(runs)
+    at = np.arange(n)
+    first_h1 = next((i for i, r in enumerate(runs) if r.tag == "h1"), -1)
+    wanted = title.casefold()
+    titled = next(
+        (i for i, r in enumerate(runs) if headings[i] and wanted and r.text.casefold() in wanted),
+        -1,
+    )
+    tails = np.array(
+        [len(r.text) <= 60 and bool(_TAIL.search(r.text)) for r in runs], dtype=np.float64
+    )
+    tail_heading = tails * headings
+    under_tail = np.zeros(n)
+    state = 0.0
+    for i in range(n):
+        if headings[i]:
+            state = tail_heading[i]
+        under_tail[i] = state
+    ahead_chars = window(chars * (1 - link_share), 4)
+    return [
+        _since(headings > 0, at),
+        _since(tails > 0, at),
+        under_tail,
+        tails,
+        np.clip(at - first_h1, -50, 200).astype(np.float64) if first_h1 >= 0 else np.full(n, -51.0),
+        np.clip(at - titled, -50, 200).astype(np.float64) if titled >= 0 else np.full(n, -51.0),
+        np.array([float(r.tag[1]) if h else 0.0 for r, h in zip(runs, headings, strict=True)]),
+        np.log1p(ahead_chars),
+        window(prose, 4),
+        window(link_share, 4),
+        window(link_share, 12),
+    ]
+
+
+def _since(marks: np.ndarray[tuple[int], np.dtype[np.bool_]], at: Ints) -> Floats:
+    """Runs since the last marked one, at most _FAR."""
+    last = np.maximum.accumulate(np.where(marks, at, -10_000))
+    return np.minimum(at - last, _FAR).astype(np.float64)
 
 
 def _page_row(
     runs: Sequence[Run],
-    contexts: dict[Box, _Context],
-    vote_a: Sequence[float],
-    vote_b: Sequence[float],
+    chars: Floats,
+    links: Floats,
+    contexts: Floats,
+    opinions: Sequence[Floats],
     type_flags: Sequence[float],
-) -> list[float]:
-    sizes = [len(r.text) for r in runs]
-    chars = max(sum(sizes), 1)
-    count = len(runs)
-
-    def share(values: Iterable[float]) -> float:
-        return sum(v * n for v, n in zip(values, sizes, strict=True)) / chars
-
-    return [
-        math.log1p(chars),
-        math.log1p(count),
-        sum(r.link_chars for r in runs) / chars,
-        sum(n >= 80 for n in sizes) / count,
-        share(vote_a),
-        share(vote_b),
-        share(min(a, b) for a, b in zip(vote_a, vote_b, strict=True)),
-        share(float(r.tag == "pre") for r in runs),
-        sum(bool(_PRICE.search(r.text)) for r in runs) / count,
-        sum(contexts[r.box].far[8] + contexts[r.box].far[9] for r in runs) / count,
-        sum(contexts[r.box].far[10] for r in runs) / count,
-        sum(contexts[r.box].semantic[0] for r in runs) / count,
-        *type_flags,
-    ]
-
-
-def _local_row(
-    run: Run,
-    words_here: list[str],
-    sentences: int,
-    seen: Counter[str],
-    repeats: int,
-    title_words: set[str],
-) -> list[float]:
-    text = run.text
-    chars = max(len(text), 1)
-    tag = run.tag
-    return [
-        math.log1p(len(words_here)),
-        math.log1p(chars),
-        run.link_chars / chars,
-        sentences / max(len(words_here), 1) * 10,
-        float(min(sentences, 10)),
-        float(bool(_SENTENCE_END.search(text[-3:]))),
-        text.count(",") / chars * 100,
-        sum(c.isdigit() for c in text[:400]) / min(chars, 400),
-        sum(c.isupper() for c in text[:400]) / min(chars, 400),
-        float(bool(_BOILER.search(text[:400]))),
-        float(bool(_DATE.search(text[:200]))),
-        float(bool(_PRICE.search(text[:200]))),
-        float(seen[text] > 1),
-        math.log1p(repeats),
-        len(title_words.intersection(words_here)) / max(len(words_here), 1),
-        float(text.endswith(":")),
-        float(text[:1].islower()),
-        float(tag == "p"),
-        float(tag in ("h1", "h2")),
-        float(tag in ("h3", "h4", "h5", "h6")),
-        float(tag == "li"),
-        float(tag in ("td", "th")),
-        float(tag == "pre"),
-        float(tag in ("div", "section", "article", "body")),
-        float(tag in ("button", "label", "option", "select", "summary", "legend")),
-        float(tag in ("figcaption", "caption")),
-        float(tag in ("blockquote", "dd", "dt")),
-        float(any(not isinstance(i, str) and i.tag in ("b", "strong", "em") for i in run.items)),
-    ]
+) -> Floats:
+    n = len(runs)
+    total = chars.sum()
+    common = np.minimum.reduce(list(opinions))
+    code = np.array([r.tag == "pre" for r in runs], dtype=np.float64)
+    prices = sum(bool(_PRICE.search(r.text)) for r in runs)
+    return np.array(
+        [
+            np.log1p(total),
+            np.log1p(n),
+            links.sum() / total,
+            float((chars >= _PROSE_CHARS).mean()),
+            *(float((v * chars).sum() / total) for v in opinions),
+            float((common * chars).sum() / total),
+            float((code * chars).sum() / total),
+            prices / n,
+            float((far_hint(contexts, "comment") + far_hint(contexts, "forum")).mean()),
+            float(far_hint(contexts, "product").mean()),
+            float(contexts[:, 2 + SEMANTIC["article"]].mean()),
+            *type_flags,
+        ],
+        dtype=np.float64,
+    )
 
 
-def _collect_stats(
-    runs: Sequence[Run],
-    sentences: Sequence[int],
-    vote_a: Sequence[float],
-    vote_b: Sequence[float],
-) -> dict[Box, _Stats]:
-    stats: dict[Box, _Stats] = {}
-    for run, n, a, b in zip(runs, sentences, vote_a, vote_b, strict=True):
-        box: Box | None = run.box
-        while box is not None:
-            stats.setdefault(box, _Stats()).add(len(run.text), run.link_chars, n, a, b)
-            box = box.parent
-    return stats
-
-
-def _collect_contexts(runs: Sequence[Run]) -> dict[Box, _Context]:
-    contexts: dict[Box, _Context] = {}
-    for run in runs:
-        path: list[Box] = []
-        box: Box | None = run.box
-        while box is not None and box not in contexts:
-            path.append(box)
-            box = box.parent
-        for missing in reversed(path):
-            parent = contexts[missing.parent] if missing.parent is not None else None
-            contexts[missing] = _Context(missing, parent)
-    return contexts
-
-
-def _signature(box: Box) -> tuple[str, ...]:
+def _signatures(layout: Layout) -> list[tuple[str, ...]]:
     """Tag and first class of a box and two ancestors: equal for the cells of a grid or a thread."""
-    out: list[str] = []
-    current: Box | None = box
-    for _ in range(3):
-        if current is None:
-            break
-        out.append(current.tag + "." + (current.element.get("class") or "").partition(" ")[0])
-        current = current.parent
-    return tuple(out)
+    own = [_name(box) for box in layout.boxes]
+    parents = layout.parent.tolist()
+    out: list[tuple[str, ...]] = []
+    for b, name in enumerate(own):
+        above = parents[b]
+        further = parents[above] if above >= 0 else -1
+        out.append((name, *(own[a] for a in (above, further) if a >= 0)))
+    return out
+
+
+def _name(box: Box) -> str:
+    return f"{box.tag}.{(box.element.get('class') or '').partition(' ')[0]}"
 
 
 def _is_heading(run: Run) -> bool:
     tag = run.tag
     return len(tag) == 2 and tag[0] == "h" and tag[1].isdigit()
-
-
-def _window(values: Sequence[float], i: int, radius: int) -> float:
-    part = values[max(0, i - radius) : i + radius + 1]
-    return sum(part) / len(part)

@@ -29,7 +29,8 @@ _REACHABLE = re.compile(
 )
 _MATH = re.compile(r"katex|mathjax|mjx", re.I)
 _RULE = re.compile(r"([^{}@]{1,400})\{([^{}]{1,2000})\}")
-_SIMPLE_SELECTOR = re.compile(r"(?:[a-z][a-z0-9]*)?[.#][A-Za-z_][\w-]{1,80}")
+_COMPOUND = re.compile(r"([a-z][a-z0-9]*)?((?:[.#][A-Za-z_-][\w-]{0,80})*)", re.I)
+_MAX_SELECTORS = 2000
 _MAX_STYLESHEET = 256 * 1024
 _OFFSCREEN = re.compile(
     r"(?:left|top|text-indent|right|margin-left)\s*:\s*-(\d{1,6})(?:\.\d+)?(px|em|rem|%|)"
@@ -46,6 +47,7 @@ _REACHABLE_LEVELS = 5
 def remove_invisible(tree: html.HtmlElement) -> dict[str, int]:
     """Drop invisible elements in place; returns counts by reason ("css", "attribute", …)."""
     sheet = _hiding_selectors(tree)
+    controlled = _controlled_ids(tree)
     _open_noscript(tree)
     for element in list(tree.iter(*_DROP_TAGS, "input")):
         if element.getparent() is not None and not (
@@ -54,7 +56,7 @@ def remove_invisible(tree: html.HtmlElement) -> dict[str, int]:
             element.drop_tree()
     doomed: list[tuple[html.HtmlElement, str]] = []
     for element in tree.iter(etree.Element):
-        reason = _reason(element, sheet) if element.attrib else None
+        reason = _reason(element, sheet, controlled)
         if reason is not None and element.tag not in ("html", "body"):
             doomed.append((element, reason))
     total = max(_visible_chars(tree), 1) if doomed else 1
@@ -82,18 +84,30 @@ def _open_noscript(tree: html.HtmlElement) -> None:
             block.tag = "div"
 
 
-def _reason(element: html.HtmlElement, sheet: set[str]) -> str | None:
+def _reason(element: html.HtmlElement, sheet: Sheet, controlled: frozenset[str]) -> str | None:
     attributes = element.attrib
-    if "hidden" in attributes and attributes["hidden"] != "until-found":
-        return None if _reachable(element) else "attribute"
-    if attributes.get("aria-hidden") == "true" and not _is_math(element):
-        return None if _reachable(element) else "attribute"
-    style = attributes.get("style")
-    if style and style_hides(style):
-        return None if _reachable(element) else "css"
-    if sheet and _matches_sheet(element, sheet):
-        return None if _reachable(element) else "stylesheet"
-    return None
+    if not attributes and element.tag not in sheet:
+        return None
+    reason = None
+    if ("hidden" in attributes and attributes["hidden"] != "until-found") or (
+        attributes.get("aria-hidden") == "true" and not _is_math(element)
+    ):
+        reason = "attribute"
+    elif (style := attributes.get("style")) and style_hides(style):
+        reason = "css"
+    elif sheet and _matches_sheet(element, sheet):
+        reason = "stylesheet"
+    return None if reason is None or _reachable(element, controlled) else reason
+
+
+def _controlled_ids(tree: html.HtmlElement) -> frozenset[str]:
+    """Ids of the parts that a button or tab of the page opens."""
+    found: set[str] = set()
+    for element in tree.iter("button", "a", "summary", "div", "li", "span", "h2", "h3", "h4"):
+        for name in ("aria-controls", "data-bs-target", "data-target"):
+            if value := element.get(name):
+                found.update(v.removeprefix("#") for v in value.split()[:8])
+    return frozenset(found)
 
 
 def style_hides(style: str) -> bool:
@@ -148,18 +162,44 @@ def _rgb(value: str) -> tuple[int, int, int] | None:
     return None
 
 
-def _hiding_selectors(tree: html.HtmlElement) -> set[str]:
-    """Simple selectors (.class, #id, tag.class) whose in-page rule hides; no media rules."""
-    found: set[str] = set()
+# A compound selector: tag or None, then the classes (".x") and ids ("#x") an element must have.
+Compound = tuple[str | None, frozenset[str]]
+# By one name of the last compound: the whole chain, last compound first.
+Sheet = dict[str, list[tuple[Compound, ...]]]
+
+
+def _hiding_selectors(tree: html.HtmlElement) -> Sheet:
+    """Selectors of tags, classes and ids below each other whose in-page rule hides."""
+    found: Sheet = {}
+    budget = _MAX_SELECTORS
     for sheet in tree.iter("style"):
         if "media" in sheet.attrib and sheet.attrib["media"] not in ("all", "screen"):
             continue
         for selectors, declarations in _top_level_rules((sheet.text or "")[:_MAX_STYLESHEET]):
-            if style_hides(declarations):
-                for selector in selectors.split(","):
-                    if _SIMPLE_SELECTOR.fullmatch(selector.strip()):
-                        found.add(selector.strip())
+            if not style_hides(declarations):
+                continue
+            for selector in selectors.split(","):
+                chain = _compounds(selector)
+                if chain and budget:
+                    budget -= 1
+                    tag, names = chain[0]
+                    found.setdefault(min(names) if names else tag or "", []).append(chain)
     return found
+
+
+def _compounds(selector: str) -> tuple[Compound, ...] | None:
+    """None where the selector says more than this matcher knows (states, attributes, siblings).
+
+    A child is treated as a descendant: what a page hides one level down it rarely shows at two.
+    """
+    chain: list[Compound] = []
+    for part in selector.replace(">", " ").split():
+        match = _COMPOUND.fullmatch(part)
+        if match is None or not part:
+            return None
+        names = re.findall(r"[.#][^.#]+", match.group(2))
+        chain.append(((match.group(1) or "").lower() or None, frozenset(names)))
+    return tuple(reversed(chain)) or None
 
 
 def _top_level_rules(css: str) -> Iterator[tuple[str, str]]:
@@ -181,22 +221,46 @@ def _top_level_rules(css: str) -> Iterator[tuple[str, str]]:
                 start = match.end()
 
 
-def _matches_sheet(element: html.HtmlElement, sheet: set[str]) -> bool:
-    tag = element.tag
+def _matches_sheet(element: html.HtmlElement, sheet: Sheet) -> bool:
+    for name in (element.tag, *_names(element)):
+        for chain in sheet.get(name, ()):
+            if _fits(element, chain[0]) and _ancestors_fit(element, chain[1:]):
+                return True
+    return False
+
+
+def _names(element: html.HtmlElement) -> list[str]:
     names = ["." + c for c in (element.get("class") or "").split()]
-    if element.get("id"):
-        names.append("#" + element.get("id", ""))
-    return any(name in sheet or tag + name in sheet for name in names)
+    return [*names, "#" + element.get("id", "")] if element.get("id") else names
 
 
-def _reachable(element: html.HtmlElement | None) -> bool:
-    """True inside a tab or accordion: its class, or that of a near ancestor, says so."""
+def _fits(element: html.HtmlElement, compound: Compound) -> bool:
+    tag, names = compound
+    return (tag is None or tag == element.tag) and names.issubset(_names(element))
+
+
+def _ancestors_fit(element: html.HtmlElement, chain: tuple[Compound, ...]) -> bool:
+    above = element.getparent()
+    for compound in chain:
+        while above is not None and not _fits(above, compound):
+            above = above.getparent()
+        if above is None:
+            return False
+        above = above.getparent()
+    return True
+
+
+def _reachable(element: html.HtmlElement | None, controlled: frozenset[str]) -> bool:
+    """True inside a tab or accordion: its class or id, or that of a near ancestor, says so."""
     for _ in range(_REACHABLE_LEVELS):
         if element is None or element.tag == "body":
             return False
         if element.get("role") == "tabpanel" or element.tag == "details":
             return True
-        if _REACHABLE.search(f"{element.get('class') or ''} {element.get('id') or ''}"):
+        identifier = element.get("id") or ""
+        if identifier in controlled or _REACHABLE.search(
+            f"{element.get('class') or ''} {identifier}"
+        ):
             return True
         element = element.getparent()
     return False

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import Literal
 
-import numpy as np
 from cssselect import SelectorError
 from lxml import html
 from resiliparse.extract.html2text import extract_plain_text
@@ -19,14 +16,16 @@ from deepinfer_search_fetch.extract.dom import parse_html
 from deepinfer_search_fetch.extract.features import run_features
 from deepinfer_search_fetch.extract.hidden import remove_invisible, strip_invisible_characters
 from deepinfer_search_fetch.extract.inline import ImageMode, InlineWriter, WriterOptions
+from deepinfer_search_fetch.extract.layout import Floats
 from deepinfer_search_fetch.extract.markdown import write_markdown
 from deepinfer_search_fetch.extract.metadata import Metadata, read_metadata
 from deepinfer_search_fetch.extract.normalise import normalise
-from deepinfer_search_fetch.extract.tree import Box, PageTree, Run, build_tree
+from deepinfer_search_fetch.extract.tree import Box, PageTree, build_tree
 from deepinfer_search_fetch.models import Mode, PageType
 
 _SAMPLE_CHARS = 6000
-_COMMENTS = re.compile(r"\bcomments?\b|comment-|disqus|\brepl(?:y|ies)\b", re.I)
+# A page of more parts is a listing of data: all of it is returned, within bounded memory.
+_MAX_RUNS = 20_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +36,7 @@ class HtmlOptions:
     links: bool = True
     images: ImageMode = "alt"
     tables: bool = True
-    comments: Literal["auto", "always", "never"] = "auto"
+    comments: select.Comments = "auto"
     selector: str | None = None
     exclude_selector: str | None = None
     page_marks: bool = False
@@ -55,15 +54,25 @@ class HtmlResult:
     warnings: list[str] = field(default_factory=list)
 
 
-def extract_html(text: str, url: urls.Url | None, options: HtmlOptions) -> HtmlResult:
-    """Extract one page of HTML text; never raises for what a page contains.
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A page ready for the choice of content. tree: cleaned; original: before cleaning."""
 
-    Raises InvalidRequestError only for a selector that is not valid CSS.
-    """
+    page: PageTree
+    tree: html.HtmlElement
+    original: html.HtmlElement
+    text: str
+    metadata: Metadata
+    warnings: list[str]
+
+
+def prepare(text: str, url: urls.Url | None, options: HtmlOptions) -> Prepared | None:
+    """Parse, normalise, drop what is invisible, read the metadata; None for a page without any
+    element. Raises InvalidRequestError for a selector that is not valid CSS."""
     text = strip_invisible_characters(text)
     tree, warnings = parse_html(text)
     if tree is None:
-        return HtmlResult("", Metadata(), "other", 0.0, [], warnings)
+        return None
     if options.selector or options.exclude_selector:
         _scope(tree, options)
         text = str(html.tostring(tree, encoding="unicode"))
@@ -75,58 +84,57 @@ def extract_html(text: str, url: urls.Url | None, options: HtmlOptions) -> HtmlR
     page = build_tree(tree)
     sample = " ".join(run.text for run in page.runs if len(run.text) > 40)[:_SAMPLE_CHARS]
     metadata = read_metadata(original, url, sample)
-    warnings += metadata.warnings
+    return Prepared(page, tree, original, text, metadata, [*warnings, *metadata.warnings])
+
+
+def run_inputs(prepared: Prepared, run_words: list[list[str]]) -> tuple[Floats, Floats]:
+    """What the model decides by: see `features.run_features`."""
+    votes = [
+        candidates.votes(run_words, text)
+        for text in candidates.voters(prepared.original, prepared.text)
+    ]
+    metadata = prepared.metadata
+    return run_features(prepared.page, run_words, votes, metadata.title or "", metadata.type_flags)
+
+
+def extract_html(text: str, url: urls.Url | None, options: HtmlOptions) -> HtmlResult:
+    """Extract one page of HTML text; never raises for what a page contains.
+
+    Raises InvalidRequestError only for a selector that is not valid CSS.
+    """
+    prepared = prepare(text, url, options)
+    if prepared is None:
+        return HtmlResult("", Metadata(), "other", 0.0, [], [])
+    page = prepared.page
+    warnings = list(prepared.warnings)
     page_type: PageType = "other"
     quality = 0.0
-    if options.mode == "article":
-        page_type, quality = _select(page, original, text, metadata, options)
+    if options.mode == "article" and len(page.runs) <= _MAX_RUNS:
+        page_type, quality = _select(prepared, options)
+    elif options.mode == "article":
+        warnings.append("too_many_parts")
     elif options.mode == "fast":
         # From the cleaned tree: the quick extractor alone lets some hidden text through.
-        page = _quick_page(str(html.tostring(tree, encoding="unicode")))
+        page = _quick_page(str(html.tostring(prepared.tree, encoding="unicode")))
     writer_options = WriterOptions(
-        _base(original, url), links=options.links, images=options.images, tables=options.tables
+        _base(prepared.original, url),
+        links=options.links,
+        images=options.images,
+        tables=options.tables,
     )
     content = write_markdown(page, writer_options)
-    return HtmlResult(
-        content, metadata, page_type, quality, content_links(page, writer_options), warnings
-    )
+    links = content_links(page, writer_options)
+    return HtmlResult(content, prepared.metadata, page_type, quality, links, warnings)
 
 
-def _select(
-    page: PageTree,
-    original: html.HtmlElement,
-    text: str,
-    metadata: Metadata,
-    options: HtmlOptions,
-) -> tuple[PageType, float]:
-    """Mark the content runs of `page`; returns the page type and the expected word F1."""
+def _select(prepared: Prepared, options: HtmlOptions) -> tuple[PageType, float]:
+    """Mark the content runs of the page; returns the page type and the expected word F1."""
+    page = prepared.page
     if not page.runs:
         return "other", 0.0
     run_words = candidates.runs_words(page.runs)
-    weights = np.array([len(w) for w in run_words], dtype=np.float64)
-    vote_a = candidates.votes(run_words, candidates.trafilatura_text(original, fast=False))
-    vote_b = candidates.votes(run_words, candidates.resiliparse_text(text))
-    rows, page_row = run_features(
-        page, run_words, vote_a, vote_b, metadata.title or "", metadata.type_flags
-    )
-    model = select.load_model()
-    page_type, _ = model.page_type(np.array(page_row))
-    probability = model.keep_probability(np.array(rows))
-    kept = select.choose(probability, weights, page_type)
-    if options.comments != "auto":
-        in_comments = np.array([_in_comments(run) for run in page.runs])
-        kept = kept | in_comments if options.comments == "always" else kept & ~in_comments
-    select.apply(page, kept.tolist(), run_words)
-    return page_type, select.expected_quality(probability, weights, kept)
-
-
-def _in_comments(run: Run) -> bool:
-    box: Box | None = run.box
-    while box is not None and box.tag != "body":
-        if _COMMENTS.search(f"{box.element.get('class') or ''} {box.element.get('id') or ''}"):
-            return True
-        box = box.parent
-    return False
+    rows, page_row = run_inputs(prepared, run_words)
+    return select.decide(select.load_model(), page, run_words, rows, page_row, options.comments)
 
 
 def _quick_page(text: str) -> PageTree:

@@ -11,9 +11,10 @@ from lxml import html
 from deepinfer_search_fetch.extract.inline import (
     InlineWriter,
     WriterOptions,
+    code_span,
     escape_line_starts,
 )
-from deepinfer_search_fetch.extract.tables import build_grid, is_data_table, to_markdown
+from deepinfer_search_fetch.extract.tables import build_grid, is_data_table, rows_of, to_markdown
 from deepinfer_search_fetch.extract.tree import Box, PageTree, Run
 
 _HEADING = re.compile(r"h[1-6]")
@@ -21,10 +22,12 @@ _LANGUAGE = re.compile(
     r"(?:^|\s)(?:language-|lang-|highlight-source-|brush:\s*|sourceCode\s+|highlight-)"
     r"([A-Za-z0-9+#_.-]{1,30})"
 )
+_HIGHLIGHTER = re.compile(r"(?:^|\s)hljs(?:\s|$)")
 _NO_LANGUAGE = frozenset(
-    {"none", "plaintext", "text", "plain", "default", "nohighlight", "notranslate"}
+    {"none", "plaintext", "text", "plain", "default", "nohighlight", "notranslate", "hljs"}
 )
 _GUTTER = re.compile(r"(?:^|[\s_-])(?:lineno|linenos|line-?numbers?|gutter|ln-num)", re.I)
+_NOTE_TEXT = re.compile(r"\[\^\d{1,3}\]: ")
 _NOTE_NUMBER = re.compile(r"\[?(\d{1,3})\]?")
 
 
@@ -66,7 +69,11 @@ def _footnotes(page: PageTree) -> dict[str, str]:
     kept_ids = {
         identifier
         for run in page.runs
-        if run.kept and (identifier := run.box.element.get("id")) and run.tag in ("li", "p", "div")
+        if run.kept
+        for box in (run.box, run.box.parent)
+        if box is not None
+        and box.tag in ("li", "p", "div")
+        and (identifier := box.element.get("id"))
     }
     # A number two texts claim would merge two footnotes into one.
     claimed = Counter(numbers[i] for i in kept_ids & numbers.keys())
@@ -132,7 +139,9 @@ class _Writer:
 
     def _list(self, box: Box, href: str | None) -> list[str]:
         ordered = box.tag == "ol"
-        start = box.element.get("start") or "1"
+        down = ordered and "reversed" in box.element.attrib
+        count = sum(isinstance(c, Box) and c.tag == "li" for c in box.children)
+        start = box.element.get("start") or str(count if down else 1)
         first = int(start) if re.fullmatch(r"\d{1,9}", start) else 1
         out: list[str] = []
         items: list[Box] = []
@@ -145,10 +154,10 @@ class _Writer:
                 items.append(child)
             elif child.kept and child.text:
                 out.append(self._run(child, href))
-        return out + self._items(items, href, ordered=ordered, start=first)
+        return out + self._items(items, href, ordered=ordered, start=first, step=-1 if down else 1)
 
     def _items(
-        self, items: Iterable[Box], href: str | None, *, ordered: bool, start: int
+        self, items: Iterable[Box], href: str | None, *, ordered: bool, start: int, step: int = 1
     ) -> list[str]:
         rendered: list[list[str]] = []
         numbers: list[int] = []
@@ -161,9 +170,15 @@ class _Writer:
             if blocks:
                 rendered.append(blocks)
                 numbers.append(number)
-            number += 1
+            number += step
         if not rendered:
             return []
+        if all(_NOTE_TEXT.match(blocks[0]) for blocks in rendered):
+            return [
+                b
+                for blocks in rendered
+                for b in (blocks[0], *(_prefix(x, "    ", "    ") for x in blocks[1:]))
+            ]
         loose = any(sum(not _is_list(b) for b in blocks) > 1 for blocks in rendered)
         lines: list[str] = []
         for blocks, n in zip(rendered, numbers, strict=True):
@@ -232,14 +247,19 @@ class _Writer:
             if isinstance(child, Run):
                 if child.kept and child.text:
                     parts.append(self._inline.render(child.items, href))
-            elif child.tag in ("ul", "ol"):
-                items = [self._cell(i, href) for i in child.children if isinstance(i, Box)]
-                parts.append("; ".join(i for i in items if i))
+            elif child.tag in ("ul", "ol", "table"):
+                inner = rows_of(child) if child.tag == "table" else child.children
+                texts = [self._cell(i, href) for i in inner if isinstance(i, Box)]
+                parts.append("; ".join(t for t in texts if t))
+            elif child.tag == "pre" and child.kept_runs:
+                lines = _code_text(child.element).strip("\n").split("\n")
+                parts += [code_span(line) for line in lines]
             elif child.kept_runs:
                 parts.append(
                     self._cell(child, child.element.get("href") if child.tag == "a" else href)
                 )
-        text = "<br>".join(p for p in parts if p).replace("\n", "<br>")
+        between = " " if cell.tag == "tr" else "<br>"
+        text = between.join(p for p in parts if p).replace("\n", "<br>")
         return re.sub(r"(?<!\\)\|", r"\\|", text)
 
 
@@ -279,8 +299,11 @@ def _code_language(pre: html.HtmlElement) -> str:
         parent = parent.getparent()
     for node in nodes:
         explicit = node.get("data-lang") or node.get("data-language") or node.get("lang-name")
-        match = _LANGUAGE.search(node.get("class") or "")
+        classes = node.get("class") or ""
+        match = _LANGUAGE.search(classes)
         name = explicit or (match.group(1) if match else "")
+        if not name and _HIGHLIGHTER.search(classes):
+            name = next((c for c in classes.split() if c.lower() not in _NO_LANGUAGE), "")
         if name and name.lower() not in _NO_LANGUAGE and re.fullmatch(r"[\w+#.-]{1,30}", name):
             return name.lower()
     return ""

@@ -1,4 +1,8 @@
-"""Rewrites of the tree before anything is dropped: math to TeX, checkboxes to text."""
+"""Rewrites of the tree before anything is dropped: math to TeX, checkboxes to text, no fittings.
+
+Fittings are what a page adds to its text for the mouse: copy buttons, the pilcrow behind a heading,
+the arrow behind a footnote.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +13,18 @@ from lxml import etree, html  # pyright: ignore[reportAttributeAccessIssue]
 MATH_TAG = "math-tex"
 _TEX_SCRIPT = re.compile(r"^math/tex", re.I)
 _DISPLAY_WRAPPER = re.compile(r"^\{\\(?:displaystyle|textstyle)\s*(.*)\}$", re.S)
+_COPY = re.compile(r"(?:^|[\s_-])(?:copy|clipboard|copybtn|copybutton)(?:$|[\s_-])", re.I)
+_COPY_WORDS = frozenset({"copy", "copy code", "copied", "copied!", "copy to clipboard"})
+_ANCHOR_MARKS = frozenset({"", "#", "¶", "§", "🔗", "permalink", "anchor", "link"})
+_BACK_CLASS = re.compile(r"footnote-?back|mw-cite-backlink|reversefootnote|backref", re.I)
+_BACK_MARKS = frozenset({"↩", "↩︎", "^", "↑", "⏎", "↵"})
+_HEADINGS = ("h1", "h2", "h3", "h4", "h5", "h6")
 _VISUAL = ("MathJax_Preview", "MathJax", "MathJax_Display", "MathJax_SVG", "MathJax_CHTML")
 
 
 def normalise(tree: html.HtmlElement) -> None:
     """Replace every formula by one <math-tex data-display=0|1> holding TeX; mark task items."""
+    _drop_fittings(tree)
     _math_scripts(tree)
     _rendered_math(tree)
     _mathml(tree)
@@ -22,7 +33,36 @@ def normalise(tree: html.HtmlElement) -> None:
             mark = html.Element("span")
             mark.text = "[x] " if "checked" in box.attrib else "[ ] "
             mark.set("data-task", "1")
+            parent = box.getparent()
+            if parent is not None and parent.tag == "label":
+                parent.tag = "span"  # the text of a task, not of a form
             _replace(box, mark)
+
+
+def _drop_fittings(tree: html.HtmlElement) -> None:
+    for button in list(tree.iter("button", "clipboard-copy")):
+        label = f"{button.get('class') or ''} {button.get('id') or ''}"
+        words = " ".join("".join(button.itertext()).split()).lower()
+        if _COPY.search(label) or words in _COPY_WORDS:
+            button.drop_tree()
+    for heading in tree.iter(*_HEADINGS):
+        for anchor in list(heading.iter("a")):
+            if _leads_nowhere(anchor, _ANCHOR_MARKS) and anchor.get("href"):
+                anchor.drop_tree()
+    for anchor in list(tree.iter("a")):
+        if _leads_nowhere(anchor, _BACK_MARKS) or (
+            _BACK_CLASS.search(anchor.get("class") or "") and _in_page(anchor)
+        ):
+            anchor.drop_tree()
+
+
+def _in_page(anchor: html.HtmlElement) -> bool:
+    return (anchor.get("href") or "#").startswith("#")
+
+
+def _leads_nowhere(anchor: html.HtmlElement, marks: frozenset[str]) -> bool:
+    """Whether a link inside the page shows no more than one of `marks`."""
+    return _in_page(anchor) and "".join(anchor.itertext()).strip().lower() in marks
 
 
 def _first_in_item(box: html.HtmlElement) -> bool:
@@ -47,6 +87,12 @@ def _math_scripts(tree: html.HtmlElement) -> None:
 
 def _rendered_math(tree: html.HtmlElement) -> None:
     """KaTeX, and encyclopaedia formulas drawn as images: one annotation, many visual doubles."""
+    for image in list(tree.iter("img")):
+        classes = image.get("class") or ""
+        if image.get("alt") and ("mwe-math" in classes or classes in ("tex", "latex", "math")):
+            display = "display" in classes.replace("_", "-").split("-")
+            if not any("mwe-math-element" in (a.get("class") or "") for a in image.iterancestors()):
+                _replace(image, _tex(image.get("alt", ""), display=display))
     for element in list(tree.iter("span", "div", "mjx-container")):
         classes = (element.get("class") or "").split()
         if element.getparent() is None or not classes:

@@ -6,39 +6,53 @@ The weights (`model.json`) come from `benches/train_extraction.py`.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
-from typing import Any, Final, cast
+from typing import Any, Final, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from deepinfer_search_fetch.extract.layout import Floats
+from deepinfer_search_fetch.extract.repair import repair
 from deepinfer_search_fetch.extract.tables import cells_of, is_data_table, rows_of
 from deepinfer_search_fetch.extract.tree import Box, PageTree, Run
 from deepinfer_search_fetch.models import PageType
 
-Floats = NDArray[np.float64]
+Comments = Literal["auto", "always", "never"]
 
 # Pages made of many small parts: there the best expected F1 asks for more than each part's own
 # odds; on prose the plain majority is better.
 WIDE_TYPES: Final = frozenset({"collection", "listing", "service"})
 _TABLE_MAJORITY = 0.5
+_FORUM_ODDS = 0.2
+_COMMENTS_ARE_THE_PAGE = 0.8
+_COMMENTS = re.compile(r"\bcomments?\b|comment-|disqus|\brepl(?:y|ies)\b", re.I)
+LEAVES: Final = 16
+_ALL_LEAVES = np.uint16(0xFFFF)
+_LOWEST_BIT = np.array([0, *((v & -v).bit_length() - 1 for v in range(1, 1 << LEAVES))], np.uint8)
+_CHUNK = 512
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """Trees as flat arrays: node i goes left if x[feature[i]] <= threshold[i]; leaves have
-    feature -1 and add `value` to the score."""
+    """An ensemble of small trees over a run's features and its page's type odds.
+
+    Of every tree the LEAVES - 1 inner nodes side by side, so that a page is evaluated by a few
+    array operations: a node whose feature exceeds its threshold rules the leaves on its left out
+    (`survivors` has their bits cleared), and the leftmost leaf no node rules out is the answer.
+
+    feature: int64 [trees, LEAVES - 1]; threshold: float32, same; survivors: uint16, same;
+    value: float64 [trees, LEAVES].
+    """
 
     feature: NDArray[np.int64]
-    threshold: Floats
-    left: NDArray[np.int64]
-    right: NDArray[np.int64]
+    threshold: NDArray[np.float32]
+    survivors: NDArray[np.uint16]
     value: Floats
-    roots: NDArray[np.int64]
-    depth: int
     bias: float
     classes: tuple[PageType, ...]
     page_mean: Floats
@@ -46,24 +60,28 @@ class Model:
     page_weights: Floats
     page_bias: Floats
 
-    def keep_probability(self, rows: Floats) -> Floats:
-        """rows: float64 [runs, features]; returns float64 [runs], the odds of being content."""
-        position = np.tile(self.roots, (len(rows), 1))
-        index = np.arange(len(rows))[:, None]
-        for _ in range(self.depth):
-            feature = self.feature[position]
-            goes_left = rows[index, feature] <= self.threshold[position]
-            following = np.where(goes_left, self.left[position], self.right[position])
-            position = np.where(feature < 0, position, following)
-        score = self.bias + self.value[position].sum(axis=1)
-        return 1.0 / (1.0 + np.exp(-score))
+    def keep_probability(self, rows: Floats, type_odds: Floats) -> Floats:
+        """rows: float64 [runs, features]; type_odds: as `page_type_odds` gives them; returns
+        float64 [runs], the odds of being content."""
+        x = np.concatenate([rows, np.tile(type_odds, (len(rows), 1))], axis=1, dtype=np.float32)
+        trees = np.arange(len(self.value))
+        score = np.empty(len(x))
+        for start in range(0, len(x), _CHUNK):
+            part = x[start : start + _CHUNK]
+            exceeds = part[:, self.feature] > self.threshold
+            alive = np.bitwise_and.reduce(np.where(exceeds, self.survivors, _ALL_LEAVES), axis=2)
+            leaf = _LOWEST_BIT[alive]
+            score[start : start + _CHUNK] = self.value[trees, leaf].sum(axis=1)
+        return 1.0 / (1.0 + np.exp(-(score + self.bias)))
 
-    def page_type(self, row: Floats) -> tuple[PageType, float]:
-        """The likeliest page type and its probability."""
+    def page_type_odds(self, row: Floats) -> Floats:
+        """Probability of every one of `classes`."""
         z = self.page_weights @ ((row - self.page_mean) / self.page_scale) + self.page_bias
         odds = np.exp(z - z.max())
-        best = int(np.argmax(odds))
-        return self.classes[best], float(odds[best] / odds.sum())
+        return odds / odds.sum()
+
+    def page_type(self, type_odds: Floats) -> PageType:
+        return self.classes[int(np.argmax(type_odds))]
 
 
 @lru_cache(maxsize=1)
@@ -78,12 +96,9 @@ def model_from_json(data: dict[str, Any]) -> Model:
     trees, page = data["trees"], data["page_type"]
     return Model(
         feature=np.array(trees["feature"], dtype=np.int64),
-        threshold=np.array(trees["threshold"], dtype=np.float64),
-        left=np.array(trees["left"], dtype=np.int64),
-        right=np.array(trees["right"], dtype=np.int64),
+        threshold=np.array(trees["threshold"], dtype=np.float32),
+        survivors=np.array(trees["survivors"], dtype=np.uint16),
         value=np.array(trees["value"], dtype=np.float64),
-        roots=np.array(trees["roots"], dtype=np.int64),
-        depth=int(trees["depth"]),
         bias=float(trees["bias"]),
         classes=tuple(page["classes"]),
         page_mean=np.array(page["mean"], dtype=np.float64),
@@ -116,6 +131,55 @@ def expected_quality(probability: Floats, weights: Floats, kept: NDArray[np.bool
     mass = probability * weights
     bottom = float(weights[kept].sum() + mass.sum())
     return float(2 * mass[kept].sum() / bottom) if bottom else 0.0
+
+
+def decide(
+    model: Model,
+    page: PageTree,
+    run_words: Sequence[list[str]],
+    rows: Floats,
+    page_row: Floats,
+    comments: Comments = "auto",
+) -> tuple[PageType, float]:
+    """Mark the runs that are content; returns the page type and the expected word F1.
+
+    rows, page_row: as `features.run_features` gives them for the same runs.
+    comments: "auto" takes readers' comments for content on forum pages only.
+    """
+    odds = model.page_type_odds(page_row)
+    page_type = model.page_type(odds)
+    probability = model.keep_probability(rows, odds)
+    weights = np.array([len(w) for w in run_words], dtype=np.float64)
+    kept = choose(probability, weights, page_type)
+    below = np.array([in_comments(run) for run in page.runs])
+    if comments == "auto" and _comments_are_extra(below, kept, weights, odds[_forum(model)]):
+        kept &= ~below
+    kept = repair(page, kept, probability, weights)
+    if comments != "auto":
+        kept = kept | below if comments == "always" else kept & ~below
+    apply(page, kept.tolist(), run_words)
+    return page_type, expected_quality(probability, weights, kept)
+
+
+def _forum(model: Model) -> int:
+    return model.classes.index("forum")
+
+
+def _comments_are_extra(
+    below: NDArray[np.bool_], kept: NDArray[np.bool_], weights: Floats, forum_odds: float
+) -> bool:
+    """Whether a page that is no forum has something beside its comments."""
+    share = float(weights[below].sum()) / max(float(weights.sum()), 1.0)
+    return forum_odds < _FORUM_ODDS and share < _COMMENTS_ARE_THE_PAGE and bool(kept[~below].any())
+
+
+def in_comments(run: Run) -> bool:
+    box: Box | None = run.box
+    while box is not None and box.tag != "body":
+        if _COMMENTS.search(f"{box.element.get('class') or ''} {box.element.get('id') or ''}"):
+            return True
+        box = box.parent
+    return False
 
 
 def apply(page: PageTree, kept: Sequence[bool], run_words: Sequence[list[str]]) -> None:

@@ -45,7 +45,8 @@ def is_data_table(table: Box) -> bool:
         return False
     rows = rows_of(table)
     cells = [c for row in rows for c in cells_of(row)]
-    if any(_has(c, "table") for c in cells):
+    nested = sum(_has(c, "table") for c in cells)
+    if nested and not (rows and nested * 4 <= len(cells) and _is_header(rows[0])):
         return False
     widest = max((len(cells_of(row)) for row in rows), default=0)
     if len(rows) < 2 or widest < 2:
@@ -109,10 +110,14 @@ def _boxes(box: Box) -> Iterator[Box]:
         stack += [c for c in current.children if isinstance(c, Box)]
 
 
+def _is_header(row: Box) -> bool:
+    return all(c.tag == "th" for c in cells_of(row))
+
+
 def _is_heavy(cell: Box) -> bool:
     """A cell that holds several paragraphs, headings or a quotation is a place, not a value."""
     blocks = [b for b in _boxes(cell) if b.tag not in ("ul", "ol", "li")]
     paragraphs = sum(
         b.tag in ("p", "div") and any(isinstance(c, Run) for c in b.children) for b in blocks
     )
-    return paragraphs > 1 or any(b.tag in ("h1", "h2", "h3", "blockquote", "pre") for b in blocks)
+    return paragraphs > 1 or any(b.tag in ("h1", "h2", "h3", "blockquote") for b in blocks)

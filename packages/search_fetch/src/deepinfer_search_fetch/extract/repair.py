@@ -1,0 +1,126 @@
+"""Small repairs of the model's choice that keep structure whole: headings, lists, captions, gaps.
+
+The model decides run by run. A heading above text that stays, the one item of a list it was unsure
+about, or a formula between two kept paragraphs belong to what stays around them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from deepinfer_search_fetch.extract.features import FURNITURE
+from deepinfer_search_fetch.extract.layout import Floats
+from deepinfer_search_fetch.extract.tree import Box, PageTree, Run
+
+Kept = NDArray[np.bool_]
+
+_MIN_HEADING_ODDS = 0.02
+_MIN_LIST_ODDS = 0.15
+_MIN_GAP_ODDS = 0.1
+_MAX_GAP_RUNS = 8
+_LIST_MAJORITY = 0.5
+_LINKED = 0.5
+_LISTS = frozenset({"ul", "ol", "dl"})
+_CAPTIONS = frozenset({"caption", "summary"})
+_GAP_TAGS = frozenset({"p", "pre", "li", "div", "dt", "dd", "td", "th", "label", "figcaption"})
+_CONTROLS = frozenset({"button", "select", "option"})
+
+
+def repair(page: PageTree, kept: Kept, odds: Floats, sizes: Floats) -> Kept:
+    """A copy of `kept` with the repairs made; odds, sizes: float64 [runs], the words of each."""
+    out = kept.copy()
+    if not out.any():
+        return out
+    for step in (_fill_lists, _fill_gaps, _keep_headings, _keep_captions):
+        step(page.runs, out, odds, sizes)
+    return out
+
+
+Step = Callable[[Sequence[Run], Kept, Floats, Floats], None]
+
+
+def _fill_lists(runs: Sequence[Run], kept: Kept, odds: Floats, sizes: Floats) -> None:
+    """A list most of whose words stay, and that is no menu, stays whole."""
+    for first, last in _stretches(runs, _LISTS):
+        part = slice(first, last)
+        weight = sizes[part].sum()
+        if weight and (sizes[part] * kept[part]).sum() >= _LIST_MAJORITY * weight:
+            kept[part] |= odds[part] >= _MIN_LIST_ODDS
+
+
+def _fill_gaps(runs: Sequence[Run], kept: Kept, odds: Floats, sizes: Floats) -> None:
+    """A few runs between two kept ones of the same container, where none is mostly links."""
+    chosen = np.flatnonzero(kept).tolist()
+    for left, right in pairwise(chosen):
+        if not 1 < right - left <= _MAX_GAP_RUNS + 1:
+            continue
+        container = runs[left].box.parent
+        between = [i for i in range(left + 1, right) if runs[i].tag not in _CONTROLS]
+        if runs[right].box.parent is not container or runs[left].tag == "h1":
+            continue  # what follows the title is who wrote it, and when
+        if all(
+            _below(runs[i].box, container)
+            and not FURNITURE.search(runs[i].text)
+            and (runs[i].tag in _GAP_TAGS or runs[i].box is container)
+            and runs[i].link_chars <= _LINKED * len(runs[i].text)
+            and odds[i] >= _MIN_GAP_ODDS
+            for i in between
+        ):
+            kept[between] = True
+
+
+def _keep_headings(runs: Sequence[Run], kept: Kept, odds: Floats, sizes: Floats) -> None:
+    """h2 to h6 whose next run stays; from below upwards, so that nested headings follow."""
+    for i in range(len(runs) - 2, -1, -1):
+        if not kept[i] and kept[i + 1] and _heading_level(runs[i].box) > 1:
+            kept[i] = odds[i] >= _MIN_HEADING_ODDS
+
+
+def _keep_captions(runs: Sequence[Run], kept: Kept, odds: Floats, sizes: Floats) -> None:
+    """The caption of a kept table, the summary of kept details."""
+    for i in range(len(runs) - 1):
+        if runs[i].tag in _CAPTIONS and kept[i + 1]:
+            kept[i] = True
+
+
+def _stretches(runs: Sequence[Run], tags: frozenset[str]) -> Iterator[tuple[int, int]]:
+    """First run and end of every outermost box with one of `tags`."""
+    current: Box | None = None
+    start = 0
+    for i, run in enumerate(runs):
+        box = _outermost(run.box, tags)
+        if box is not current:
+            if current is not None:
+                yield start, i
+            current, start = box, i
+    if current is not None:
+        yield start, len(runs)
+
+
+def _outermost(box: Box | None, tags: frozenset[str]) -> Box | None:
+    found: Box | None = None
+    while box is not None:
+        if box.tag in tags:
+            found = box
+        box = box.parent
+    return found
+
+
+def _below(box: Box | None, container: Box | None) -> bool:
+    while box is not None:
+        if box is container:
+            return True
+        box = box.parent
+    return False
+
+
+def _heading_level(box: Box) -> int:
+    """1 to 6 in a heading or in a block (often a button) that is all of one, else 0."""
+    for tag in (box.tag, box.parent.tag if box.parent is not None else ""):
+        if len(tag) == 2 and tag[0] == "h" and tag[1].isdigit():
+            return int(tag[1])
+    return 0
