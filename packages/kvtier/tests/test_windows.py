@@ -90,6 +90,19 @@ def test_a_window_of_another_machine_is_matched_planned_and_loaded(machine, make
     assert 'kvtier_state_hits_by_tier_total{tier="peer"} 1' in two.cache.metrics()
 
 
+def test_peers_are_asked_once_and_only_when_state_is_wanted(tmp_path, make_model):
+    tokens = np.arange(6 * 128 + 5)
+    settings = {"key": KEY, "directory": LocalDirectory()}
+    with kvtier.open(tmp_path / "kv", persist_state=False, windows=settings) as cache:
+        model = make_model(cache)
+        model.store(tokens, durability="flushed").wait(10)
+        model.ns.match(tokens, want=("block",)).release()
+        assert cache.windows.stats().get("lookups", 0) == 0
+        model.ns.match(tokens).release()
+        assert cache.windows.stats()["lookups"] == 1
+        assert "kvtier_window_dead_peers 0" in cache.metrics()
+
+
 def test_what_was_pulled_is_kept_for_the_next_request(machine):
     tokens = np.arange(6 * 128 + 5)
     _, two = pair(machine, tokens)

@@ -21,6 +21,7 @@ from deepinfer_kvtier.layout import KIND_CODES, LayoutSpec
 from deepinfer_kvtier.match import Match, spans_of
 from deepinfer_kvtier.records import StateHit
 from deepinfer_kvtier.table import APPROXIMATE_BIT, GENERATION_BITS
+from deepinfer_kvtier.tier import GuardedTier
 from deepinfer_kvtier.tierset import TierSet
 
 _BLOCK = KIND_CODES["block"]
@@ -106,6 +107,10 @@ def find_prefix(
         # The directory changes faster than we can look: what is in memory will do.
         _unpin(tiers, survey)
         survey = _look(tiers, question, host_only=True)
+    if exact and tiers.peers is not None:
+        # Once, when all else is settled: this is a round trip.
+        number = _FURTHER + len(tiers.further)
+        _look_deeper(tiers, tiers.peers, number, question, survey)
     match = _build(tiers, layout, digests, survey, segments, prompt_tokens, exact, lease_s)
     _account(tiers, layout, shard, counts, match, limit)
     tiers.sync_tiers()
@@ -158,7 +163,7 @@ def _look_below(tiers: TierSet, question: Question, survey: _Survey) -> None:
         here = absent & (survey.rows["length"] == expected)
         survey.where[here] = _DISK
         survey.marks[here] = survey.rows["flags"][here]
-    for number, tier in enumerate(tiers.readable):
+    for number, tier in enumerate(tiers.further):
         missing = np.flatnonzero(survey.where == _NOWHERE)
         if not len(missing):
             return
@@ -182,13 +187,20 @@ def _look_for_state(tiers: TierSet, question: Question, survey: _Survey, host_on
         if at is not None:
             _replace_state(tiers, survey, at, _DISK, rows)
             survey.state.row = rows[at : at + 1]
-    for number, tier in enumerate(tiers.readable):
-        deeper = probe[survey.state.blocks :]
-        if deeper:
-            found = tier.probe(_STATE, question.shard, deeper)
-            at = _deepest(found, expected, question)
-            if at is not None:
-                _replace_state(tiers, survey, at, _FURTHER + number, found)
+    for number, tier in enumerate(tiers.further):
+        _look_deeper(tiers, tier, _FURTHER + number, question, survey)
+
+
+def _look_deeper(
+    tiers: TierSet, tier: GuardedTier, where: int, question: Question, survey: _Survey
+) -> None:
+    """Ask one tier for state slots behind the deepest one that is known."""
+    deeper = question.probe[survey.state.blocks : len(survey.records)]
+    if deeper:
+        found = tier.probe(_STATE, question.shard, deeper)
+        at = _deepest(found, question.layout.payload_bytes("state"), question)
+        if at is not None:
+            _replace_state(tiers, survey, at, where, found)
 
 
 def _state_in_host(tiers: TierSet, question: Question, probe: tuple[bytes, ...]) -> _State:

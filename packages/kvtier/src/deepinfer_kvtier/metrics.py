@@ -59,9 +59,27 @@ _PLAIN: tuple[tuple[str, Kind, str, str, str], ...] = (
     ("queue_write_errors_total", "counter", "Writes that failed.", "queue", "write_errors"),
     ("approximate_share", "gauge", "Of the blocks put.", "replay", "approximate_share"),
     ("approximate_blocks_total", "counter", "Put as such.", "replay", "approximate_blocks"),
+    ("window_dead_peers", "gauge", "Machines left alone now.", "windows", "dead_peers"),
+    (
+        "window_directory_records",
+        "gauge",
+        "Hints this machine keeps for all.",
+        "windows",
+        "directory_records",
+    ),
+    (
+        "window_waiting_announcements",
+        "gauge",
+        "Changes the directory has not been told.",
+        "windows",
+        "waiting_announcements",
+    ),
     ("leases_active", "gauge", "Matches that hold pins.", "leases", "active"),
     ("leases_expired_total", "counter", "Leases that ran out.", "leases", "expired"),
 )
+
+
+_WINDOW_GAUGES = ("dead_peers", "directory_records", "waiting_announcements")
 
 
 class Histogram:
@@ -117,7 +135,11 @@ def _lines(stats: Mapping[str, Any]) -> Iterator[str]:
         "window_events_total",
         "counter",
         "What the exchange of windows with other machines counts.",
-        [(f'{{what="{key}"}}', count) for key, count in sorted(stats["windows"].items())],
+        [
+            (f'{{what="{key}"}}', count)
+            for key, count in sorted(stats["windows"].items())
+            if key not in _WINDOW_GAUGES
+        ],
     )
     yield from _family(
         "put_refused_total",

@@ -44,7 +44,8 @@ class TierSet:
     queue:   write queue of the first tier below host memory; None when nothing can be written.
     spills:  write queues of the other tiers, fed by the first one with what it has in hand.
     windows: exchange of state slots with other machines; None without settings for it.
-    readable: the further tiers, then the other machines, which are only read from.
+    peers:   the other machines as a tier of state slots that is only read from; None without.
+    readable: the further tiers, then the peers.
     costs:   what loads have been taking.
     """
 
@@ -71,8 +72,8 @@ class TierSet:
         self.directory = directory
         self.further = tuple(GuardedTier(tier, clock) for tier in further)
         self.windows = self._open_windows()
-        peers = () if self.windows is None else (GuardedTier(self.windows.tier, clock),)
-        self.readable = (*self.further, *peers)
+        self.peers = None if self.windows is None else GuardedTier(self.windows.tier, clock)
+        self.readable = self.further if self.peers is None else (*self.further, self.peers)
         self.costs = CostModel()
         self.leases = LeaseBook(self.host, directory.segments if directory else None, clock)
         self.loader = Loader(self.host, directory, self.readable, clock)
