@@ -270,3 +270,12 @@ def mooncake(session: nox.Session) -> None:
     install(session, "kvtier", "[test,mooncake]")
     tests = sorted((ROOT / "packages/kvtier/tests/tiers").glob("test_mooncake*.py"))
     session.run("pytest", *map(str, tests), *session.posargs)
+
+
+@nox.session
+def kvtier_faults(session: nox.Session) -> None:
+    """kvtier on failing files: a million records compared, then 100,000 steps of the model test."""
+    session.env.update(OMP_NUM_THREADS="1", KVTIER_MODEL_STEPS="100000")
+    session.install("./packages/kvtier[test]")
+    session.run("python", "-m", "deepinfer_kvtier.faultrun", "--reads", "1000000")
+    session.run("pytest", "packages/kvtier/tests/test_model.py", *session.posargs)

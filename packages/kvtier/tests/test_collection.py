@@ -11,9 +11,9 @@ import deepinfer_kvtier as kvtier
 from deepinfer_kvtier.admission import PutHistory
 from deepinfer_kvtier.choose import SPARSE_SHARE, choose_sparse
 from deepinfer_kvtier.io import PosixIo
-from deepinfer_kvtier.moving import reclassify
+from deepinfer_kvtier.moving import copy_forward, reclassify
 from deepinfer_kvtier.reading import Wanted
-from deepinfer_kvtier.survey import SegmentState
+from deepinfer_kvtier.survey import SegmentState, take_survey
 from deepinfer_kvtier.tenants import drop_namespace, list_namespaces
 from deepinfer_kvtier.testing import ManualClock
 
@@ -385,3 +385,43 @@ def test_ten_thousand_expired_blocks_go_with_their_files_not_one_by_one(store, c
         assert cache.gc().records_removed == 10_000
         assert segments(store) == []
         assert io.calls <= files + 8
+
+
+def test_metrics_tell_what_collection_did_and_why(store, make_model, clock):
+    with kvtier.open(store, clock=clock, host_bytes=0) as cache:
+        model = make_model(cache)
+        prompts = [put(model, seed, cls="agent") for seed in range(10)]
+        cache.directory.seal()
+        clock.advance(50 * HOUR)
+        model.block_hits(prompts[3])
+        clock.advance(30 * HOUR)
+        cache.gc()
+        text = cache.metrics()
+        assert 'kvtier_disk_removed_records_total{reason="expired"} 36\n' in text
+        assert f"kvtier_disk_gc_copied_bytes_total {4 * 8192}\n" in text
+        kvtier.init(store, quota_bytes=1)
+        cache.gc()
+        text = cache.metrics()
+        assert 'kvtier_disk_removed_records_total{reason="evicted"} 4\n' in text
+        amplification = cache.stats()["disk"]["write_amplification"]
+        files = 44 * 8192 + 2 * 4096
+        assert amplification == pytest.approx(files / (40 * 5_000), rel=0.25)
+        assert "kvtier_recovery_seconds 0" in text
+
+
+def test_a_sparse_segment_whose_records_vanish_before_they_are_read_is_no_error(
+    store, make_model, clock
+):
+    with kvtier.open(store, clock=clock, host_bytes=0) as cache:
+        model = make_model(cache)
+        prompts = [put(model, seed, cls="agent") for seed in range(10)]
+        cache.directory.seal()
+        clock.advance(50 * HOUR)
+        model.block_hits(prompts[3])
+        clock.advance(30 * HOUR)
+        sparse = choose_sparse(take_survey(cache.directory).states)
+        assert len(sparse) == 1
+        cache.directory.drop(0, 0, model.digests(prompts[3]))
+        for tokens in prompts:
+            cache.directory.drop(0, 0, model.digests(tokens))
+        assert copy_forward(cache.directory, sparse) == (0, 0)

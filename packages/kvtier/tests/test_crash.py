@@ -181,3 +181,79 @@ def test_a_half_written_last_frame_is_overwritten_by_adoption(store, make_model)
         assert_all_there(make_model(cache), seeds)
     with kvtier.open(store) as cache:
         assert_all_there(make_model(cache), seeds)
+
+
+def test_what_is_five_seconds_old_survives_kill_9_without_being_asked_to(store, make_model):
+    """No flush, no durability: the default puts of a process that is killed."""
+    writer = subprocess.Popen(
+        [sys.executable, "-c", BEHIND_WRITER, str(store)], stdout=subprocess.PIPE, text=True
+    )
+    assert writer.stdout is not None
+    put: list[tuple[float, int]] = []
+    for line in writer.stdout:
+        at, seed = line.split()
+        put.append((float(at), int(seed)))
+        if put[-1][0] - put[0][0] >= 7:
+            break
+    kill(writer)
+    old = [seed for at, seed in put if put[-1][0] - at >= 5]
+    assert len(old) >= 10
+    with kvtier.open(store, host_bytes=0) as cache:
+        model = make_model(cache)
+        cache.gc()
+        back = 0
+        for seed in old:
+            matched, good = model.load_all(model.prompt(seed, 6))
+            assert matched == good
+            back += good
+        assert back >= 0.99 * 6 * len(old)
+
+
+BEHIND_WRITER = textwrap.dedent(
+    """
+    import sys, time
+    import numpy as np
+    import deepinfer_kvtier as kvtier
+    from deepinfer_kvtier.testing import payload_of
+
+    layout = kvtier.LayoutSpec(
+        128,
+        {"block": kvtier.parts(("index", 1000), ("main", 4000)),
+         "state": kvtier.parts(("swa", 9001))},
+    )
+    cache = kvtier.open(sys.argv[1])
+    ns = cache.namespace(layout, model="model", salt="tenant")
+    pause = __import__("threading").Event()
+    for seed in range(100_000):
+        tokens = np.random.default_rng(seed).integers(0, 1 << 20, 6 * 128 + 5)
+        digests = ns.match(tokens, want=("block",)).digests
+        ns.put(digests, [payload_of(d, 5000) for d in digests])
+        print(time.monotonic(), seed, flush=True)
+        pause.wait(0.05)
+    """
+)
+
+
+def test_a_stopped_process_that_holds_the_directory_stops_nobody_else(store, make_model):
+    """SIGSTOP: it keeps its locks and open files, and comes back to a directory that moved on."""
+    writer = start_writer(store, 0)
+    seeds = promised(writer, 3)
+    os.kill(writer.pid, signal.SIGSTOP)
+    try:
+        with kvtier.open(store, floor_s=0) as cache:
+            model = make_model(cache)
+            assert_all_there(model, seeds)
+            mine = model.prompt(50_000, 6)
+            assert model.store(mine, durability="flushed").wait(10)
+            assert cache.gc().adopted_writers == 0, "it is alive, its folder is its own"
+            assert model.load_all(mine) == (6, 6)
+    finally:
+        os.kill(writer.pid, signal.SIGCONT)
+    seeds += promised(writer, 3)
+    seeds += kill(writer)
+    with kvtier.open(store) as cache:
+        model = make_model(cache)
+        assert_all_there(model, seeds)
+        assert model.load_all(mine) == (6, 6)
+        assert cache.gc().adopted_writers == 1
+        assert_all_there(model, seeds)

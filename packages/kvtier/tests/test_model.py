@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -46,6 +47,7 @@ class TwoProcesses(RuleBasedStateMachine):
             host_bytes=(1 << 20, 5 * BLOCK_BYTES)[which],
             segment_bytes=1 << 15,
             commit_delay_s=0,
+            min_free_share=0.0,
         )
 
     def ns(self, which: int) -> kvtier.Namespace:
@@ -158,4 +160,6 @@ class TwoProcesses(RuleBasedStateMachine):
 
 
 TestTwoProcesses = TwoProcesses.TestCase
-TestTwoProcesses.settings = settings(max_examples=40, stateful_step_count=25)
+# 1,000 steps here; `nox -s kvtier_faults` takes 100,000.
+EXAMPLES = int(os.environ.get("KVTIER_MODEL_STEPS", "1000")) // 25
+TestTwoProcesses.settings = settings(max_examples=EXAMPLES, stateful_step_count=25)

@@ -172,7 +172,7 @@ class Cache(TierSet):
             for tier in ("host", "disk", *(t.name for t in self.readable))
         ]
         hits = {name: self.counts[name] for name in names}
-        disk = self.directory.usage() if self.directory else {}
+        disk = _disk_stats(self.directory) if self.directory else {}
         queue: dict[str, int] = {}
         if self.queue is not None:
             queue = {"queued_bytes": self.queue.queued_bytes, **self.queue.counts}
@@ -261,6 +261,13 @@ class Cache(TierSet):
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+def _disk_stats(directory: DirectoryTier) -> dict[str, float]:
+    """Usage of the directory, and file bytes written for each payload byte that was put."""
+    used: dict[str, float] = dict(directory.usage())
+    put = used["written_payload_bytes"] - used.get("gc_copied_payload_bytes", 0)
+    return {**used, "write_amplification": used["written_file_bytes"] / put if put > 0 else 0.0}
 
 
 def open(

@@ -82,7 +82,7 @@ def collect(directory: DirectoryTier, *, dry_run: bool = False) -> GcReport:
     early = sum(chosen[n].records for n in evicted.segments if chosen[n].youngest_floor)
     if not dry_run:
         remove_empty_folders(directory)
-        _count(directory, gone, evicted, early, copied)
+        _count(directory, gone, evicted, early, moved, copied)
         _report_shortage(directory, shortage)
         directory.full_classes = frozenset(stuck)
         directory.mark_collected()
@@ -100,11 +100,11 @@ def collect(directory: DirectoryTier, *, dry_run: bool = False) -> GcReport:
 
 
 def _count(
-    directory: DirectoryTier, gone: Deleted, evicted: Deleted, early: int, copied: int
+    directory: DirectoryTier, gone: Deleted, evicted: Deleted, early: int, moved: int, copied: int
 ) -> None:
     directory.counts["gc_bytes"] += gone.bytes + evicted.bytes
     directory.counts["gc_expired_segments"] += len(gone.segments)
-    directory.counts["gc_expired_records"] += gone.records
+    directory.counts["gc_expired_records"] += gone.records - moved
     directory.counts["gc_evicted_segments"] += len(evicted.segments)
     directory.counts["gc_evicted_records"] += evicted.records
     directory.counts["gc_copied_bytes"] += copied

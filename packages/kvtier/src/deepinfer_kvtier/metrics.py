@@ -48,6 +48,16 @@ _PLAIN: tuple[tuple[str, Kind, str, str, str], ...] = (
     ("disk_read_errors_total", "counter", "Reads that failed.", "disk", "read_errors"),
     ("disk_gc_bytes_total", "counter", "Bytes collected.", "disk", "gc_bytes"),
     (
+        "disk_gc_copied_bytes_total",
+        "counter",
+        "Rewritten while collecting.",
+        "disk",
+        "gc_copied_bytes",
+    ),
+    ("disk_gc_low_space_total", "counter", "Collections short of space.", "disk", "gc_low_space"),
+    ("disk_low_space", "gauge", "1 while the file system is short.", "disk", "low_space"),
+    ("disk_write_amplification", "gauge", "File per put byte.", "disk", "write_amplification"),
+    (
         "disk_evicted_before_floor_total",
         "counter",
         "Records evicted younger than the floor.",
@@ -77,6 +87,12 @@ _PLAIN: tuple[tuple[str, Kind, str, str, str], ...] = (
     ("leases_active", "gauge", "Matches that hold pins.", "leases", "active"),
     ("leases_expired_total", "counter", "Leases that ran out.", "leases", "expired"),
 )
+
+REMOVAL_REASONS = {
+    "expired": "gc_expired_records",
+    "evicted": "gc_evicted_records",
+    "namespace_quota": "gc_namespace_records",
+}
 
 
 _WINDOW_GAUGES = ("dead_peers", "directory_records", "waiting_announcements")
@@ -140,6 +156,18 @@ def _lines(stats: Mapping[str, Any]) -> Iterator[str]:
             for key, count in sorted(stats["windows"].items())
             if key not in _WINDOW_GAUGES
         ],
+    )
+    yield from _family(
+        "disk_removed_records_total",
+        "counter",
+        "Records collected, by reason.",
+        [
+            (f'{{reason="{reason}"}}', stats["disk"].get(key, 0))
+            for reason, key in sorted(REMOVAL_REASONS.items())
+        ],
+    )
+    yield from _family(
+        "recovery_seconds", "gauge", "Time that opening took.", [("", stats["recovery_s"])]
     )
     yield from _family(
         "put_refused_total",

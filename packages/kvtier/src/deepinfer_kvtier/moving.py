@@ -31,14 +31,17 @@ def copy_forward(directory: DirectoryTier, states: Sequence[SegmentState]) -> tu
     if not states:
         return 0, 0
     deadline = directory.clock.monotonic() + COPY_SHARE * directory.since_collected_s()
-    by_segment = rows_by_segment(directory.index.stored_rows())
+    stored = directory.index.stored_rows()
+    by_segment = rows_by_segment(stored)
     records = copied = 0
     for state in states:
-        rows = alive_rows(directory, state.cls, by_segment[state.local])
+        # Readers may have found the last of its records damaged since the survey.
+        rows = alive_rows(directory, state.cls, by_segment.get(state.local, stored[:0]))
         try:
             for record in copy_records(directory, directory, rows, state.cls):
                 records += 1
                 copied += fmt.slot_bytes(record.nbytes)
+                directory.counts["gc_copied_payload_bytes"] += record.nbytes
         except OSError as cause:
             if not is_full(cause):
                 raise
