@@ -18,6 +18,11 @@ def test_a_quota_over_the_policy_asks_before_it_deletes(filled, cli):
     assert cli.facts("stat", filled)["records"] == 7
 
 
+def test_init_takes_a_quota(tmp_path, cli):
+    assert cli.facts("init", tmp_path / "new", "--bytes", "2M")["quota_bytes"] == 2 << 20
+    assert cli.facts("quota", tmp_path / "new")["quota_bytes"] == 2 << 20
+
+
 def test_quota_and_policy_are_stored_and_shown(filled, cli):
     assert cli.facts("quota", filled)["quota_bytes"] is None
     changes = ("--bytes", "10T", "--class", "scratch=100G", "--low", "0.5")

@@ -21,10 +21,25 @@ from deepinfer_kvtier.repair import check
 from deepinfer_kvtier.tenants import drop_namespace, namespace_rows, parse_namespace
 
 
-def init(store: Store) -> None:
+def init(
+    store: Store,
+    size: Annotated[str | None, typer.Option("--bytes", help="Quota, e.g. 10T.")] = None,
+    min_free_share: Annotated[
+        float | None, typer.Option(help="Of the file system, always left free.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
     """Create an empty cache directory, or check that one is there."""
-    create_store(store)
-    typer.echo(f"cache at {store} is ready")
+    wanted: dict[str, Any] = {}
+    if size is not None:
+        wanted["quota_bytes"] = parse_bytes(size)
+    if min_free_share is not None:
+        wanted["min_free_share"] = min_free_share
+    create_store(store, **wanted)
+    if as_json:
+        show({"store": str(store), **wanted}, as_json)
+    else:
+        typer.echo(f"cache at {store} is ready")
 
 
 def fsck(
