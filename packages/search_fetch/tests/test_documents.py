@@ -203,6 +203,17 @@ def test_a_pdf_stream_bomb_is_stopped_before_it_is_parsed(stages: int) -> None:
     assert caught.value.code == "decompression_bomb"
 
 
+def test_many_streams_count_together() -> None:
+    one = zlib.compress(bytes(50_000_000), 1)
+    streams = b"".join(
+        b"%d 0 obj\n<</Filter/FlateDecode>>\nstream\n%b\nendstream\nendobj\n" % (n, one)
+        for n in range(10, 16)
+    )
+    with pytest.raises(LimitError) as caught:
+        extract(raw_pdf(b"q") + streams)
+    assert caught.value.code == "decompression_bomb"
+
+
 def word_file() -> bytes:
     document = docx.Document()
     document.core_properties.title = "Field Notes"

@@ -55,7 +55,8 @@ def _inflated(data: memoryview, stages: int, room: int) -> tuple[int, int]:
             size += sum(map(len, pieces))
     except zlib.error:
         pass  # encrypted or damaged: the parser will say so, within the worker's limits
-    return size, read
+    # What follows the compressed data may be the next stream already.
+    return size, read - len(inflaters[0].unused_data)
 
 
 def _stage(inflater: Any, pieces: list[bytes], room: int) -> list[bytes]:
