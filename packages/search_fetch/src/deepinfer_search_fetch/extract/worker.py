@@ -25,6 +25,7 @@ from deepinfer_search_fetch.extract import Extraction
 from deepinfer_search_fetch.extract.html import HtmlOptions
 
 PAGES_PER_WORKER = 500
+PEAK_BYTES = 300 * 1024 * 1024
 _LENGTHS = struct.Struct("!II")
 _DOCUMENT_MAGIC = (b"%PDF-", b"PK")
 _ERRORS: dict[str, type[SearchFetchError]] = {
@@ -121,7 +122,8 @@ class _Worker:
             await self.stop()
             raise
         self._pages += 1
-        if self._pages >= PAGES_PER_WORKER:
+        # A page that needed much memory leaves it behind, in pieces that nothing else can use.
+        if self._pages >= PAGES_PER_WORKER or answer["peak_bytes"] > PEAK_BYTES:
             await self.stop()
         if "error" in answer:
             error = answer["error"]
@@ -187,6 +189,7 @@ def serve(stdin: BinaryIO, stdout: BinaryIO, limits: Limits) -> None:
                     "details": error.details,
                 }
             }
+        answer["peak_bytes"] = _peak_bytes()
         frame = json.dumps(answer).encode("utf-8", "surrogatepass")
         stdout.write(_LENGTHS.pack(len(frame), 0) + frame)
         stdout.flush()
@@ -195,6 +198,12 @@ def serve(stdin: BinaryIO, stdout: BinaryIO, limits: Limits) -> None:
 def _address_space_bytes() -> int:
     pages = int(Path("/proc/self/statm").read_text("ascii").split()[0])
     return pages * resource.getpagesize()
+
+
+def _peak_bytes() -> int:
+    """The most memory this process ever held; getrusage would count the parent's at the fork."""
+    lines = Path("/proc/self/status").read_text("ascii").splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
 
 
 if __name__ == "__main__":
