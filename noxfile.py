@@ -279,3 +279,14 @@ def kvtier_faults(session: nox.Session) -> None:
     session.install("./packages/kvtier[test]")
     session.run("python", "-m", "deepinfer_kvtier.faultrun", "--reads", "1000000")
     session.run("pytest", "packages/kvtier/tests/test_model.py", *session.posargs)
+
+
+def relevance(session: nox.Session) -> None:
+    """Search quality on judged collections; below the stored floors it fails.
+
+    `nox -s relevance -- FOLDER` for collections elsewhere than in ../shared/data/search_ir.
+    """
+    session.env.update(OMP_NUM_THREADS="1")
+    install(session, "search_fetch", "[dense]")
+    folders = session.posargs or ["../shared/data/search_ir"]
+    session.run("python", "packages/search_fetch/benches/relevance.py", *folders)

@@ -19,8 +19,9 @@ from itertools import islice
 from pathlib import Path
 
 from deepinfer_search_fetch import SearchRequest
+from deepinfer_search_fetch.index.backend import FieldTerm, Retrieval
 from deepinfer_search_fetch.index.document import IndexedPage
-from deepinfer_search_fetch.index.tantivy_backend import FieldTerm, Retrieval, TantivyBackend
+from deepinfer_search_fetch.index.tantivy_backend import TantivyBackend
 from deepinfer_search_fetch.search.engine import search
 from deepinfer_search_fetch.search.query import parse_query
 

@@ -14,9 +14,10 @@ from deepinfer_search_fetch.errors import InvalidRequestError, LimitError, Searc
 from deepinfer_search_fetch.extract import Extraction
 from deepinfer_search_fetch.extract.worker import ExtractPool
 from deepinfer_search_fetch.fetching import Fetcher
+from deepinfer_search_fetch.index.backend import SearchBackend
 from deepinfer_search_fetch.index.ingest import Ingester, Source, SourceKind
 from deepinfer_search_fetch.index.sources.crawl import CrawlOptions
-from deepinfer_search_fetch.index.tantivy_backend import SearchBackend, TantivyBackend
+from deepinfer_search_fetch.index.tantivy_backend import TantivyBackend
 from deepinfer_search_fetch.loading import Loaded
 from deepinfer_search_fetch.models import (
     BatchItem,

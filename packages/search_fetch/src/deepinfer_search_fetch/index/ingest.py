@@ -20,6 +20,7 @@ from deepinfer_search_fetch.extract.html import HtmlOptions
 from deepinfer_search_fetch.extract.worker import ExtractPool
 from deepinfer_search_fetch.fetching import Fetcher
 from deepinfer_search_fetch.index.authority import AuthorityTable
+from deepinfer_search_fetch.index.backend import SearchBackend
 from deepinfer_search_fetch.index.dedupe import HostLines, fingerprint
 from deepinfer_search_fetch.index.document import MAX_STORED_CHARS, IndexedPage
 from deepinfer_search_fetch.index.linkgraph import LinkGraph
@@ -29,7 +30,6 @@ from deepinfer_search_fetch.index.sources.files import read_files, read_jsonl
 from deepinfer_search_fetch.index.sources.item import Item, RawDocument, Skip, timestamp
 from deepinfer_search_fetch.index.sources.warc import read_warc
 from deepinfer_search_fetch.index.sources.xml import Entry, parse_feed, parse_sitemap
-from deepinfer_search_fetch.index.tantivy_backend import SearchBackend
 from deepinfer_search_fetch.loading import Loaded
 from deepinfer_search_fetch.models import FetchRequest, IngestReport
 from deepinfer_search_fetch.net.charset import decode_text

@@ -3,91 +3,27 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from datetime import date
-from functools import lru_cache, partial
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import tantivy
 from filelock import FileLock, Timeout
 
 from deepinfer_search_fetch.errors import InvalidRequestError, LimitError
-from deepinfer_search_fetch.index.analyzers import ANALYZER_VERSION, content_terms, terms
-from deepinfer_search_fetch.index.dedupe import fingerprint_of_terms
-from deepinfer_search_fetch.index.document import MAX_STORED_CHARS, IndexedPage
+from deepinfer_search_fetch.index.analyzers import ANALYZER_VERSION
+from deepinfer_search_fetch.index.backend import (
+    TEXT_FIELDS,
+    FieldTerm,
+    Hit,
+    Retrieval,
+    analyse,
+    page_of_record,
+)
+from deepinfer_search_fetch.index.document import IndexedPage
 
-TEXT_FIELDS = ("title", "headings", "body", "anchors", "url_terms")
-_HEADING = re.compile(r"^#{1,6} (.+)$", re.M)
-_MARKUP = re.compile(r"\]\([^()\s]*\)|[*`\[\]|]")
 _HEAP_BYTES = 64 * 1024 * 1024
-
-
-class Hit:
-    """One retrieved page with its retrieval score; the page is read when it is first asked for."""
-
-    __slots__ = ("_load", "_page", "score")
-
-    def __init__(self, score: float, load: Callable[[], IndexedPage]) -> None:
-        self.score = score
-        self._load = load
-        self._page: IndexedPage | None = None
-
-    @property
-    def page(self) -> IndexedPage:
-        if self._page is None:
-            self._page = self._load()
-        return self._page
-
-    def scored(self, score: float) -> Hit:
-        """The same page under another score."""
-        return Hit(score, lambda: self.page)
-
-
-@dataclass(frozen=True, slots=True)
-class FieldTerm:
-    """edits: how many typing slips the term may differ by."""
-
-    field: str
-    term: str
-    boost: float
-    edits: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Retrieval:
-    """A query in the terms of any backend.
-
-    groups: one per query term; a document scores by the best field of each group (dis-max with
-    `tie`). minimum: how many groups must match. phrases, excluded: (field, terms). sites,
-    blocked_sites: label suffixes. day_range: days since 1970-01-01, inclusive.
-    """
-
-    groups: tuple[tuple[FieldTerm, ...], ...]
-    minimum: int = 1
-    tie: float = 0.1
-    phrases: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    excluded: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    sites: tuple[str, ...] = ()
-    blocked_sites: tuple[str, ...] = ()
-    language: str | None = None
-    day_range: tuple[int | None, int | None] | None = None
-    alternatives: tuple[tuple[int, ...], ...] = ()
-
-
-class SearchBackend(Protocol):
-    """What the search needs of an index."""
-
-    def index(self, pages: Iterable[IndexedPage]) -> None: ...
-    def delete(self, doc_ids: Sequence[str]) -> None: ...
-    def commit(self) -> int: ...
-    def get(self, doc_id: str) -> IndexedPage | None: ...
-    def retrieve(self, query: Retrieval, k: int) -> list[Hit]: ...
-    def doc_freq(self, field: str, term: str) -> int: ...
-    def size(self) -> int: ...
-    def generation(self) -> int: ...
 
 
 def _schema() -> tantivy.Schema:
@@ -174,8 +110,10 @@ class TantivyBackend:
     def size(self) -> int:
         return self._searcher().num_docs
 
-    def doc_freq(self, field: str, term: str) -> int:
-        return self._searcher().doc_freq(field, term)
+    def doc_freqs(self, field: str, terms: Sequence[str]) -> list[int]:
+        """How many pages hold each term in `field`."""
+        searcher = self._searcher()
+        return [searcher.doc_freq(field, term) for term in terms]
 
     def get(self, doc_id: str) -> IndexedPage | None:
         query = tantivy.Query.term_query(self._schema, "doc_id", doc_id, "basic")
@@ -201,7 +139,7 @@ class TantivyBackend:
 
     def _page(self, searcher: tantivy.Searcher, address: tantivy.DocAddress) -> IndexedPage:
         raw: Any = searcher.doc(address).get_first("record")
-        return IndexedPage.from_record(json.loads(bytes(raw)))
+        return page_of_record(bytes(raw))
 
     def _open_writer(self) -> tantivy.IndexWriter:
         if self._writer is None:
@@ -219,36 +157,18 @@ class TantivyBackend:
         return self._writer
 
     def _document(self, page: IndexedPage) -> tantivy.Document:
+        found = analyse(page)
         document = tantivy.Document()
-        document.add_text("doc_id", page.doc_id)
-        host = page.host
-        labels = host.split(".") if host else []
-        for i in range(len(labels)):
-            document.add_text("site", ".".join(labels[i:]))
-        if page.language:
-            document.add_text("lang", page.language)
-        title = content_terms(page.title)
-        headings = _HEADING.findall(page.content) if "#" in page.content else []
-        document.add_text("title", " ".join(title))
-        if headings:
-            document.add_text("headings", " ".join(content_terms(_plain(" ".join(headings)))))
-        # The body holds the title too: a title word is then never worth less than a body word.
-        body = content_terms(_plain(page.content))
-        document.add_text("body", " ".join([*title, *body]))
-        if page.anchors:
-            document.add_text("anchors", " ".join(content_terms(page.anchors)))
-        document.add_text("url_terms", " ".join(terms(page.url)))
-        day = day_number(page.published or page.first_seen or page.fetched_at)
-        if day is not None:
-            document.add_unsigned("day", day)
-        record = page.to_record()
-        record["content"] = page.content[:MAX_STORED_CHARS]
-        if page.fingerprint is None:
-            print_ = fingerprint_of_terms(body)
-            record["fingerprint"] = (print_.simhash, print_.words)
-        document.add_bytes(
-            "record", json.dumps(record, ensure_ascii=False).encode("utf-8", "replace")
-        )
+        document.add_text("doc_id", found.doc_id)
+        for site in found.sites:
+            document.add_text("site", site)
+        if found.language:
+            document.add_text("lang", found.language)
+        for name, text in found.texts.items():
+            document.add_text(name, text)
+        if found.day is not None:
+            document.add_unsigned("day", found.day)
+        document.add_bytes("record", found.record.encode("utf-8", "replace"))
         return document
 
     def _query(self, query: Retrieval) -> tantivy.Query:
@@ -302,22 +222,3 @@ class TantivyBackend:
 def _filter(query: tantivy.Query) -> tantivy.Query:
     """A clause that must match but adds nothing to the score."""
     return tantivy.Query.boost_query(tantivy.Query.const_score_query(query, 1.0), 0.0)
-
-
-def _plain(markdown: str) -> str:
-    return _MARKUP.sub(" ", markdown) if _MARKUP.search(markdown) else markdown
-
-
-def day_number(text: str | None) -> int | None:
-    """Days since 1970-01-01 of an RFC 3339 time or day; None for none or an earlier one."""
-    if not text:
-        return None
-    return _day_of(text[:10])
-
-
-@lru_cache(maxsize=20_000)
-def _day_of(day: str) -> int | None:
-    try:
-        return max(0, (date.fromisoformat(day) - date(1970, 1, 1)).days)
-    except ValueError:
-        return None

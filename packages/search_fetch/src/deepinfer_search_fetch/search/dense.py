@@ -12,13 +12,14 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
 
 from deepinfer_search_fetch.errors import ContentError, InvalidRequestError
 from deepinfer_search_fetch.index.analyzers import content_terms
-from deepinfer_search_fetch.index.tantivy_backend import Hit
+from deepinfer_search_fetch.index.backend import Hit
 
 Floats = NDArray[np.float32]
 Embedder = Callable[[Sequence[str]], Floats]
@@ -110,10 +111,10 @@ class StaticTable:
     def load(cls, file: Path) -> StaticTable:
         """Read what `save` wrote. Raises InvalidRequestError for anything else."""
         try:
-            with np.load(file, allow_pickle=False) as data:
+            with file.open("rb") as raw, np.load(raw, allow_pickle=False) as data:
                 words = json.loads(data["words"].tobytes())
                 return cls(words, data["vectors"], data["weights"])
-        except (OSError, KeyError, ValueError) as error:
+        except (OSError, KeyError, ValueError, BadZipFile) as error:
             raise InvalidRequestError(
                 "invalid_argument", f"{file} is not a table of vectors: {error}"
             ) from None

@@ -10,7 +10,7 @@ from itertools import pairwise
 
 from deepinfer_search_fetch.extract.tokens import count_tokens, paginate
 from deepinfer_search_fetch.index.authority import AuthorityTable
-from deepinfer_search_fetch.index.tantivy_backend import Hit, SearchBackend, day_number
+from deepinfer_search_fetch.index.backend import Hit, SearchBackend, day_number
 from deepinfer_search_fetch.models import SearchRequest, SearchResponse, SearchResult, Usage
 from deepinfer_search_fetch.search.corrections import correction
 from deepinfer_search_fetch.search.dense import Embedder, rerank

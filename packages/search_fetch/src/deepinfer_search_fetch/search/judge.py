@@ -10,9 +10,9 @@ from datetime import UTC, datetime
 from functools import cached_property
 
 from deepinfer_search_fetch.index.authority import AuthorityTable
+from deepinfer_search_fetch.index.backend import day_number
 from deepinfer_search_fetch.index.dedupe import Fingerprint
 from deepinfer_search_fetch.index.document import IndexedPage
-from deepinfer_search_fetch.index.tantivy_backend import day_number
 from deepinfer_search_fetch.models import Authority, SearchRequest
 from deepinfer_search_fetch.search import relevance as calibrated
 from deepinfer_search_fetch.search.query import ParsedQuery

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import date
 
 from deepinfer_search_fetch.index.analyzers import content_terms, terms
-from deepinfer_search_fetch.index.tantivy_backend import day_number
+from deepinfer_search_fetch.index.backend import day_number
 
 MAX_TERMS = 48
 _TOKEN = re.compile(r'(-?)(?:([a-z]+):)?"([^"]*)"|(\S+)')

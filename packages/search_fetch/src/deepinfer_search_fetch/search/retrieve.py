@@ -15,7 +15,7 @@ from deepinfer_search_fetch.index.analyzers import (
     is_function_term,
     is_unigram,
 )
-from deepinfer_search_fetch.index.tantivy_backend import FieldTerm, Hit, Retrieval, SearchBackend
+from deepinfer_search_fetch.index.backend import FieldTerm, Hit, Retrieval, SearchBackend
 from deepinfer_search_fetch.search.query import ParsedQuery
 
 # Summed per term (tie 1.0): the body field repeats the title, so a title word counts 1 + 0.5.
@@ -58,8 +58,8 @@ def inverse_frequencies(backend: SearchBackend, terms: Sequence[str]) -> dict[st
     """
     total = backend.size() + PRIOR_DOCUMENTS
     out: dict[str, float] = {}
-    for term in terms:
-        n = min(backend.doc_freq("body", term), total)
+    for term, count in zip(terms, backend.doc_freqs("body", terms), strict=True):
+        n = min(count, total)
         idf = math.log(1 + (total - n + 0.5) / (n + 0.5))
         out[term] = idf * _term_weight(term)
     return out
@@ -116,11 +116,9 @@ def _term_weight(term: str) -> float:
 
 
 def _group(term: str, weight: float, *, asked: bool) -> tuple[FieldTerm, ...]:
-    """asked: a term of the query itself; a term of feedback is looked for in the body alone."""
+    """asked: a term of the query itself; one of feedback is looked for in body and title alone."""
     weight *= _term_weight(term)
-    if not asked:
-        return (FieldTerm("body", term, weight),)
-    boosts = dict(FIELD_BOOSTS)
+    boosts = dict(FIELD_BOOSTS if asked else FIELD_BOOSTS[:2])
     if is_cjk(term):
         boosts["title"] = CJK_TITLE_BOOST
     return tuple(FieldTerm(name, term, boost * weight) for name, boost in boosts.items())

@@ -21,8 +21,8 @@ from urllib.parse import urlencode, urlsplit
 from deepinfer_search_fetch import urls
 from deepinfer_search_fetch.errors import InvalidRequestError, SearchFetchError, UpstreamError
 from deepinfer_search_fetch.index.analyzers import terms
+from deepinfer_search_fetch.index.backend import day_number
 from deepinfer_search_fetch.index.document import IndexedPage
-from deepinfer_search_fetch.index.tantivy_backend import day_number
 from deepinfer_search_fetch.models import SearchRequest
 from deepinfer_search_fetch.search.query import ParsedQuery
 from deepinfer_search_fetch.search.retrieve import Filters
@@ -173,12 +173,17 @@ class Upstreams:
         self._breakers = {name: Breaker(clock) for name in self._engines}
         self._pool: ThreadPoolExecutor | None = None
 
+    @property
+    def names(self) -> list[str]:
+        """Configured engines, in order."""
+        return sorted(self._engines)
+
     def start(self, request: SearchRequest, filters: Filters, parsed: ParsedQuery) -> Pending:
         """Ask the engines named in `request.sources`; the answers are collected later."""
         names = [s.removeprefix("upstream:") for s in request.sources if s != "index"]
         for name in names:
             if name not in self._engines:
-                known = ", ".join(f"upstream:{n}" for n in sorted(self._engines)) or "none"
+                known = ", ".join(f"upstream:{n}" for n in self.names) or "none"
                 raise InvalidRequestError(
                     "invalid_argument",
                     f"sources: 'upstream:{name}' is not configured (configured: {known})",
@@ -306,12 +311,14 @@ def _get_json(
     try:
         target = f"{parts.path or '/'}?{urlencode(fields)}"
         connection.request("GET", target, headers={"Accept": "application/json", **headers})
-        response = connection.getresponse()
         body = b""
-        while chunk := response.read1(65536):
-            body += chunk
-            if len(body) > MAX_ANSWER_BYTES or time.monotonic() > deadline:
-                raise UpstreamError("timeout", "the search engine's answer is too long or too slow")
+        with connection.getresponse() as response:
+            while chunk := response.read1(65536):
+                body += chunk
+                if len(body) > MAX_ANSWER_BYTES or time.monotonic() > deadline:
+                    raise UpstreamError(
+                        "timeout", "the search engine's answer is too long or too slow"
+                    )
         if response.status != 200:
             hint = " (is its JSON format switched on?)" if response.status == 403 else ""
             raise UpstreamError(
