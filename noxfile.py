@@ -281,6 +281,7 @@ def kvtier_faults(session: nox.Session) -> None:
     session.run("pytest", "packages/kvtier/tests/test_model.py", *session.posargs)
 
 
+@nox.session
 def relevance(session: nox.Session) -> None:
     """Search quality on judged collections; below the stored floors it fails.
 

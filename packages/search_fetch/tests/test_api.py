@@ -23,6 +23,7 @@ MODULES = sorted(
     for f in SOURCE.rglob("*.py")
 )
 IMPORT_TO_DISTRIBUTION = {
+    "opensearchpy": "opensearch-py",
     "yaml": "pyyaml",
     "lxml_html_clean": "lxml_html_clean",
     "markdown_it": "markdown-it-py",
