@@ -125,3 +125,31 @@ def test_without_the_extra_the_error_names_it(tmp_path, bucket, monkeypatch):
     monkeypatch.setitem(sys.modules, "obstore", None)
     with pytest.raises(ConfigError, match=r"deepinfer-kvtier\[s3\]"):
         kvtier.open(tmp_path / "one", secret=SECRET, tiers=[bucket])
+
+
+def test_a_bucket_that_hangs_does_not_keep_the_cache_from_opening(
+    tmp_path, make_model, monkeypatch
+):
+    import socket
+
+    from deepinfer_kvtier.tiers import build
+
+    monkeypatch.setattr(build, "FIRST_POLL_S", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        config = kvtier.S3TierConfig.model_validate(
+            {
+                "url": "s3://bucket/prefix",
+                "endpoint": f"http://127.0.0.1:{silent.getsockname()[1]}",
+                "access_key_id": "test",
+                "secret_access_key": "test",
+                "allow_http": True,
+                "timeout_s": 1.0,
+                "max_retries": 0,
+            }
+        )
+        cache = kvtier.open(tmp_path / "one", secret=SECRET, tiers=[config])
+        model = make_model(cache)
+        tokens = model.prompt(1, 3)
+        model.store(tokens)
+        assert model.load_all(tokens) == (3, 3)
+        cache.close(timeout=0.1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Sequence
 
 from deepinfer_kvtier.clock import Clock
@@ -16,6 +17,8 @@ from deepinfer_kvtier.tiers.objects import S3TierConfig, open_objects
 from deepinfer_kvtier.tiers.s3 import S3Tier
 
 TierConfig = S3TierConfig | FleetTierConfig | MooncakeTierConfig
+# A large bucket takes longer to read in than an engine wants to wait; the rest comes meanwhile.
+FIRST_POLL_S = 5.0
 _OBJECT_SCHEMES = ("s3", "file", "memory")
 
 
@@ -62,9 +65,16 @@ def _open_s3(wanted: S3TierConfig, config: KVTierConfig, clock: Clock) -> S3Tier
         clock=clock,
         read_only=config.read_only,
     )
-    # A store that is not there now is polled again later; the cache works without it meanwhile.
-    with contextlib.suppress(OSError):
-        tier.maintain()
+
+    def first_poll() -> None:
+        # A store that is not there now is polled again later; the cache works without it meanwhile.
+        # RuntimeError: the cache was closed before the poll had ended.
+        with contextlib.suppress(OSError, RuntimeError):
+            tier.maintain()
+
+    poll = threading.Thread(target=first_poll, name=f"kvtier-{wanted.name}-start", daemon=True)
+    poll.start()
+    poll.join(FIRST_POLL_S)
     return tier
 
 

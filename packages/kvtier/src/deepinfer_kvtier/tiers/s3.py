@@ -17,7 +17,7 @@ import json
 import secrets
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, Literal
@@ -127,8 +127,7 @@ class S3Tier:
     def _apply(self, store: bytes, manifest: Manifest) -> bool:
         """Bring the table to what a manifest says, tombstones first; False = look again later."""
         writer, complete = manifest.writer, True
-        for number in manifest.tombs:
-            entries = self._read_index(store, writer, number)
+        for _, entries in self._read_indexes(store, writer, manifest.tombs):
             if entries is None:
                 complete = False
             else:
@@ -136,14 +135,24 @@ class S3Tier:
         known = self.index.known(writer)
         for number in known - manifest.segments.keys():
             self.index.forget_segment(self.index.named(writer, number))
-        for number in manifest.segments.keys() - known:
-            entries = self._read_index(store, writer, number)
+        fresh = sorted(manifest.segments.keys() - known)
+        for number, entries in self._read_indexes(store, writer, fresh):
             if entries is None:
                 complete = False
             else:
                 self.index.named(writer, number)
                 self.index.add(writer, entries)
         return complete
+
+    def _read_indexes(
+        self, store: bytes, writer: str, numbers: Sequence[int]
+    ) -> Iterator[tuple[int, NDArray[Any] | None]]:
+        """Index objects in order, several requests at a time. raises: Unavailable."""
+
+        def read(number: int) -> NDArray[Any] | None:
+            return self._read_index(store, writer, number)
+
+        return zip(numbers, self._readers.map(read, numbers), strict=True)
 
     def _read_index(self, store: bytes, writer: str, number: int) -> NDArray[Any] | None:
         """Entries of an index object; None when it is absent or damaged. raises: Unavailable."""
