@@ -18,6 +18,7 @@ from deepinfer_kvtier.identity import Shard, chain_root, fingerprint
 from deepinfer_kvtier.io import IoEngine, PosixIo
 from deepinfer_kvtier.layout import LayoutSpec
 from deepinfer_kvtier.metrics import render
+from deepinfer_kvtier.mount import Mode
 from deepinfer_kvtier.namespace import Namespace
 from deepinfer_kvtier.policy import POLICY_FIELDS, remember_policy, with_stored_policy
 from deepinfer_kvtier.queue import WriteQueue
@@ -289,7 +290,14 @@ def open(
     given = parse_config(config, **settings)
     clock = clock or SystemClock()
     io = io or PosixIo()
-    cache = Cache(given, clock, io, open_tiers(tiers, given, clock, io))
+    opened = open_tiers(tiers, given, clock, io)
+    try:
+        cache = Cache(given, clock, io, opened)
+    except BaseException:
+        for tier in opened:
+            if tier not in tiers:  # what the caller made stays the caller's
+                tier.close()
+        raise
     try:
         remember_policy(given)
     except ConfigError as cause:
@@ -301,9 +309,10 @@ def open(
     return cache
 
 
-def init(path: Path | str, **policy: Any) -> None:
+def init(path: Path | str, *, mode: Mode | None = None, **policy: Any) -> None:
     """Create the cache directory at `path`, or change the stored policy of the one that is there.
 
+    mode:   "embedded" or "shared-fs", for good. None = what is there, "embedded" for a new one.
     policy: settings named in `deepinfer_kvtier.policy`, for example `quota_bytes=1 << 40`,
             `min_free_share=0.1`, `classes={"agent": RetentionClass(1, 30 * 86400)}`.
     raises: ConfigError, StoreFormatError.
@@ -311,5 +320,5 @@ def init(path: Path | str, **policy: Any) -> None:
     unknown = set(policy) - set(POLICY_FIELDS)
     if unknown:
         raise ConfigError(f"a policy has {list(POLICY_FIELDS)}, got {sorted(unknown)}")
-    open(path, auto_gc=False, host_bytes=0, **policy).close()
+    open(path, auto_gc=False, host_bytes=0, mode=mode, **policy).close()
     remember_policy(parse_config(path, **policy))  # does nothing unless `open` failed to

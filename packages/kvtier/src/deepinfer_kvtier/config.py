@@ -101,6 +101,8 @@ class KVTierConfig(BaseModel):
             raise ValueError(
                 f"low_water must not exceed high_water, got {self.low_water} > {self.high_water}"
             )
+        if self.mode == "shared-fs" and self.path is None:
+            raise ValueError("mode shared-fs needs a path, got none")
         for name in self.classes:
             check_class_name(name)
         unknown = set(self.class_quotas) - set(self.classes)

@@ -418,3 +418,22 @@ def test_a_machine_that_was_away_goes_on_in_a_new_folder(open_mount, make_model,
     assert cache.stats()["disk"]["abandoned_writers"] == 1
     late = make_model(open_mount())
     assert late.load_all(more) == (2, 2)
+
+
+def test_the_command_line_makes_and_reads_a_shared_store(store, capsys):
+    from deepinfer_kvtier.cli import main
+
+    def run(*arguments: str) -> str:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("sys.argv", ["kvtier", *arguments])
+            with pytest.raises(SystemExit) as ended:
+                main()
+        assert ended.value.code in (0, None)
+        return capsys.readouterr().out
+
+    run("init", str(store), "--mode", "shared-fs")
+    cache = kvtier.open(store, io=MountIo())
+    assert cache.directory.sharing.shared
+    cache.close()
+    assert "records" in run("stat", str(store))
+    run("gc", str(store))

@@ -16,6 +16,7 @@ from deepinfer_kvtier.cli.output import AsJson, Store, Yes, confirm, parse_bytes
 from deepinfer_kvtier.directory import DirectoryTier
 from deepinfer_kvtier.errors import ConfigError
 from deepinfer_kvtier.migrate import migrate as run_migration
+from deepinfer_kvtier.mount import Mode
 from deepinfer_kvtier.moving import reclassify
 from deepinfer_kvtier.repair import check
 from deepinfer_kvtier.tenants import drop_namespace, namespace_rows, parse_namespace
@@ -27,6 +28,9 @@ def init(
     min_free_share: Annotated[
         float | None, typer.Option(help="Of the file system, always left free.")
     ] = None,
+    mode: Annotated[
+        Mode | None, typer.Option(help="embedded (one machine) or shared-fs (machines on a mount).")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Create an empty cache directory, or check that one is there."""
@@ -35,7 +39,7 @@ def init(
         wanted["quota_bytes"] = parse_bytes(size)
     if min_free_share is not None:
         wanted["min_free_share"] = min_free_share
-    create_store(store, **wanted)
+    create_store(store, mode=mode, **wanted)
     if as_json:
         show({"store": str(store), **wanted}, as_json)
     else:

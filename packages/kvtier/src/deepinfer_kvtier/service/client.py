@@ -79,13 +79,13 @@ class DirectoryClient:
             raise ConfigError(
                 f"a directory has 1 to {MAX_SHARDS} different shards, got {len(urls)}"
             )
+        makers = [_maker(url, key, prefix) for url in urls]
         self._clock = clock
         self._deadline_s = deadline_s
         self.counts: Counter[str] = Counter()
         self._seeds: NDArray[np.uint64] = np.array(
             [xxhash.xxh3_64_intdigest(_name(url)) for url in urls], dtype=np.uint64
         )
-        makers = [_maker(url, key, prefix) for url in urls]
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(
             target=self._loop.run_forever, name="kvtier-directory", daemon=True
@@ -237,11 +237,14 @@ def _name(url: str) -> bytes:
 
 def _maker(url: str, key: bytes, prefix: bytes) -> Callable[[], Shard]:
     parts = urlsplit(url)
+    try:
+        host, port = parts.hostname, parts.port or DEFAULT_PORT
+    except ValueError as cause:
+        raise ConfigError(f"the port of a directory shard is wrong: {cause}") from None
     if parts.scheme in ("redis", "rediss", "unix"):
         return lambda: RedisShard(url, prefix)
-    if parts.scheme != "tcp" or parts.hostname is None:
+    if parts.scheme != "tcp" or host is None:
         raise ConfigError("a directory shard is tcp://host:port or redis://host:port/db")
-    host, port = parts.hostname, parts.port or DEFAULT_PORT
     if not key and not is_loopback(host):
         raise ConfigError("a directory on another machine needs a shared key: set directory_key")
     return lambda: TcpShard(host, port, key)

@@ -26,6 +26,8 @@ def open_tiers(
     specs: Sequence[Tier | TierConfig | str], config: KVTierConfig, clock: Clock, io: IoEngine
 ) -> list[Tier]:
     """The tiers in order; what is a `Tier` already is passed on. raises: ConfigError."""
+    if isinstance(specs, str):
+        raise ConfigError("tiers is a list, for example tiers=[url], got one string")
     tiers: list[Tier] = []
     try:
         for spec in specs:

@@ -52,14 +52,14 @@ class MooncakeTierConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
-    master: str
+    master: str = Field(pattern=r"^.+:[0-9]+$")
     hostname: str = "127.0.0.1"
     metadata: str = "P2PHANDSHAKE"
     protocol: Literal["tcp", "rdma"] = "tcp"
     device: str = ""
     segment_bytes: int = Field(default=512 << 20, ge=0)
     staging_bytes: int = Field(default=16 << 20, ge=4096)
-    prefix: str = Field(default="kvtier", pattern="[A-Za-z0-9_-]{1,32}")
+    prefix: str = Field(default="kvtier", pattern="^[A-Za-z0-9_-]{1,32}$")
     name: str = "mooncake"
     timeout_s: float = Field(default=1.0, gt=0)
 

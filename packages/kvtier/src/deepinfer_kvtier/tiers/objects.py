@@ -186,7 +186,7 @@ def open_objects(config: S3TierConfig) -> Objects:
     parts = urlsplit(config.url)
     if parts.scheme == "memory":
         return Objects(stores.MemoryStore(), parts.path)
-    if parts.scheme not in ("s3", "file") or (parts.scheme == "s3" and not parts.netloc):
+    if (parts.scheme, bool(parts.netloc)) not in (("s3", True), ("file", False)):
         raise ConfigError("an object-storage URL looks like s3://bucket/prefix or file:///path")
     prefix = ""
     try:
