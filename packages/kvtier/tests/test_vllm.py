@@ -131,6 +131,7 @@ def test_a_prompt_from_the_cache_gives_the_same_output_bit_for_bit(start, chunk)
     warm, external, failed = second.prefill(second.request("b", prompt), chunk=chunk)
     assert (external, failed) == (256, set())
     assert torch.equal(warm, cold[256:])
+    assert second.scheduler._scopes.cache.host.capacity_bytes == 0, "it only looks"
 
 
 def test_a_local_prefix_is_left_alone_and_only_the_rest_is_loaded(start):

@@ -58,7 +58,8 @@ class KVTierConnector(KVConnectorBase_V1):
         settings = read_settings(vllm_config)
         geometry = read_geometry(vllm_config, kv_cache_config, settings)
         self._block_tokens = geometry.block_tokens
-        self._scopes = Scopes(vllm_config, geometry, settings)
+        only_looks = role is KVConnectorRole.SCHEDULER
+        self._scopes = Scopes(vllm_config, geometry, settings, only_looks=only_looks)
         self._scheduler = SchedulerSide(self._scopes, geometry, settings)
         self._worker = WorkerSide(self._scopes, geometry)
 

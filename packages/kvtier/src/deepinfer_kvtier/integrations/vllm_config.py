@@ -127,8 +127,17 @@ def read_geometry(vllm_config: Any, kv_cache_config: Any, settings: ConnectorSet
 class Scopes:
     """Namespaces by scope and shard, over one open cache."""
 
-    def __init__(self, vllm_config: Any, geometry: Geometry, settings: ConnectorSettings) -> None:
-        self.cache = kvtier.open(**settings.kvtier)
+    def __init__(
+        self,
+        vllm_config: Any,
+        geometry: Geometry,
+        settings: ConnectorSettings,
+        *,
+        only_looks: bool = False,
+    ) -> None:
+        # The scheduler loads nothing: memory for records would be wasted on it.
+        changes: dict[str, Any] = {"host_bytes": 0} if only_looks else {}
+        self.cache = kvtier.open(**{**settings.kvtier, **changes})
         self._geometry = geometry
         self._identity = _identity(vllm_config, geometry)
         self._namespaces: dict[tuple[Scope, int], kvtier.Namespace] = {}
