@@ -6,7 +6,6 @@ The libraries' own output is never returned: it only votes, run by run.
 from __future__ import annotations
 
 import logging
-from bisect import bisect_left
 from collections.abc import Sequence
 from copy import deepcopy
 from itertools import pairwise
@@ -82,22 +81,40 @@ def votes(run_words: Sequence[list[str]], candidate: str) -> list[float]:
     anchors = _anchors(run_words, needles, text)
     for i, _ in anchors:
         out[i] = 1.0
-    grams = _gram_places(text)
-    cursor = 0
     for (i, place), (j, following) in pairwise([(-1, 0), *anchors, (len(needles), len(text))]):
-        cursor = place + len(needles[i]) - 1 if i >= 0 else 0
-        for k in range(i + 1, j):
-            if not needles[k]:
-                continue
-            if len(run_words[k]) < _SHINGLE:
-                found = text.find(needles[k], cursor, cursor + len(needles[k]) + _SLACK)
-                if 0 <= found < following:
-                    cursor = found + len(needles[k]) - 1
-                    out[k] = 1.0
-            else:
-                share, cursor = _share_between(run_words[k], grams, cursor, following)
-                out[k] = share
+        start = place + len(needles[i]) - 1 if i >= 0 else 0
+        if j > i + 1:
+            _fill_between(out, range(i + 1, j), run_words, needles, text[start : following + 1])
     return out
+
+
+def _fill_between(
+    out: list[float],
+    gap: range,
+    run_words: Sequence[list[str]],
+    needles: Sequence[str],
+    segment: str,
+) -> None:
+    """Votes of the runs between two anchors, from the part of the candidate between them."""
+    words_here = segment.split()
+    if not words_here:
+        return
+    grams = _grams(words_here)
+    cursor = 0
+    for k in gap:
+        needle = needles[k]
+        if needle and len(run_words[k]) < _SHINGLE:
+            found = segment.find(needle, cursor, cursor + len(needle) + _SLACK)
+            if found >= 0:
+                cursor = found + len(needle) - 1
+                out[k] = 1.0
+        elif needle and grams:
+            own = _grams(run_words[k])
+            out[k] = len(own & grams) / len(own)
+
+
+def _grams(words_here: list[str]) -> set[tuple[str, ...]]:
+    return set(zip(*(words_here[n:] for n in range(_SHINGLE)), strict=False))
 
 
 def _anchors(
@@ -158,34 +175,6 @@ class _PrefixMax:
             found = max(found, self._tree[rank])
             rank -= rank & -rank
         return found
-
-
-def _gram_places(text: str) -> dict[tuple[str, ...], list[int]]:
-    """Offsets of every word 4-gram of a text of words between single blanks."""
-    places: dict[tuple[str, ...], list[int]] = {}
-    all_words = text.split()
-    offset = 0
-    for i in range(len(all_words) - _SHINGLE + 1):
-        places.setdefault(tuple(all_words[i : i + _SHINGLE]), []).append(offset)
-        offset += len(all_words[i]) + 1
-    return places
-
-
-def _share_between(
-    run: list[str], grams: dict[tuple[str, ...], list[int]], low: int, high: int
-) -> tuple[float, int]:
-    """Share of the run's 4-grams that stand in low..high, and where the last of them does."""
-    hits = 0
-    furthest = low
-    total = len(run) - _SHINGLE + 1
-    for i in range(total):
-        places = grams.get(tuple(run[i : i + _SHINGLE]))
-        if places:
-            at = bisect_left(places, low)
-            if at < len(places) and places[at] < high:
-                hits += 1
-                furthest = max(furthest, places[at])
-    return hits / total, furthest if hits * 2 > total else low
 
 
 def runs_words(runs: Sequence[Run]) -> list[list[str]]:

@@ -19,6 +19,7 @@ Kind = Literal[
     "pdf", "docx", "pptx", "xlsx", "odt", "odp", "ods", "epub", "binary",
 ]  # fmt: skip
 
+_CONTROLS = bytes(b for b in range(32) if b < 9 or 13 < b < 27 or b > 27)
 _SNIFF_BYTES = 4096
 _MAGIC: tuple[tuple[bytes, str], ...] = (
     (b"%PDF-", "application/pdf"),
@@ -236,7 +237,7 @@ def sniff(body: bytes, content_type: str | None, url: urls.Url | None) -> Kind:
 
 
 def _looks_binary(head: bytes) -> bool:
-    controls = sum(b < 9 or 13 < b < 27 or 27 < b < 32 for b in head)
+    controls = len(head) - len(head.translate(None, _CONTROLS))
     return controls > max(4.0, 0.02 * len(head))
 
 

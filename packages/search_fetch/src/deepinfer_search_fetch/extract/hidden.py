@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import islice
 
 from lxml import etree, html  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -24,13 +25,13 @@ _DROP_TAGS = (
     "datalist",
     "dialog",
 )
-_REACHABLE = re.compile(
+REACHABLE = re.compile(
     r"accordion|collaps|tab-?(?:pane|panel|content)|expand|toggle|faq|spoiler|read-?more", re.I
 )
 _MATH = re.compile(r"katex|mathjax|mjx", re.I)
 _RULE = re.compile(r"([^{}@]{1,400})\{([^{}]{1,2000})\}")
 _COMPOUND = re.compile(r"([a-z][a-z0-9]*)?((?:[.#][A-Za-z_-][\w-]{0,80})*)", re.I)
-_MAX_SELECTORS = 2000
+HIDING_RULES_MAX = 2000
 _MAX_STYLESHEET = 256 * 1024
 _OFFSCREEN = re.compile(
     r"(?:left|top|text-indent|right|margin-left)\s*:\s*-(\d{1,6})(?:\.\d+)?(px|em|rem|%|)"
@@ -39,9 +40,9 @@ _LENGTH = re.compile(r"(?:^|;)\s*{}\s*:\s*(\d*\.?\d+)\s*(px|em|rem|pt|%|)")
 _COLOR = re.compile(r"(?:^|;)\s*(color|background(?:-color)?)\s*:\s*([^;!]+)")
 _NAMED_COLORS = {"white": (255, 255, 255), "black": (0, 0, 0), "#fff": (255, 255, 255)}
 # A page that shows its content by script starts with it hidden; such a part is not an injection.
-_MAX_HIDDEN_SHARE = 0.5
+MAX_HIDDEN_SHARE = 0.5
 _NOSCRIPT_MIN_CHARS = 400
-_REACHABLE_LEVELS = 5
+REACHABLE_LEVELS = 5
 
 
 def remove_invisible(tree: html.HtmlElement) -> dict[str, int]:
@@ -63,7 +64,7 @@ def remove_invisible(tree: html.HtmlElement) -> dict[str, int]:
     counts: dict[str, int] = {}
     for element, reason in doomed:
         chars = _visible_chars(element)
-        if chars > _MAX_HIDDEN_SHARE * total or element.getparent() is None:
+        if chars > MAX_HIDDEN_SHARE * total or element.getparent() is None:
             continue
         if chars:
             counts[reason] = counts.get(reason, 0) + 1
@@ -90,7 +91,8 @@ def _reason(element: html.HtmlElement, sheet: Sheet, controlled: frozenset[str])
         return None
     reason = None
     if ("hidden" in attributes and attributes["hidden"] != "until-found") or (
-        attributes.get("aria-hidden") == "true" and not _is_math(element)
+        attributes.get("aria-hidden") == "true"
+        and not is_math(element.tag, attributes.get("class") or "")
     ):
         reason = "attribute"
     elif (style := attributes.get("style")) and style_hides(style):
@@ -171,20 +173,22 @@ Sheet = dict[str, list[tuple[Compound, ...]]]
 def _hiding_selectors(tree: html.HtmlElement) -> Sheet:
     """Selectors of tags, classes and ids below each other whose in-page rule hides."""
     found: Sheet = {}
-    budget = _MAX_SELECTORS
-    for sheet in tree.iter("style"):
-        if "media" in sheet.attrib and sheet.attrib["media"] not in ("all", "screen"):
-            continue
-        for selectors, declarations in _top_level_rules((sheet.text or "")[:_MAX_STYLESHEET]):
-            if not style_hides(declarations):
-                continue
-            for selector in selectors.split(","):
-                chain = _compounds(selector)
-                if chain and budget:
-                    budget -= 1
-                    tag, names = chain[0]
-                    found.setdefault(min(names) if names else tag or "", []).append(chain)
+    rules = (r for s in tree.iter("style") for r in hiding_rules(s.text or "", s.get("media")))
+    for selector in islice(rules, HIDING_RULES_MAX):
+        chain = _compounds(selector)
+        if chain:
+            tag, names = chain[0]
+            found.setdefault(min(names) if names else tag or "", []).append(chain)
     return found
+
+
+def hiding_rules(css: str, media: str | None) -> Iterator[str]:
+    """Selectors of one in-page stylesheet that make invisible what they match."""
+    if media is not None and media not in ("all", "screen"):
+        return
+    for selectors, declarations in _top_level_rules(css[:_MAX_STYLESHEET]):
+        if style_hides(declarations):
+            yield from (s for s in selectors.split(",") if _compounds(s))
 
 
 def _compounds(selector: str) -> tuple[Compound, ...] | None:
@@ -252,13 +256,13 @@ def _ancestors_fit(element: html.HtmlElement, chain: tuple[Compound, ...]) -> bo
 
 def _reachable(element: html.HtmlElement | None, controlled: frozenset[str]) -> bool:
     """True inside a tab or accordion: its class or id, or that of a near ancestor, says so."""
-    for _ in range(_REACHABLE_LEVELS):
+    for _ in range(REACHABLE_LEVELS):
         if element is None or element.tag == "body":
             return False
         if element.get("role") == "tabpanel" or element.tag == "details":
             return True
         identifier = element.get("id") or ""
-        if identifier in controlled or _REACHABLE.search(
+        if identifier in controlled or REACHABLE.search(
             f"{element.get('class') or ''} {identifier}"
         ):
             return True
@@ -266,8 +270,8 @@ def _reachable(element: html.HtmlElement | None, controlled: frozenset[str]) -> 
     return False
 
 
-def _is_math(element: html.HtmlElement) -> bool:
-    return element.tag == "math" or bool(_MATH.search(element.get("class") or ""))
+def is_math(tag: str, classes: str) -> bool:
+    return tag == "math" or bool(_MATH.search(classes))
 
 
 def _visible_chars(element: html.HtmlElement) -> int:
@@ -279,9 +283,14 @@ _INVISIBLE_CHARS = re.compile(
     "[\u200b\u200e\u200f\u2060\ufeff\u00ad\u202a-\u202e\u2066-\u2069"
     "\U000e0000-\U000e007f\ue000-\uf8ff\U000f0000-\U000ffffd\U00100000-\U0010fffd]"
 )
+_ASCII = bytes(range(128))
 _VARIATION_RUN = re.compile("[\ufe00-\ufe0f\U000e0100-\U000e01ef]{3,}")
 
 
 def strip_invisible_characters(text: str) -> str:
     """Without tag, zero-width (joiners stay), bidi, soft hyphen and private-use code points."""
+    # Most pages hold none: asking their few characters beyond ASCII first is five times cheaper.
+    beyond = text.encode("utf-8", "replace").translate(None, _ASCII).decode("utf-8")
+    if not (_INVISIBLE_CHARS.search(beyond) or _VARIATION_RUN.search(beyond)):
+        return text
     return _VARIATION_RUN.sub("", _INVISIBLE_CHARS.sub("", text))

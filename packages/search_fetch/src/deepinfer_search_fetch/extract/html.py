@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 from cssselect import SelectorError
 from lxml import html
-from resiliparse.extract.html2text import extract_plain_text
 
 from deepinfer_search_fetch import urls
 from deepinfer_search_fetch.errors import InvalidRequestError, SearchFetchError
@@ -20,6 +19,7 @@ from deepinfer_search_fetch.extract.layout import Floats
 from deepinfer_search_fetch.extract.markdown import write_markdown
 from deepinfer_search_fetch.extract.metadata import Metadata, read_metadata
 from deepinfer_search_fetch.extract.normalise import normalise
+from deepinfer_search_fetch.extract.quick import quick_page
 from deepinfer_search_fetch.extract.tree import Box, PageTree, build_tree
 from deepinfer_search_fetch.models import Mode, PageType
 
@@ -82,8 +82,7 @@ def prepare(text: str, url: urls.Url | None, options: HtmlOptions) -> Prepared |
     if removed:
         warnings.append(f"hidden_text_removed:{sum(removed.values())}")
     page = build_tree(tree)
-    sample = " ".join(run.text for run in page.runs if len(run.text) > 40)[:_SAMPLE_CHARS]
-    metadata = read_metadata(original, url, sample)
+    metadata = read_metadata(original, url, _sample(page))
     return Prepared(page, tree, original, text, metadata, [*warnings, *metadata.warnings])
 
 
@@ -102,6 +101,8 @@ def extract_html(text: str, url: urls.Url | None, options: HtmlOptions) -> HtmlR
 
     Raises InvalidRequestError only for a selector that is not valid CSS.
     """
+    if options.mode == "fast":
+        return _extract_fast(text, url, options)
     prepared = prepare(text, url, options)
     if prepared is None:
         return HtmlResult("", Metadata(), "other", 0.0, [], [])
@@ -113,18 +114,36 @@ def extract_html(text: str, url: urls.Url | None, options: HtmlOptions) -> HtmlR
         page_type, quality = _select(prepared, options)
     elif options.mode == "article":
         warnings.append("too_many_parts")
-    elif options.mode == "fast":
-        # From the cleaned tree: the quick extractor alone lets some hidden text through.
-        page = _quick_page(str(html.tostring(prepared.tree, encoding="unicode")))
-    writer_options = WriterOptions(
-        _base(prepared.original, url),
-        links=options.links,
-        images=options.images,
-        tables=options.tables,
-    )
-    content = write_markdown(page, writer_options)
-    links = content_links(page, writer_options)
+    content, links = _write(page, _base(prepared.original, url), options)
     return HtmlResult(content, prepared.metadata, page_type, quality, links, warnings)
+
+
+def _extract_fast(text: str, url: urls.Url | None, options: HtmlOptions) -> HtmlResult:
+    text = strip_invisible_characters(text)
+    if options.selector or options.exclude_selector:
+        tree, _ = parse_html(text)
+        if tree is not None:
+            _scope(tree, options)
+            text = str(html.tostring(tree, encoding="unicode"))
+    quick = quick_page(text)
+    metadata = read_metadata(quick.head, url, _sample(quick.page))
+    warnings = [f"hidden_text_removed:{quick.removed}"] if quick.removed else []
+    content, links = _write(quick.page, _base(quick.head, url), options)
+    return HtmlResult(content, metadata, "other", 0.0, links, [*warnings, *metadata.warnings])
+
+
+def _write(
+    page: PageTree, base: urls.Url | None, options: HtmlOptions
+) -> tuple[str, list[tuple[str, str]]]:
+    writer_options = WriterOptions(
+        base, links=options.links, images=options.images, tables=options.tables
+    )
+    return write_markdown(page, writer_options), content_links(page, writer_options)
+
+
+def _sample(page: PageTree) -> str:
+    """Visible text for the language check."""
+    return " ".join(run.text for run in page.runs if len(run.text) > 40)[:_SAMPLE_CHARS]
 
 
 def _select(prepared: Prepared, options: HtmlOptions) -> tuple[PageType, float]:
@@ -135,15 +154,6 @@ def _select(prepared: Prepared, options: HtmlOptions) -> tuple[PageType, float]:
     run_words = candidates.runs_words(page.runs)
     rows, page_row = run_inputs(prepared, run_words)
     return select.decide(select.load_model(), page, run_words, rows, page_row, options.comments)
-
-
-def _quick_page(text: str) -> PageTree:
-    """The page as the quick extractor sees it: main content with its basic structure."""
-    reduced = extract_plain_text(
-        text, preserve_formatting="minimal_html", main_content=True, links=True, alt_texts=False
-    )
-    tree, _ = parse_html(reduced)
-    return build_tree(html.Element("body") if tree is None else tree)
 
 
 def _scope(tree: html.HtmlElement, options: HtmlOptions) -> None:

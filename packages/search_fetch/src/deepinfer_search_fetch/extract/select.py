@@ -151,7 +151,7 @@ def decide(
     probability = model.keep_probability(rows, odds)
     weights = np.array([len(w) for w in run_words], dtype=np.float64)
     kept = choose(probability, weights, page_type)
-    below = np.array([in_comments(run) for run in page.runs])
+    below = in_comments(page.runs)
     if comments == "auto" and _comments_are_extra(below, kept, weights, odds[_forum(model)]):
         kept &= ~below
     kept = repair(page, kept, probability, weights)
@@ -173,13 +173,22 @@ def _comments_are_extra(
     return forum_odds < _FORUM_ODDS and share < _COMMENTS_ARE_THE_PAGE and bool(kept[~below].any())
 
 
-def in_comments(run: Run) -> bool:
-    box: Box | None = run.box
-    while box is not None and box.tag != "body":
-        if _COMMENTS.search(f"{box.element.get('class') or ''} {box.element.get('id') or ''}"):
-            return True
-        box = box.parent
-    return False
+def in_comments(runs: Sequence[Run]) -> NDArray[np.bool_]:
+    """Which runs lie in a box whose class or id says that it holds readers' comments."""
+    known: dict[Box, bool] = {}
+
+    def said(box: Box | None) -> bool:
+        path: list[Box] = []
+        while box is not None and box.tag != "body" and box not in known:
+            path.append(box)
+            box = box.parent
+        state = known.get(box, False) if box is not None else False
+        for inner in reversed(path):
+            names = f"{inner.element.get('class') or ''} {inner.element.get('id') or ''}"
+            state = known[inner] = state or bool(_COMMENTS.search(names))
+        return state
+
+    return np.array([said(run.box) for run in runs], dtype=np.bool_)
 
 
 def apply(page: PageTree, kept: Sequence[bool], run_words: Sequence[list[str]]) -> None:

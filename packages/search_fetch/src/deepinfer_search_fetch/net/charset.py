@@ -39,7 +39,7 @@ _META_WINDOW = 1024
 _DETECT_WINDOW = 64 * 1024
 _MAX_BAD_SHARE = 0.01
 # C0 controls except tab, line feed, form feed and carriage return.
-_DROPPED = dict.fromkeys([*range(9), 0x0B, *range(0x0E, 0x20), 0x7F])
+_DROPPED = re.compile("[\x00-\x08\x0b\x0e-\x1f\x7f]")
 
 
 def decode_text(
@@ -112,4 +112,4 @@ def _is_utf8(body: bytes) -> bool:
 
 
 def _clean(text: str) -> str:
-    return unicodedata.normalize("NFC", text.translate(_DROPPED))
+    return unicodedata.normalize("NFC", _DROPPED.sub("", text))

@@ -1,0 +1,142 @@
+"""The `fast` mode: one pass of resiliparse's parser and main-content heuristics, then our writer.
+
+What is invisible goes first, by the rules of `hidden`; formulas and checkboxes are not looked into,
+and metadata is read from the page's head alone.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from html import escape, unescape
+from itertools import islice
+from typing import Any
+
+from lxml import etree, html  # pyright: ignore[reportAttributeAccessIssue]
+from resiliparse.extract.html2text import extract_plain_text
+from resiliparse.parse.html import HTMLTree
+
+from deepinfer_search_fetch.extract.dom import parse_html
+from deepinfer_search_fetch.extract.hidden import (
+    HIDING_RULES_MAX,
+    MAX_HIDDEN_SHARE,
+    REACHABLE,
+    REACHABLE_LEVELS,
+    hiding_rules,
+    is_math,
+    style_hides,
+)
+from deepinfer_search_fetch.extract.tree import PageTree, build_tree
+
+# What the main-content heuristics print though no browser shows it.
+_NEVER_SHOWN = (
+    "canvas:not(:empty),applet,datalist,dialog:not([open]),"
+    "svg text,svg title,svg desc,svg foreignObject"
+)
+_ATTRIBUTE_HIDES = (
+    "[hidden]:not([hidden=until-found]):not(:empty),[aria-hidden=true]:not(:empty):not(svg)"
+)
+_STYLE = re.compile(
+    r"""\sstyle\s*=\s*(?:"([^"]{1,2000})"|'([^']{1,2000})'|([^\s>"']{1,2000}))""", re.I
+)
+_MAX_HIDDEN_NODES = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class QuickPage:
+    """page: all runs are content. head: <head>, the first <h1> and <base> for the metadata."""
+
+    page: PageTree
+    head: html.HtmlElement
+    removed: int
+
+
+def quick_page(text: str) -> QuickPage:
+    """Main content of a page's source as the quick heuristics see it."""
+    # The parser's own types are those of a compiled module without stubs.
+    tree: Any = HTMLTree.parse(text)
+    removed = _remove_invisible(tree, text)
+    reduced: str = extract_plain_text(
+        tree,
+        preserve_formatting="minimal_html",
+        main_content=True,
+        links=True,
+        alt_texts=False,
+    )
+    parsed, _ = parse_html(reduced)
+    page = build_tree(html.Element("body") if parsed is None else parsed)
+    return QuickPage(page, _head(tree), removed)
+
+
+def _remove_invisible(tree: Any, text: str) -> int:
+    document, body = tree.document, tree.body
+    if body is None:
+        return 0
+    # Every node handed over to Python costs a quarter of a millisecond, so the selectors do the
+    # work: they name the styles of this page that hide, not all elements with a style.
+    selectors = [_ATTRIBUTE_HIDES, *_hiding_styles(text)]
+    for sheet in document.query_selector_all("style"):
+        selectors += hiding_rules(sheet.text or "", sheet.getattr("media"))
+    for node in _found(document, _NEVER_SHOWN):
+        node.parent.remove_child(node)
+    total = max(len(body.text), 1)
+    removed = 0
+    for node in _found(document, ",".join(selectors[:HIDING_RULES_MAX])):
+        if node.parent is None or node.tag in ("html", "body"):
+            continue
+        chars = len(node.text.strip())
+        if not chars or chars > MAX_HIDDEN_SHARE * total:
+            continue
+        if is_math(node.tag, node.getattr("class") or "") or _reachable(node):
+            continue
+        removed += 1
+        node.parent.remove_child(node)
+    return removed
+
+
+def _found(document: Any, selector: str) -> list[Any]:
+    # Not list(...) of the collection itself: asking for its length costs another walk.
+    return list(islice(document.query_selector_all(selector), _MAX_HIDDEN_NODES))
+
+
+def _hiding_styles(text: str) -> list[str]:
+    """A selector for every distinct inline style of the source that hides its element."""
+    values = {unescape(a or b or c) for a, b, c in _STYLE.findall(text)}
+    hiding = sorted(v for v in values if style_hides(v))
+    return [f'[style="{_QUOTED.sub(_escaped, v)}"]' for v in hiding]
+
+
+# In a CSS string a quote, a backslash and a line break stand as hexadecimal escapes.
+_QUOTED = re.compile(r"""["\\\n\r\f]""")
+
+
+def _escaped(match: re.Match[str]) -> str:
+    return f"\\{ord(match.group()):x} "
+
+
+def _reachable(node: Any) -> bool:
+    """As `hidden.remove_invisible` sees tabs and accordions, without the ids of their buttons."""
+    for _ in range(REACHABLE_LEVELS):
+        if node is None or node.tag in ("body", "html", "#document"):
+            return False
+        if node.tag == "details" or node.getattr("role") == "tabpanel":
+            return True
+        if REACHABLE.search(f"{node.getattr('class') or ''} {node.getattr('id') or ''}"):
+            return True
+        node = node.parent
+    return False
+
+
+def _head(tree: Any) -> html.HtmlElement:
+    root = tree.document.query_selector("html")
+    language = (root.getattr("lang") if root is not None else None) or ""
+    title = tree.document.query_selector("h1")
+    source = (
+        f'<html lang="{escape(language)}">{tree.head or ""}'
+        f"<body><h1>{escape(title.text if title is not None else '')}</h1></body></html>"
+    )
+    parser = html.HTMLParser(encoding="utf-8", remove_comments=True, remove_pis=True)
+    try:
+        return html.document_fromstring(source.encode("utf-8", "replace"), parser=parser)
+    except (etree.ParserError, etree.XMLSyntaxError):
+        return html.Element("html")
