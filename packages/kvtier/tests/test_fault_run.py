@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -164,6 +165,12 @@ def test_a_repair_keeps_drops_whose_log_was_damaged_elsewhere(store, make_model,
         assert model.load_all(model.prompt(2, 2)) == (2, 2)
 
 
+def take_every_byte(path) -> None:
+    with path.open("wb", buffering=0) as others, contextlib.suppress(OSError):
+        while True:
+            others.write(bytes(4096))
+
+
 def test_a_small_full_disk_refuses_serves_and_recovers(tmp_path, make_model, make_store):
     """A real file system of 3 MiB; mounting one takes root."""
     where = tmp_path / "small"
@@ -186,6 +193,7 @@ def test_a_small_full_disk_refuses_serves_and_recovers(tmp_path, make_model, mak
             assert model.load_all(model.prompt(0, 4)) == (4, 4)
             with pytest.raises(kvtier.ConfigError, match="cannot store the policy"):
                 kvtier.init(store, quota_bytes=1 << 20)
+        take_every_byte(where / "others")
         with kvtier.open(store, min_free_share=0.3, floor_s=0) as cache:
             model = make_model(cache)
             assert cache.gc().segments_evicted > 0, "deleting works on a disk without a free byte"

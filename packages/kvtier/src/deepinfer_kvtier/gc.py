@@ -22,6 +22,7 @@ from deepinfer_kvtier.deleting import (
     unlink_leftovers,
 )
 from deepinfer_kvtier.directory import DirectoryTier
+from deepinfer_kvtier.io import is_full
 from deepinfer_kvtier.logs import LogReader
 from deepinfer_kvtier.moving import copy_forward
 from deepinfer_kvtier.recover import adopt
@@ -149,8 +150,12 @@ def _report_shortage(directory: DirectoryTier, shortage: int) -> None:
 def _adopt_dead(directory: DirectoryTier) -> int:
     adopted = 0
     for name, log in directory.logs().items():
-        if not log.ended and adopt(directory, name):
-            adopted += 1
+        try:
+            adopted += not log.ended and adopt(directory, name)
+        except OSError as cause:
+            # Its sealed segments can be deleted all the same, and then there is room to finish it.
+            if not is_full(cause):
+                raise
     if adopted:
         directory.refresh()
     return adopted
