@@ -1,14 +1,19 @@
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import re
 import subprocess
 import sys
+import termios
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from deepinfer_search_fetch import __version__
+from deepinfer_search_fetch.service.metering import Charge, Ledger
 
 Listener = Any  # see conftest
 TEXT = "<title>Newts</title><p>" + "Newts live in ponds and eat small insects. " * 20
@@ -69,3 +74,67 @@ def test_version_and_authority() -> None:
     assert cli("--version").stdout.strip() == __version__
     explained = json.loads(cli("authority", "explain", "cdc.gov").stdout)
     assert explained["prior_kind"] == "government"
+
+
+def on_a_terminal(*arguments: str) -> str:
+    """Run the command with a terminal of 80 columns as its output."""
+    ours, theirs = os.openpty()
+    termios.tcsetwinsize(theirs, (40, 80))
+    command = [sys.executable, "-m", "deepinfer_search_fetch.cli", *arguments]
+    environ = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "80"}
+    process = subprocess.Popen(command, stdout=theirs, stderr=theirs, env=environ)
+    os.close(theirs)
+    parts: list[bytes] = []
+    with contextlib.suppress(OSError):  # the end of a terminal is an error
+        while chunk := os.read(ours, 65536):
+            parts.append(chunk)
+    os.close(ours)
+    assert process.wait(60) == 0
+    return b"".join(parts).decode()
+
+
+def test_a_terminal_gets_layout_and_a_pipe_the_markdown(tmp_path: Path, site: Listener) -> None:
+    hostile = "\x1b]0;owned\x07"
+    site.page(
+        "/newts",
+        f"<title>Newts {hostile}</title><h1>Newts</h1><h2>Where</h2><p>"
+        + "Newts live in <b>ponds</b> and eat insects. " * 20,
+    )
+    url = f"http://127.0.0.2:{site.port}/newts"
+    allow = ["--allow-cidr", "127.0.0.2/32", "--allow-port", str(site.port)]
+    arguments = ["fetch", url, *allow, "--home", str(tmp_path)]
+    shown = on_a_terminal(*arguments)
+    assert "\x1b[" in shown
+    assert "\x1b]0;owned" not in shown
+    assert url in re.sub(r"\x1b\[[0-9;]*m", "", shown)
+    assert "**ponds**" not in shown
+    piped = cli(*arguments).stdout
+    assert "\x1b" not in piped
+    assert "**ponds**" in piped
+    outline = cli(*arguments, "--format", "outline", "--mode", "full").stdout
+    assert "## Where\t" in outline
+    part = on_a_terminal(*arguments, "--max-tokens", "30", "--mode", "full")
+    assert "continues: --offset" in part
+
+
+def test_a_batch_prints_one_line_for_each_url(tmp_path: Path, site: Listener) -> None:
+    site.page("/newts", TEXT)
+    urls = tmp_path / "urls.txt"
+    urls.write_text(f"http://127.0.0.2:{site.port}/newts\n\nhttp://127.0.0.1/\n")
+    allow = ["--allow-cidr", "127.0.0.2/32", "--allow-port", str(site.port)]
+    done = cli("batch", str(urls), *allow, home=tmp_path / "home")
+    lines = {line["index"]: line for line in map(json.loads, done.stdout.splitlines())}
+    assert lines[0]["response"]["title"] == "Newts"
+    assert lines[1]["error"]["code"] == "blocked_address"
+    assert done.returncode == 1
+
+
+def test_usage_sums_what_the_ledger_holds(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger.sqlite3")
+    for n in range(3):
+        ledger.record(Charge(f"r{n}", "key_1", "search", 1, False, 0, 1, ""))
+    ledger.close()
+    report = json.loads(cli("usage", "--group-by", "endpoint", home=tmp_path).stdout)
+    assert report["totals"][0]["price_micros"] == 15_000
+    assert "0.015000 CNY" in on_a_terminal("usage", "--home", str(tmp_path))
+    assert cli("usage", "--from", "someday", home=tmp_path).returncode == 2

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ipaddress
 import json
-import logging
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,17 +10,19 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from deepinfer_search_fetch import __version__
+from deepinfer_search_fetch import __version__, service_cli
 from deepinfer_search_fetch.cli_options import AllowCidr, AllowPort, AsJson, Home, make_config
 from deepinfer_search_fetch.errors import InvalidRequestError, SearchFetchError
 from deepinfer_search_fetch.index_cli import register
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Search and Fetch for agents.")
-keys_app = typer.Typer(no_args_is_help=True, help="API keys of the service.")
 index_app = typer.Typer(no_args_is_help=True, help="The index.")
-app.add_typer(keys_app, name="keys")
 app.add_typer(index_app, name="index")
 register(app)
+service_cli.register(app)
+
+
+Render = Annotated[str, typer.Option(help="auto, never or always (extra `render`).")]
 
 
 @app.command()
@@ -34,15 +34,32 @@ def fetch(
     as_json: AsJson = False,
     raw: Annotated[bool, typer.Option("--raw", help="Print the Markdown as it is.")] = False,
     mode: Annotated[str, typer.Option(help="article, full or fast.")] = "article",
+    form: Annotated[
+        str, typer.Option("--format", help="markdown, text, html, outline, links or raw_text.")
+    ] = "markdown",
+    selector: Annotated[str | None, typer.Option(help="CSS of the part to read.")] = None,
+    render: Render = "auto",
+    max_age: Annotated[
+        int, typer.Option(min=0, help="Seconds a cached page may be old; 0 asks the site again.")
+    ] = 86_400,
     max_tokens: Annotated[int, typer.Option(min=1, max=200_000)] = 16_000,
-    offset: Annotated[int, typer.Option(min=0)] = 0,
+    offset: Annotated[int, typer.Option(min=0, help="Where to go on in a long page.")] = 0,
 ) -> None:
-    """Read one URL as clean Markdown."""
+    """Read one URL as clean Markdown: laid out on a terminal, as it is in a pipe."""
+    from deepinfer_search_fetch import terminal
     from deepinfer_search_fetch.client import SearchFetch
     from deepinfer_search_fetch.models import FetchRequest
 
     request = _validated(
-        FetchRequest, url=url, mode=mode, max_tokens=max_tokens, offset=offset, render="never"
+        FetchRequest,
+        url=url,
+        mode=mode,
+        format=form,
+        selector=selector,
+        render=render,
+        max_age=max_age,
+        max_tokens=max_tokens,
+        offset=offset,
     )
     # One page does not repay the start of a worker process.
     config = make_config(home, allow_cidr, allow_port).model_copy(update={"extract_workers": 0})
@@ -51,15 +68,48 @@ def fetch(
     if as_json:
         print(response.model_dump_json(by_alias=True, indent=2))
     elif raw or not sys.stdout.isatty():
-        print(response.content, end="")
+        print(terminal.plain(response), end="")
     else:
-        from rich.console import Console
-        from rich.markdown import Markdown
+        terminal.show_page(response)
 
-        console = Console()
-        console.print(f"[bold]{response.title or response.url}[/bold]")
-        console.print(f"[dim]{response.final_url} · {response.tokens.total} tokens[/dim]\n")
-        console.print(Markdown(response.content))
+
+@app.command()
+def batch(
+    file: Annotated[Path, typer.Argument(help="One URL a line; - for standard input.")],
+    home: Home = None,
+    allow_cidr: AllowCidr = None,
+    allow_port: AllowPort = None,
+    mode: Annotated[str, typer.Option(help="article, full or fast.")] = "article",
+    render: Render = "auto",
+    max_tokens: Annotated[int, typer.Option(min=1, max=200_000)] = 16_000,
+    concurrency: Annotated[int, typer.Option(min=1, max=64)] = 4,
+) -> None:
+    """Read many URLs; one JSON line each as they finish, `index` is the line of the file.
+
+    Exits with 1 when any of them failed.
+    """
+    import asyncio
+
+    from deepinfer_search_fetch.client import AsyncSearchFetch
+    from deepinfer_search_fetch.models import FetchRequest
+
+    text = sys.stdin.read() if str(file) == "-" else file.read_text("utf-8")
+    requests = [
+        _validated(FetchRequest, url=line.strip(), mode=mode, render=render, max_tokens=max_tokens)
+        for line in text.splitlines()
+        if line.strip()
+    ]
+
+    async def run() -> int:
+        failed = 0
+        async with AsyncSearchFetch(make_config(home, allow_cidr, allow_port)) as client:
+            async for item in client.fetch_many(requests, concurrency=concurrency):
+                failed += not item.ok
+                print(item.model_dump_json(by_alias=True, exclude_none=True), flush=True)
+        return failed
+
+    if asyncio.run(run()):
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -68,114 +118,27 @@ def search(
     home: Home = None,
     as_json: AsJson = False,
     count: Annotated[int, typer.Option(min=1, max=50)] = 10,
+    offset: Annotated[int, typer.Option(min=0, max=500)] = 0,
+    freshness: Annotated[
+        str | None, typer.Option(help="day, week, month, year or YYYY-MM-DD..YYYY-MM-DD.")
+    ] = None,
 ) -> None:
     """Search the index."""
-    from rich.console import Console
-    from rich.text import Text
-
+    from deepinfer_search_fetch import terminal
     from deepinfer_search_fetch.index.tantivy_backend import TantivyBackend
     from deepinfer_search_fetch.models import SearchRequest
     from deepinfer_search_fetch.search.engine import search as run
     from deepinfer_search_fetch.search.parts import parts_of
 
-    request = _validated(SearchRequest, query=query, count=count)
+    request = _validated(
+        SearchRequest, query=query, count=count, offset=offset, freshness=freshness
+    )
     config = make_config(home)
     response = run(TantivyBackend(config.home / "index"), request, parts=parts_of(config))
     if as_json:
         print(response.model_dump_json(by_alias=True, indent=2))
-        return
-    console = Console()
-    for r in response.results:
-        console.print(Text(f"{r.rank}. {r.title}", style="bold"))
-        console.print(
-            Text(
-                f"   {r.url}  relevance {r.relevance:.2f}  authority {r.authority.score:.2f}", "dim"
-            )
-        )
-        text = Text("   " + r.snippet)
-        for start, end in r.highlights:
-            text.stylize("bold yellow", start + 3, end + 3)
-        console.print(text)
-    if not response.results:
-        print("nothing found" + (" (the index is empty)" if response.warnings else ""))
-
-
-@app.command()
-def serve(
-    host: Annotated[str, typer.Option(help="Address to bind.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535)] = 8900,
-    home: Home = None,
-    allow_cidr: AllowCidr = None,
-    allow_port: AllowPort = None,
-    settings: Annotated[
-        Path | None,
-        typer.Option("--settings", help="TOML file of prices and limits; service.toml of --home."),
-    ] = None,
-    no_auth: Annotated[
-        bool, typer.Option("--no-auth", help="No API keys; only on a loopback address.")
-    ] = False,
-) -> None:
-    """Run the REST service."""
-    from deepinfer_search_fetch.service.run import run_service
-    from deepinfer_search_fetch.service.settings import SETTINGS_FILE, ServiceSettings
-
-    if no_auth and not _is_loopback(host):
-        raise InvalidRequestError(
-            "invalid_argument", f"--no-auth needs a loopback --host, not {host}"
-        )
-    config = make_config(home, allow_cidr, allow_port)
-    file = settings or config.home / SETTINGS_FILE
-    chosen = ServiceSettings.from_file(file) if settings or file.is_file() else ServiceSettings()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    run_service(config, chosen, host, port, with_keys=not no_auth)
-
-
-@app.command()
-def mcp(home: Home = None, allow_cidr: AllowCidr = None, allow_port: AllowPort = None) -> None:
-    """Serve web_search and web_fetch over MCP on stdin and stdout (needs the `mcp` extra)."""
-    from deepinfer_search_fetch.service.mcp import run_stdio
-
-    run_stdio(make_config(home, allow_cidr, allow_port))
-
-
-@app.command()
-def usage(home: Home = None) -> None:
-    """Sums of the ledger per key and endpoint."""
-    from deepinfer_search_fetch.service.metering import Ledger
-
-    config = make_config(home, None, None)
-    config.home.mkdir(parents=True, exist_ok=True)
-    print(json.dumps(Ledger(config.home / "ledger.sqlite3").usage(), indent=2))
-
-
-@keys_app.command("create")
-def keys_create(
-    name: str,
-    home: Home = None,
-    scope: Annotated[list[str] | None, typer.Option(help="search, fetch, ingest or admin.")] = None,
-    monthly_quota: Annotated[int | None, typer.Option(min=1)] = None,
-) -> None:
-    """Make a key and print it; it is not shown again."""
-    secret, key = _key_store(home).create(name, scope or ("search", "fetch"), monthly_quota)
-    print(json.dumps({"key": secret, "id": key.id, "scopes": sorted(key.scopes)}))
-
-
-@keys_app.command("list")
-def keys_list(home: Home = None) -> None:
-    """Live keys, without their secrets."""
-    rows = [
-        {"id": k.id, "prefix": k.prefix, "name": k.name, "scopes": sorted(k.scopes)}
-        for k in _key_store(home).all()
-    ]
-    print(json.dumps(rows, indent=2))
-
-
-@keys_app.command("revoke")
-def keys_revoke(key_id: str, home: Home = None) -> None:
-    """Make a key unusable."""
-    if not _key_store(home).revoke(key_id):
-        raise InvalidRequestError("not_found", f"no live key has the id {key_id}")
-    print(json.dumps({"revoked": key_id}))
+    else:
+        terminal.show_results(response)
 
 
 @index_app.command("stats")
@@ -202,14 +165,6 @@ def root(
     """Search and Fetch for agents."""
 
 
-def _key_store(home: Path | None) -> Any:
-    from deepinfer_search_fetch.service.auth import KeyStore
-
-    config = make_config(home, None, None)
-    config.home.mkdir(parents=True, exist_ok=True)
-    return KeyStore(config.home / "keys.sqlite3")
-
-
 def _validated(model: Callable[..., Any], **values: Any) -> Any:
     from pydantic import ValidationError
 
@@ -219,13 +174,6 @@ def _validated(model: Callable[..., Any], **values: Any) -> Any:
         first = error.errors()[0]
         name = ".".join(str(p) for p in first["loc"])
         raise InvalidRequestError("invalid_argument", f"{name}: {first['msg']}") from None
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def main() -> NoReturn:
