@@ -434,14 +434,17 @@ def test_a_hung_or_killed_peer_is_left_alone_after_three_tries_and_retried(machi
             process.wait()
         else:
             os.waitid(os.P_PID, process.pid, os.WSTOPPED)
-        expected = kvtier.Status.TIMEOUT if how == signal.SIGSTOP else kvtier.Status.MISS
+        # A killed one refuses the connection, which a busy machine may say too late.
+        expected = [kvtier.Status.TIMEOUT]
+        if how == signal.SIGKILL:
+            expected.append(kvtier.Status.MISS)
         for _ in range(3):
-            assert pull(two, tokens)[1].state is expected
+            assert pull(two, tokens)[1].state in expected
         tried = two.cache.windows.stats()
         assert tried["dead_peers"] == 1
         assert two.ns.match(tokens).state is None, "its hints are not offered while it is dead"
         clock.advance(31)
-        assert pull(two, tokens)[1].state is expected
+        assert pull(two, tokens)[1].state in expected
         assert two.ns.match(tokens).state is None, "one failed retry, and it is left alone again"
         if how == signal.SIGSTOP:
             process.send_signal(signal.SIGCONT)
@@ -472,6 +475,30 @@ def test_a_lost_member_loses_hints_only(machine):
             found += 1
             assert np.array_equal(window, state_of(two, tokens, 1))
     assert 0 < found < 12
+
+
+def test_a_member_that_cannot_be_told_costs_its_share_and_no_other(machine):
+    two, three = machine("peers"), machine("peers")
+    members = sorted([m.cache.windows.address for m in (two, three)] + ["127.0.0.1:1"])
+    for m in (two, three):
+        m.cache.windows.set_members(members)
+    made = [
+        WindowRecord(
+            payload_of(bytes([i]), 16).tobytes(), b"machine1", 1, 60_000, 9, 0, "127.0.0.1:2"
+        )
+        for i in range(60)
+    ]
+    keys = [record.key for record in made]
+    directory = two.cache.windows._directory
+    with pytest.raises(OSError, match="refused"):
+        directory.publish(made)
+    reachable = [owner(key, members) != "127.0.0.1:1" for key in keys]
+    for m in (two, three):
+        found = m.cache.windows._directory.lookup(keys, 5.0)
+        assert [record is not None for record in found] == reachable
+    with pytest.raises(OSError, match="refused"):
+        directory.withdraw(keys, b"machine1")
+    assert three.cache.windows._directory.lookup(keys, 5.0) == [None] * 60
 
 
 # -- parts by themselves

@@ -354,10 +354,16 @@ class WindowExchange:
             came = {news.key: news.record for news in batch}
             records = [record for record in came.values() if record is not None]
             gone = [key for key, record in came.items() if record is None]
+            self._tell_directory(records, gone)
+
+    def _tell_directory(self, records: list[WindowRecord], gone: list[bytes]) -> None:
+        tasks: list[Callable[[], None]] = []
+        if records:
+            tasks.append(lambda: self._directory.publish(records))
+        if gone:
+            tasks.append(lambda: self._directory.withdraw(gone, self.machine))
+        for task in tasks:
             try:
-                if records:
-                    self._directory.publish(records)
-                if gone:
-                    self._directory.withdraw(gone, self.machine)
+                task()
             except OSError:
                 self.counts["announce_errors"] += 1

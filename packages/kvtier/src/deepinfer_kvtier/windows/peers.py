@@ -8,7 +8,7 @@ share, cost hits and nothing else.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import xxhash
@@ -20,7 +20,6 @@ from deepinfer_kvtier.windows.wire import WindowRecord
 
 _PUBLISH_TIMEOUT_S = 0.5
 _RECORDS_PER_FRAME = wire.MAX_BODY_BYTES // wire.RECORD_BYTES
-_WITHDRAW_BYTES = wire.KEY_BYTES + wire.MACHINE_BYTES
 
 
 def owner(key: bytes, members: Sequence[str]) -> str:
@@ -51,24 +50,17 @@ class PeersDirectory:
         self._client.forget(gone)
 
     def publish(self, records: Sequence[WindowRecord]) -> None:
-        for member, mine in self._by_owner([r.key for r in records]).items():
-            share = [records[i] for i in mine]
-            if member == self._address():
-                self._own.publish(share)
-                continue
-            for at in range(0, len(share), _RECORDS_PER_FRAME):
-                body = b"".join(r.pack() for r in share[at : at + _RECORDS_PER_FRAME])
-                self._client.call(member, wire.PUBLISH, body, _PUBLISH_TIMEOUT_S)
+        items = {record.key: record.pack() for record in records}
+        mine, failed = self._send(wire.PUBLISH, items)
+        self._own.publish([record for record in records if record.key in mine])
+        if failed is not None:
+            raise failed
 
     def withdraw(self, keys: Sequence[bytes], machine: bytes) -> None:
-        for member, mine in self._by_owner(keys).items():
-            share = [keys[i] for i in mine]
-            if member == self._address():
-                self._own.withdraw(share, machine)
-                continue
-            for at in range(0, len(share), _RECORDS_PER_FRAME):
-                body = b"".join(key + machine for key in share[at : at + _RECORDS_PER_FRAME])
-                self._client.call(member, wire.WITHDRAW, body, _PUBLISH_TIMEOUT_S)
+        mine, failed = self._send(wire.WITHDRAW, {key: key + machine for key in keys})
+        self._own.withdraw([key for key in keys if key in mine], machine)
+        if failed is not None:
+            raise failed
 
     def lookup(self, keys: Sequence[bytes], timeout_s: float) -> list[WindowRecord | None]:
         found: list[WindowRecord | None] = [None] * len(keys)
@@ -100,6 +92,26 @@ class PeersDirectory:
         for future in waiting:
             future.result()
         return found
+
+    def _send(self, kind: int, items: Mapping[bytes, bytes]) -> tuple[set[bytes], OSError | None]:
+        """Tell each owner its share; a member that cannot be told costs its share and no other's.
+
+        returns: the keys that are this machine's own, and the last failure.
+        """
+        keys = list(items)
+        mine: set[bytes] = set()
+        failed: OSError | None = None
+        for member, share in self._by_owner(keys).items():
+            if member == self._address():
+                mine.update(keys[i] for i in share)
+                continue
+            try:
+                for at in range(0, len(share), _RECORDS_PER_FRAME):
+                    body = b"".join(items[keys[i]] for i in share[at : at + _RECORDS_PER_FRAME])
+                    self._client.call(member, kind, body, _PUBLISH_TIMEOUT_S)
+            except OSError as error:
+                failed = error
+        return mine, failed
 
     def close(self) -> None:
         with self._lock:
