@@ -112,6 +112,15 @@ def get(client: AsyncSearchFetch, url: str, **fields: Any) -> FetchResponse:
     return asyncio.run(client.fetch(FetchRequest(url=url, render="never", **fields)))
 
 
+async def outcome(client: AsyncSearchFetch, request: FetchRequest) -> str:
+    """The error code, or "ok"."""
+    try:
+        await client.fetch(request)
+    except SearchFetchError as error:
+        return error.code
+    return "ok"
+
+
 def denied(client: AsyncSearchFetch, url: str) -> SearchFetchError:
     with pytest.raises(SearchFetchError) as caught:
         get(client, url)
@@ -150,8 +159,8 @@ def test_rows_46_and_47_a_rebinding_name_is_looked_up_once(
     policy = AddressPolicy(
         ports=frozenset({target.port}), allow=(ipaddress.ip_network("127.0.0.3/32"),)
     )
+    transport = Transport(policy, refusing, Limits(), "test")
     with pytest.raises(SearchFetchError) as caught:
-        transport = Transport(policy, refusing, Limits(), "test")
         asyncio.run(transport.get(urls.parse(f"http://rebind.test:{target.port}/")))
     assert caught.value.code == "connect_failure"
     assert refusing.lookups == {"rebind.test": 1}
@@ -226,11 +235,11 @@ def test_row_56_lists_of_links_to_private_hosts_are_denied_entry_by_entry(
     bad = f"http://127.0.0.1:{target.port}/x"
     good = f"http://public.test:{site.port}/good"
     site.page("/good", "<title>Good</title>" + WORDS)
+    sitemap = "".join(f"<url><loc>{u}</loc></url>" for u in (bad, good))
+    feed = "".join(f"<item><title>t</title><link>{u}</link></item>" for u in (bad, good))
     entries = {
-        "sitemap": "<urlset>%s</urlset>"
-        % "".join(f"<url><loc>{u}</loc></url>" for u in (bad, good)),
-        "feed": "<rss><channel><title>t</title>%s</channel></rss>"
-        % "".join(f"<item><title>t</title><link>{u}</link></item>" for u in (bad, good)),
+        "sitemap": f"<urlset>{sitemap}</urlset>",
+        "feed": f"<rss><channel><title>t</title>{feed}</channel></rss>",
     }
     site.page(f"/{kind}.xml", entries[kind], content_type="application/xml")
     client = make_client(open_ports)
@@ -368,8 +377,9 @@ def outside(where: str) -> dict[str, tuple[str, bytes]]:
     dtd = f'<!DOCTYPE x [<!ENTITY e SYSTEM "{where}"><!ENTITY % p SYSTEM "{where}"> %p;]>'
     relation = (
         '<Relationships xmlns="http://schemas.openxmlformats.org/package/2006/relationships">'
-        '<Relationship Id="r1" TargetMode="External" Target="%s" Type="http://schemas.openxml'
-        'formats.org/officeDocument/2006/relationships/attachedTemplate"/></Relationships>' % where
+        '<Relationship Id="r1" TargetMode="External" Type="http://schemas.openxml'
+        'formats.org/officeDocument/2006/relationships/attachedTemplate"'
+        f' Target="{where}"/></Relationships>'
     )
     pdf = (
         b"%PDF-1.7\n1 0 obj\n<</Type/Catalog/OpenAction<</S/URI/URI("
@@ -393,16 +403,19 @@ def test_row_66_no_document_makes_a_request_of_its_own(
 ) -> None:
     content_type, body = outside(f"http://127.0.0.1:{target.port}/x")[kind]
     site.page("/", body, content_type=content_type)
-    try:
-        get(make_client(open_ports), f"http://public.test:{site.port}/")
-    except SearchFetchError as error:
-        assert error.code in ("unsupported_content_type", "extraction_empty")
+    request = FetchRequest(url=f"http://public.test:{site.port}/", render="never")
+    code = asyncio.run(outcome(make_client(open_ports), request))
+    assert code in ("ok", "unsupported_content_type", "extraction_empty")
     assert site.paths() == ["/"]
 
 
 LAUGHS = "<!DOCTYPE x [<!ENTITY a 'haha'>" + "".join(
     f"<!ENTITY {b} '{f'&{a};' * 10}'>" for a, b in zip("abcdefgh", "bcdefghi", strict=True)
 ) + "]>"  # fmt: skip
+
+
+# Entities are never expanded, so a page full of them is a small page or an empty one.
+ENDS = ("ok", "decompression_bomb", "unsupported_content_type", "extraction_empty")
 
 
 def bombs() -> dict[str, tuple[str, str, bytes]]:
@@ -442,12 +455,8 @@ def test_row_67_bombs_end_within_two_seconds_of_cpu_and_300_mib_and_the_next_pag
         for number, name in enumerate(made):
             worker = client.fetcher._pool._all[0]._process.pid
             before = process_cpu(worker) + process_cpu(os.getpid())
-            try:
-                response = await client.fetch(FetchRequest(url=f"{base}/{number}", render="never"))
-                assert len(response.content) < 100_000, name
-            except SearchFetchError as error:
-                assert error.code in ("decompression_bomb", "unsupported_content_type",
-                                      "extraction_empty", "response_too_large"), name  # fmt: skip
+            request = FetchRequest(url=f"{base}/{number}", render="never", max_tokens=1000)
+            assert await outcome(client, request) in ENDS, name
             process = client.fetcher._pool._all[0]._process
             assert process is not None, f"{name}: the worker was lost or grew"
             assert process.pid == worker, f"{name}: the worker was lost"
@@ -530,10 +539,8 @@ def test_row_69_hostile_markup_costs_bounded_time_and_the_next_page_works(
 
     async def run() -> None:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        try:
-            await client.fetch(FetchRequest(url=f"{base}/bad", render="never"))
-        except SearchFetchError as error:
-            assert error.code in ("extraction_empty", "timeout")
+        bad = FetchRequest(url=f"{base}/bad", render="never")
+        assert await outcome(client, bad) in ("ok", "extraction_empty", "timeout")
         fine = await client.fetch(FetchRequest(url=f"{base}/fine", render="never"))
         assert "Voles" in fine.content
         await client.close()
