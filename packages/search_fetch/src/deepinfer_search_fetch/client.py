@@ -9,6 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from deepinfer_search_fetch import urls
 from deepinfer_search_fetch.config import Config
 from deepinfer_search_fetch.errors import InvalidRequestError, LimitError, SearchFetchError
 from deepinfer_search_fetch.extract import Extraction
@@ -107,22 +108,36 @@ class AsyncSearchFetch:
     async def fetch_many(
         self, requests: Sequence[FetchRequest], *, concurrency: int = 4
     ) -> AsyncIterator[BatchItem]:
-        """Items in completion order; `index` says which request each one answers."""
+        """Items in completion order; `index` says which request each one answers.
+
+        Requests that differ in nothing but the spelling of the URL (tracking parameters, order of
+        the query) are fetched once.
+        """
         turn = asyncio.Semaphore(concurrency)
+        running: dict[str, asyncio.Task[FetchResponse]] = {}
+
+        async def fetched(request: FetchRequest) -> FetchResponse:
+            async with turn:
+                return await self.fetch(request)
 
         async def one(index: int, request: FetchRequest) -> BatchItem:
-            async with turn:
-                try:
-                    return BatchItem(index=index, ok=True, response=await self.fetch(request))
-                except SearchFetchError as error:
-                    return BatchItem(index=index, ok=False, error=error.body()["error"])
+            try:
+                url = urls.canonical(urls.parse(request.url))
+                key = url + request.model_dump_json(exclude={"url"})
+                task = running.get(key) or asyncio.create_task(fetched(request))
+                running[key] = task
+                response = await task
+            except SearchFetchError as error:
+                return BatchItem(index=index, ok=False, error=error.body()["error"])
+            own = response.model_copy(update={"url": request.url}, deep=True)
+            return BatchItem(index=index, ok=True, response=own)
 
         tasks = [asyncio.create_task(one(i, r)) for i, r in enumerate(requests)]
         try:
             for finished in asyncio.as_completed(tasks):
                 yield await finished
         finally:
-            for task in tasks:
+            for task in (*tasks, *running.values()):
                 task.cancel()
 
     async def search(self, request: SearchRequest) -> SearchResponse:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 
-from deepinfer_search_fetch.extract.tokens import count_tokens
+from deepinfer_search_fetch.extract.tokens import page_starts
 from deepinfer_search_fetch.models import OutlineEntry
 
 _HEADING = re.compile(r"(#{1,6}) (.+)")
@@ -59,6 +60,7 @@ def to_html(markdown: str) -> str:
 def outline(markdown: str) -> list[OutlineEntry]:
     """Headings with the token offset at which a page that starts with them begins."""
     entries: list[OutlineEntry] = []
+    starts = page_starts(markdown)
     position = 0
     fence = ""
     for line in markdown.splitlines(keepends=True):
@@ -71,8 +73,13 @@ def outline(markdown: str) -> list[OutlineEntry]:
                 OutlineEntry(
                     level=len(heading.group(1)),
                     title=inline_text(heading.group(2)).strip(),
-                    token_offset=position,
+                    # A heading begins a line, and every line begins a possible page.
+                    token_offset=starts[bisect_right(starts, position, key=_char) - 1][1],
                 )
             )
-        position += count_tokens(line)
+        position += len(line)
     return entries
+
+
+def _char(start: tuple[int, int]) -> int:
+    return start[0]

@@ -77,6 +77,17 @@ def paginate(content: str, offset: int, max_tokens: int) -> Page:
     return Page(header + body + footer, body, returned, total, following)
 
 
+def page_starts(content: str) -> list[tuple[int, int]]:
+    """(character, token) position of every place where a page may start, in order."""
+    starts: list[tuple[int, int]] = []
+    char = token = 0
+    for unit in _units(content):
+        starts.append((char, token))
+        char += len(unit.text)
+        token += unit.tokens
+    return starts
+
+
 def _page_end(units: list[_Unit], start: int, max_tokens: int) -> int:
     used = 0
     end = start
