@@ -438,3 +438,26 @@ def test_a_prefix_with_something_else_in_it_is_refused_not_overwritten(
     with pytest.raises(Unavailable, match="format version"):
         tier.refresh()
     assert objects.get("FORMAT.json") == b'{"format": 99, "store": "00"}'
+
+
+def test_a_read_is_remembered_for_the_collectors_of_other_machines(
+    open_tier, make_record, read_back, clock
+):
+    reader, other = open_tier(), open_tier()
+    reader.put_from([make_record(0, cls="scratch")])
+    clock.advance(1800)
+    assert read_back(reader, [0])[1] == 1
+    reader.collector.collect()
+    clock.advance(2000)
+    assert S3Collector(other).collect().buried == 0, "used 2,000 s ago, stored 3,800 s ago"
+    clock.advance(1601)
+    assert S3Collector(other).collect().buried == 1
+
+
+def test_a_collection_with_nothing_to_do_writes_nothing(open_tier, objects, make_record):
+    tier = open_tier()
+    tier.put_from([make_record(0)])
+    tier.collector.collect()
+    objects.calls.clear()
+    tier.collector.collect()
+    assert {call for call, _ in objects.calls} <= {"list", "get"}

@@ -153,3 +153,18 @@ def test_a_bucket_that_hangs_does_not_keep_the_cache_from_opening(
         model.store(tokens)
         assert model.load_all(tokens) == (3, 3)
         cache.close(timeout=0.1)
+
+
+def test_a_drop_reaches_machines_that_keep_everything_in_memory(bucket, make_model):
+    with (
+        kvtier.open(host_bytes=1 << 20, secret=SECRET, tiers=[bucket]) as one,
+        kvtier.open(host_bytes=1 << 20, secret=SECRET, tiers=[bucket]) as two,
+    ):
+        model, other = make_model(one), make_model(two)
+        tokens = model.prompt(6, 4)
+        model.store(tokens)
+        one.flush()
+        assert eventually(lambda: other.block_hits(tokens) == 4)
+        assert other.load_all(tokens) == (4, 4)
+        model.ns.drop(model.digests(tokens))
+        assert eventually(lambda: other.block_hits(tokens) == 0)
