@@ -365,3 +365,78 @@ def test_a_short_key_file_is_refused(tmp_path):
         read_key(tmp_path / "key")
     (tmp_path / "key").write_bytes(KEY + b"\n")
     assert read_key(tmp_path / "key") == KEY
+
+
+def test_a_connection_that_swallows_everything_is_replaced_after_the_pause(serve, connect, clock):
+    import threading
+
+    served = serve()
+    client_sides: list[socket.socket] = []
+    done = threading.Event()
+
+    def pump(source: socket.socket, target: socket.socket, number: int, answers: bool) -> None:
+        passed = 0
+        while not done.is_set():
+            try:
+                data = source.recv(65536)
+            except OSError:
+                return
+            passed += len(data)
+            if not data or (number == 0 and answers and passed > 24 + 32):
+                return  # the first connection gets its handshake and never another answer
+            target.sendall(data)
+
+    with socket.create_server(("127.0.0.1", 0)) as middle:
+
+        def accept() -> None:
+            while not done.is_set():
+                try:
+                    near, _ = middle.accept()
+                except OSError:
+                    return
+                far = socket.create_connection((served.host, served.port))
+                number = len(client_sides)
+                client_sides.extend([near, far])
+                for source, target, answers in ((near, far, False), (far, near, True)):
+                    threading.Thread(
+                        target=pump, args=(source, target, number, answers), daemon=True
+                    ).start()
+
+        thread = threading.Thread(target=accept, daemon=True)
+        thread.start()
+        client = connect(f"tcp://127.0.0.1:{middle.getsockname()[1]}", deadline_s=0.2)
+        (key,) = keys_of(1)
+        for _ in range(3):
+            assert client.lookup([key]) == [None]
+        assert client.usage()["dead_shards"] == 1
+        client._deadline_s = 5.0
+        clock.advance(30.1)
+        client.publish([(key, b"value")], ttl_s=60)
+        assert client.lookup([key]) == [b"value"]
+        done.set()
+        middle.shutdown(socket.SHUT_RDWR)
+        for side in client_sides:
+            side.close()
+        thread.join(10)
+
+
+def test_nothing_is_asked_of_a_service_that_cannot_prove_the_key(connect):
+    import threading
+
+    received: list[bytes] = []
+    with socket.create_server(("127.0.0.1", 0)) as pretender:
+
+        def serve_one() -> None:
+            near, _ = pretender.accept()
+            with near:
+                near.sendall(wire.MAGIC + bytes(16))
+                near.recv(16 + 32, socket.MSG_WAITALL)
+                near.sendall(bytes(32))
+                received.append(near.recv(4096))
+
+        thread = threading.Thread(target=serve_one)
+        thread.start()
+        client = connect(f"tcp://127.0.0.1:{pretender.getsockname()[1]}", key=KEY)
+        assert client.lookup(keys_of(1)) == [None]
+        thread.join(20)
+    assert received == [b""], "the connection is closed, no key of ours is named"
