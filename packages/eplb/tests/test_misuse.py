@@ -16,6 +16,7 @@ from deepinfer_eplb import (
     maps_of,
     movement,
     plan,
+    slots_for,
     waterfill,
 )
 from deepinfer_eplb.cli import main
@@ -154,3 +155,25 @@ def test_the_command_refuses_negative_numbers_in_a_line(
 ) -> None:
     assert main(arguments) == 1
     assert words in capsys.readouterr().err
+
+
+def test_maps_and_slots_name_what_does_not_fit() -> None:
+    assert maps_of(PLACED.tolist(), 8)[1].tolist() == maps_of(PLACED, 8)[1].tolist()
+    for placed in ([0, 1], [[0.5, 1]], [[0, 0, 1]], [[0, 9]]):
+        with pytest.raises(EplbError, match="phy2log"):
+            maps_of(placed, 3)
+    for sizes, words in (
+        ((8, 1, 0), "num_gpus"),
+        ((8, -1, 2), "redundant"),
+        ((0, 1, 2), "experts"),
+    ):
+        with pytest.raises(EplbError, match=words):
+            slots_for(*sizes)
+
+
+def test_a_closed_balancer_says_so() -> None:
+    balancer = Balancer(2, 8, 4, 12)
+    balancer.close()
+    balancer.close()
+    with pytest.raises(EplbError, match="closed"):
+        balancer.step()

@@ -44,3 +44,13 @@ def test_two_slots_a_rank_are_balanced_about_as_well_as_by_the_better_policy() -
         others = [policy(window, 144, 288) for policy in (per_step_policy, totals_policy)]
         ratios.append(made / min(evaluate(truth, p, 144).B - 1 for p in others))
     assert np.mean(ratios) < 1.05, ratios
+
+
+def test_two_slots_a_rank_are_made_anew_where_loads_moved_and_left_where_they_did_not() -> None:
+    for kind, least, most in (("drift", 0.35, 0.75), ("static", 0.0, 0.2)):
+        counts = generate(kind, 42, steps=200, layers=4, experts=256).counts
+        old = plan(counts[:100], 144, 288)
+        made = plan(counts[100:], 144, 288, old.phy2log)
+        assert least <= made.moved <= most, kind
+        anew = plan(counts[100:], 144, 288, old.phy2log, fresh=True)
+        assert (made.phy2log.tobytes() == anew.phy2log.tobytes()) == (kind == "drift")

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from deepinfer_eplb.checks import as_placement, check_count, check_topology
-from deepinfer_eplb.errors import ShapeError
+from deepinfer_eplb.errors import EplbError, ShapeError
 from deepinfer_eplb.evaluation import Evaluation, evaluate
 from deepinfer_eplb.migration import movement
 from deepinfer_eplb.placement import initial_placement, maps_of
@@ -151,6 +151,7 @@ class Balancer:
         )
         # the first plan comes after a quarter of the interval, on a check step
         self._step = 0
+        self._closed = False
         self._first = max(check_every, rearrange_every // 4 // check_every * check_every)
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="eplb-plan")
         self._pending: tuple[int, Future[Plan] | None] | None = None
@@ -176,7 +177,11 @@ class Balancer:
 
         slot_counts: int [L, C] tokens each of this rank's slots took in this step, or None for a
         dummy or prefill step, which moves the counter but stays out of the window.
+
+        Raises EplbError after `close`.
         """
+        if self._closed:
+            raise EplbError("this Balancer is closed: make a new one")
         self._step += 1
         if self._step % self._record_every == 0 and slot_counts is not None:
             self._window.add(slot_counts, self.local_experts())
@@ -185,7 +190,8 @@ class Balancer:
         return StepEvent(checked, decided, accepted, self._commit())
 
     def close(self) -> None:
-        """Stop the planning thread."""
+        """Stop the planning thread; the maps stay as they are."""
+        self._closed = True
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def _check(self) -> Evaluation | None:

@@ -13,11 +13,11 @@ from deepinfer_eplb.checks import as_loads, as_placement, check_count, check_top
 from deepinfer_eplb.errors import ShapeError
 from deepinfer_eplb.evaluation import imbalance, rank_loads, rank_shares
 from deepinfer_eplb.hierarchy import check_nodes, layer_by_nodes
-from deepinfer_eplb.load_model import LoadModel, fit
+from deepinfer_eplb.load_model import MOVING_EXCESS, LoadModel, fit
 from deepinfer_eplb.migration import keep_ranks, keep_slots, moved_share
 from deepinfer_eplb.placement import maps_of
-from deepinfer_eplb.scenarios import blocks, scale
-from deepinfer_eplb.solver import Solver
+from deepinfer_eplb.scenarios import blocks, moving_excess, scale
+from deepinfer_eplb.solver import NARROW_SLOTS, Solver
 
 Float = npt.NDArray[np.float64]
 Int = npt.NDArray[np.int64]
@@ -75,6 +75,10 @@ class _Request:
     max_swaps: int
     deadline: float | None
 
+    @property
+    def narrow(self) -> bool:
+        return self.num_slots // self.num_gpus <= NARROW_SLOTS
+
 
 def plan(
     window: Any,
@@ -98,7 +102,8 @@ def plan(
 
     window:     [W, L, E] assignments of each logical expert in W recorded steps (or [L, E]).
     num_slots:  physical experts a layer over all ranks, a multiple of num_gpus, >= E.
-    old:        int [L, S], the placement in force: the plan starts from it and moves little.
+    old:        int [L, S], the placement in force: the plan starts from it and moves little. With
+                up to 3 slots a rank it is made anew where that pays for the move.
     num_groups, num_nodes: when num_groups is a multiple of num_nodes > 1, whole expert groups
                 stay inside a node (group-limited routing). Otherwise the plan is global and
                 prefers moves inside a node, which cost an eighth of those between nodes.
@@ -147,15 +152,12 @@ def plan(
         max_swaps=max_swaps,
         deadline=None if time_limit_s is None else started + time_limit_s,
     )
-    origin = None if fresh else start
-    predicted, old_B = _judge(request, loads, origin, start)
-    out, solver = _solve(request, loads, origin)
+    predicted, old_B, fresh = _judge(request, loads, start, fresh)
+    out, solver = _solve(request, loads, None if fresh else start)
     phy2log = relabel[out].astype(np.int32)
     if before is not None:
         if fresh and not limited:
-            phy2log = np.stack(
-                [keep_ranks(a, b, num_gpus) for a, b in zip(before, phy2log, strict=True)]
-            )
+            phy2log = _keep_ranks(before, phy2log, num_gpus)
         phy2log = np.stack(
             [keep_slots(a, b, num_gpus) for a, b in zip(before, phy2log, strict=True)]
         )
@@ -209,9 +211,14 @@ def _budget(request: _Request, model: LoadModel, from_old: bool) -> int:
 
 
 def _judge(
-    request: _Request, loads: Float, origin: Int | None, start: Int | None
-) -> tuple[float, float | None]:
-    """Imbalance on the last blocks of plans made without them, and of the old placement or None."""
+    request: _Request, loads: Float, start: Int | None, fresh: bool
+) -> tuple[float, float | None, bool]:
+    """(B on the last blocks of plans made without them, B of the old placement or None, fresh).
+
+    Where one heavy replica and its partner decide, swaps of two experts seldom lead from one good
+    pairing to another: such ranks are planned from nothing too, which wins if loads move (a few
+    held-out blocks then say little) or if it gains enough there for the slots it changes more.
+    """
     W, L, E = loads.shape
     sample = np.unique(np.linspace(0, L - 1, min(L, JUDGED_LAYERS)).astype(np.int64))
     part = loads[:, sample]
@@ -220,10 +227,27 @@ def _judge(
         held = blocks(part, JUDGED_OF)[-JUDGED_BLOCKS:]
         train = part[: W * (JUDGED_OF - JUDGED_BLOCKS) // JUDGED_OF]
     judge = scale(held, request.num_gpus)
-    made, _ = _solve(request, train, None if origin is None else origin[sample])
 
     def judged(placement: Int) -> float:
         shares = rank_shares(placement.astype(np.int32), E, request.num_gpus)
         return imbalance(rank_loads(judge, shares))[0]
 
-    return judged(made), None if start is None else judged(start[sample])
+    before = None if start is None else start[sample]
+    made, _ = _solve(request, train, None if fresh else before)
+    predicted = judged(made)
+    if before is None:
+        return predicted, None, fresh
+    if not fresh and not request.totals and request.groups == 1 and request.narrow:
+        anew, _ = _solve(request, train, None)
+        kept = _keep_ranks(before, anew, request.num_gpus)
+        more = moved_share(before, kept, request.num_gpus) - moved_share(
+            before, made, request.num_gpus
+        )
+        gain = predicted - judged(anew)
+        if moving_excess(loads) > MOVING_EXCESS or gain > PRICE * request.num_slots * more:
+            predicted, fresh = predicted - gain, True
+    return predicted, judged(before), fresh
+
+
+def _keep_ranks(before: Int, after: Int, num_gpus: int) -> Int:
+    return np.stack([keep_ranks(a, b, num_gpus) for a, b in zip(before, after, strict=True)])
