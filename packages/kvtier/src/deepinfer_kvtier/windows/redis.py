@@ -36,12 +36,8 @@ class RedisDirectory:
             ) from cause
         self._errors = redis.RedisError
         try:
-            self._slow: Any = redis.Redis.from_url(
-                url, socket_timeout=_PUBLISH_TIMEOUT_S, socket_connect_timeout=_PUBLISH_TIMEOUT_S
-            )
-            self._quick: Any = redis.Redis.from_url(
-                url, socket_timeout=lookup_timeout_s, socket_connect_timeout=lookup_timeout_s
-            )
+            self._slow = _client(redis.Redis, url, _PUBLISH_TIMEOUT_S)
+            self._quick = _client(redis.Redis, url, lookup_timeout_s)
         except ValueError as cause:
             raise ConfigError(f"windows.redis_url: {cause}") from cause
 
@@ -81,3 +77,10 @@ class RedisDirectory:
     def close(self) -> None:
         self._slow.close()
         self._quick.close()
+
+
+def _client(kind: Any, url: str, timeout_s: float) -> Any:
+    """A client that tries once: a repeated request would only outlive its deadline."""
+    return kind.from_url(
+        url, socket_timeout=timeout_s, socket_connect_timeout=timeout_s, retry=None
+    )
