@@ -84,7 +84,8 @@ class EntryTable:
         if len(rows) == 0:
             return added
         fresh = np.flatnonzero(self.find_rows(rows) < 0)
-        if len(np.unique(rows["key_lo"][fresh])) < len(fresh):
+        ordered = np.sort(rows["key_lo"][fresh])
+        if (ordered[1:] == ordered[:-1]).any():
             identity = rows[fresh][["key_lo", "key_hi", "kind", "shard"]]
             _, first = np.unique(identity, return_index=True)
             fresh = fresh[np.sort(first)]
@@ -152,9 +153,11 @@ class EntryTable:
         return result
 
     def _home(self, lo: NDArray[Any], kind: NDArray[Any], shard: NDArray[Any]) -> NDArray[Any]:
-        # Keys are keyed-hash output, hence uniform; kind and shard only have to spread twins apart.
-        twist = (kind.astype(np.uint64) << np.uint64(8) | shard.astype(np.uint64)) * _MIX
-        return ((lo ^ twist) & np.uint64(len(self._slots) - 1)).astype(np.int64)
+        # Keys of ours are keyed-hash output, hence uniform; others may not be. The product's high
+        # bits depend on all bits of the key.
+        twist = kind.astype(np.uint64) << np.uint64(8) | shard.astype(np.uint64)
+        shift = np.uint64(65 - len(self._slots).bit_length())
+        return (((lo ^ twist) * _MIX) >> shift).astype(np.int64)
 
     def _slot_of(self, numbers: NDArray[Any]) -> NDArray[Any]:
         rows = self._rows[numbers]
@@ -190,9 +193,10 @@ class EntryTable:
         mask = np.int64(len(self._slots) - 1)
         while len(numbers):
             free = np.flatnonzero(self._slots[at] == _EMPTY)
-            _, first = np.unique(at[free], return_index=True)
-            winners = free[first]
-            self._slots[at[winners]] = numbers[winners].astype(np.uint32)
+            wanted = numbers[free].astype(np.uint32)
+            self._slots[at[free]] = wanted
+            # Of several that want one slot, the one written last has it.
+            winners = free[self._slots[at[free]] == wanted]
             self._filled += len(winners)
             losers = np.ones(len(numbers), dtype=np.bool_)
             losers[winners] = False

@@ -1,0 +1,439 @@
+"""The goals of the cache, each beside its ceiling or a peer in one run.
+
+    python packages/kvtier/benches/bench_goals.py [--only G1,G3] [--blocks 256] [--rounds 5]
+
+Every goal is measured in alternating rounds with what it is compared to; medians. On a machine that
+does other work only the ratios mean something, and of those the one of processor time ("cpu") more
+than the one of wall time. Peers take part when they are installed, each of them in its own right:
+
+    pip install lmcache==0.5.6                      # brings a CUDA build of torch, about 6 GB
+    pip install mooncake-transfer-engine-non-cuda   # needs libibverbs1
+
+G12, G15 and G16 are tests (`pytest packages/kvtier/tests`, `nox -s kvtier_mount`); G17 is how long
+they take.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import goal_stores
+import numpy as np
+import peers
+
+import deepinfer_kvtier as kvtier
+
+BLOCK_BYTES = 113_920  # payload of one 128-token block, FP4
+BATCH = 64
+LAYOUT = kvtier.LayoutSpec(
+    128,
+    {
+        "block": kvtier.parts(
+            *(
+                (f"L{layer}.{part}", size * (2 if layer == 20 else 1))
+                for layer in (2, 8, 14, 20)
+                for part, size in (("index", 4_352), ("main", 18_432))
+            )
+        )
+    },
+)
+HERE = Path(__file__).parent
+
+Work = Callable[[], object]
+
+
+class Rounds:
+    """Alternating rounds of several pieces of work; medians of wall and processor time."""
+
+    def __init__(self, rounds: int, works: dict[str, Work]) -> None:
+        self._wall: dict[str, list[float]] = {name: [] for name in works}
+        self._cpu: dict[str, list[float]] = {name: [] for name in works}
+        for work in works.values():
+            work()
+        for _ in range(rounds):
+            for name, work in works.items():
+                wall, cpu = time.perf_counter(), time.process_time()
+                work()
+                self._cpu[name].append(time.process_time() - cpu)
+                self._wall[name].append(time.perf_counter() - wall)
+
+    def wall(self, name: str) -> float:
+        return statistics.median(self._wall[name])
+
+    def cpu(self, name: str) -> float:
+        return statistics.median(self._cpu[name])
+
+    def ratio(self, ceiling: str, ours: str) -> str:
+        """Speed of ours as a share of the ceiling."""
+        cpu = self.cpu(ceiling) / self.cpu(ours)
+        wall = self.wall(ceiling) / self.wall(ours)
+        return f"{cpu:.2f} cpu, {wall:.2f} wall"
+
+
+def row(goal: str, what: str, figure: str, target: str) -> None:
+    print(f"{goal:<4} {what:<58} {figure:<32} goal {target}", flush=True)
+
+
+def percentile(times: list[float], share: float) -> float:
+    return sorted(times)[min(len(times) - 1, int(len(times) * share))]
+
+
+def tokens_of(blocks: int) -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 129_280, blocks * 128 + 1).astype(np.int64)
+
+
+def source_of(blocks: int) -> np.ndarray:
+    return np.random.default_rng(1).integers(0, 256, (blocks, BLOCK_BYTES), dtype=np.uint8)
+
+
+def g1_g2(rounds: int, blocks: int) -> None:
+    del blocks
+    cache = kvtier.open(host_bytes=1 << 20)
+    layout = kvtier.LayoutSpec(128, {"block": kvtier.parts(("kv", 64))})
+    ns = cache.namespace(layout, model="bench")
+    tokens = tokens_of(600)
+    digests = ns.match(tokens).digests
+    ns.put(digests, np.zeros((600, 64), np.uint8))
+
+    def match() -> None:
+        with ns.match(tokens) as found:
+            assert found.n_blocks == 600
+
+    times: list[float] = []
+    for _ in range(40 * rounds):
+        started = time.perf_counter()
+        match()
+        times.append(time.perf_counter() - started)
+    figure = f"p50 {statistics.median(times) * 1e3:.2f}, p99 {percentile(times, 0.99) * 1e3:.2f} ms"
+    row(
+        "G1", "match of 600 blocks in memory: hash, probe, lease", figure, "p50 <= 1.5, p99 <= 4 ms"
+    )
+    with peers.lmcache() as peer:
+        if peer is None:
+            row("G1", "against LMCache process_tokens + batched_contains", peers.why(), "<= 0.33")
+        else:
+            lookup = peer.lookup(tokens)
+            both = Rounds(4 * rounds, {"peer": lookup, "ours": match})
+            share = both.wall("ours") / both.wall("peer")
+            figure = f"{share:.2f} ({both.wall('peer') * 1e3:.1f} ms there)"
+            row("G1", "against LMCache process_tokens + batched_contains", figure, "<= 0.33")
+    grown = ns.hasher()
+    grown.extend(tokens)
+    hashing = Rounds(
+        4 * rounds,
+        {
+            "whole": lambda: ns.hasher().extend(tokens),
+            "one": lambda: [grown.extend(tokens[:128]) for _ in range(100)],
+        },
+    )
+    row(
+        "G2",
+        "chain hash; one more block",
+        f"{len(tokens) / hashing.cpu('whole') / 1e6:.0f} Mtok/s; {hashing.cpu('one') * 1e4:.1f} us",
+        ">= 60 Mtok/s; <= 10 us",
+    )
+    cache.close()
+
+
+def g3_g4(rounds: int, blocks: int) -> None:
+    cache = kvtier.open(host_bytes=(blocks + 1) * BLOCK_BYTES)
+    ns = cache.namespace(LAYOUT, model="bench")
+    tokens, source = tokens_of(blocks), source_of(blocks)
+    target, spare = np.empty_like(source), np.empty_like(source)
+    digests = ns.match(tokens).digests
+    ns.put(digests, source)
+    match = ns.match(tokens)
+
+    def copy_loop() -> None:
+        for i in range(blocks):
+            spare[i] = source[i]
+
+    def get() -> None:
+        for start in range(0, blocks, BATCH):
+            chunk = slice(start, min(blocks, start + BATCH))
+            assert ns.load(match, blocks=chunk, dst=target[chunk], wait=True).wait().ok
+
+    both = Rounds(3 * rounds, {"memcpy": copy_loop, "ours": get})
+    assert np.array_equal(target, source)
+    row(
+        "G3",
+        "memory to caller, 64 blocks a call, of a copy loop",
+        both.ratio("memcpy", "ours"),
+        ">= 0.90",
+    )
+    for name, peer_of, goal in (
+        ("LMCache host get", peers.lmcache, ">= 2"),
+        ("Mooncake get_into (several threads)", peers.mooncake, ">= 1"),
+    ):
+        with peer_of() as peer:
+            if peer is None:
+                row("G3", f"times {name}", peers.why(), goal)
+                continue
+            read = peer.filled(source)
+            pair = Rounds(2 * rounds, {"peer": read, "ours": get})
+            row("G3", f"times {name}", pair.ratio("peer", "ours"), goal)
+    views = Rounds(4 * rounds, {"ours": match.views})
+    row("G4", "view of a block in place", f"{views.cpu('ours') / blocks * 1e6:.2f} us", "<= 3 us")
+    match.release()
+    cache.close()
+
+
+def g5_g6_g7(rounds: int, blocks: int) -> None:
+    tokens, source = tokens_of(blocks), source_of(blocks)
+    target = np.empty_like(source)
+    slot = 114_688
+    pad = bytes(slot - BLOCK_BYTES)
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        number = 0
+
+        def raw_write() -> None:
+            nonlocal number
+            number += 1
+            path = root / f"raw-{number}"
+            fd = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
+            os.posix_fallocate(fd, 0, blocks * slot)
+            for start in range(0, blocks, BATCH):
+                vectors = [part for line in source[start : start + BATCH] for part in (line, pad)]
+                os.pwritev(fd, vectors, start * slot)
+            os.close(fd)
+
+        cache = kvtier.open(
+            root / "write",
+            host_bytes=0,
+            segment_bytes=(blocks + 2) * slot,
+            sync_bytes=1 << 40,
+            sync_s=1e9,
+            queue_bytes=1 << 30,
+        )
+        ns = cache.namespace(LAYOUT, model="bench")
+        digests = ns.match(tokens).digests
+
+        def write() -> None:
+            nonlocal number
+            number += 1
+            fresh = [number.to_bytes(4, "big") + digest[4:] for digest in digests]
+            ticket = ns.put(fresh, source, parents=fresh[0], copy=False, durability="flushed")
+            assert ticket.wait()
+
+        both = Rounds(rounds, {"raw": raw_write, "ours": write})
+        row(
+            "G5",
+            "directory write, fresh files, of raw pwritev(64)",
+            both.ratio("raw", "ours"),
+            ">= 0.80",
+        )
+        overhead = (both.cpu("ours") - both.cpu("raw")) / blocks * 1e6
+        row(
+            "G7",
+            "processor time a block over raw pwritev",
+            f"{overhead:.0f} us",
+            "<= 25 us quiet, 50 loaded",
+        )
+        disk = cache.stats()["disk"]
+        space = disk["written_file_bytes"] / disk["written_payload_bytes"] - 1
+        row("G7", "file bytes over payload bytes", f"{space:.2%}", "<= 1%")
+        cache.close()
+
+        raw_fd = os.open(root / "raw-read", os.O_CREAT | os.O_RDWR, 0o600)
+        os.write(raw_fd, source.tobytes())
+
+        def raw_read() -> None:
+            for start in range(0, blocks, BATCH):
+                os.preadv(raw_fd, list(target[start : start + BATCH]), start * BLOCK_BYTES)
+
+        works: dict[str, Work] = {"raw": raw_read}
+        caches: list[kvtier.Cache] = []
+        for threads in (0, 1):
+            cache = kvtier.open(
+                root / f"read-{threads}",
+                host_bytes=0,
+                segment_bytes=1 << 30,
+                verify_threads=threads,
+            )
+            caches.append(cache)
+            ns = cache.namespace(LAYOUT, model="bench")
+            stored = ns.put(ns.match(tokens).digests, source, durability="flushed", copy=False)
+            assert stored.wait()
+            works[f"{threads} threads"] = reader(ns, tokens, blocks, target)
+        found = Rounds(3 * rounds, works)
+        assert np.array_equal(target, source)
+        row(
+            "G6",
+            "verified read of 64 blocks, one thread, of raw preadv",
+            found.ratio("raw", "0 threads"),
+            ">= 0.60",
+        )
+        row(
+            "G6",
+            "the same with a verifying second thread (wall counts)",
+            found.ratio("raw", "1 threads"),
+            ">= 0.80",
+        )
+        overhead = (found.cpu("0 threads") - found.cpu("raw")) / blocks * 1e6
+        row(
+            "G7",
+            "processor time a block over raw preadv",
+            f"{overhead:.0f} us",
+            "<= 25 us quiet, 50 loaded",
+        )
+        for cache in caches:
+            cache.close()
+        os.close(raw_fd)
+
+
+def reader(ns: kvtier.Namespace, tokens: np.ndarray, blocks: int, target: np.ndarray) -> Work:
+    match = ns.match(tokens, lease_s=3600)
+
+    def read() -> None:
+        for start in range(0, blocks, BATCH):
+            chunk = slice(start, min(blocks, start + BATCH))
+            assert ns.load(match, blocks=chunk, dst=target[chunk], wait=True).wait().ok
+
+    return read
+
+
+def g8_g9(rounds: int, blocks: int) -> None:
+    del rounds, blocks
+    with tempfile.TemporaryDirectory() as folder:
+        for sparse in (False, True):
+            store = Path(folder) / f"store-{sparse}"
+            records = 1_000_000
+            goal_stores.million(store, records, snapshot=sparse)
+            started = time.perf_counter()
+            cpu = time.process_time()
+            cache = kvtier.open(store, read_only=True)
+            took, busy = time.perf_counter() - started, time.process_time() - cpu
+            disk = cache.stats()["disk"]
+            assert disk["entries"] == records
+            cache.close()
+            how = "from a snapshot" if sparse else "from the log, full frames"
+            row(
+                "G9",
+                f"reopen, a million records, {how}",
+                f"{took:.2f} s wall, {busy:.2f} s cpu",
+                "<= 2 s",
+            )
+            if sparse:
+                row(
+                    "G8",
+                    "index memory of a million records",
+                    f"{disk['index_bytes'] / 1e6:.1f} MB",
+                    "<= 64 MB",
+                )
+
+
+def g10(rounds: int, blocks: int) -> None:
+    del rounds, blocks
+    row("G10", "wrong bytes in a million reads under faults", "nox -s kvtier_faults", "0")
+
+
+def g11(rounds: int, blocks: int) -> None:
+    del blocks
+    with tempfile.TemporaryDirectory() as folder:
+        cache = kvtier.open(folder, host_bytes=64 << 20, queue_bytes=64 << 20)
+        ns = cache.namespace(LAYOUT, model="bench")
+        tokens, source = tokens_of(BATCH), source_of(BATCH)
+        digests = ns.match(tokens).digests
+        times: list[float] = []
+        for number in range(20 * rounds):
+            fresh = [number.to_bytes(4, "big") + digest[4:] for digest in digests]
+            started = time.perf_counter()
+            ticket = ns.put(fresh, source, parents=fresh[0], copy=False)
+            times.append(time.perf_counter() - started)
+            ticket.wait()
+        cache.close()
+    figure = f"p50 {statistics.median(times) * 1e3:.2f}, p99 {percentile(times, 0.99) * 1e3:.2f} ms"
+    row("G11", "put of 64 blocks with copy=False", figure, "p99 <= 1 ms")
+
+
+def g12(rounds: int, blocks: int) -> None:
+    del rounds, blocks
+    with tempfile.TemporaryDirectory() as folder:
+        readers, prefix = 50, 80
+        tokens, source = tokens_of(prefix), source_of(prefix)
+        with kvtier.open(folder, host_bytes=0, segment_bytes=1 << 30) as cache:
+            ns = cache.namespace(LAYOUT, model="bench")
+            assert ns.put(ns.match(tokens).digests, source, durability="flushed").wait()
+        walls: list[float] = []
+        reads = 0
+        for count in (1, readers):
+            with kvtier.open(folder, host_bytes=64 << 20, io_threads=count) as cache:
+                ns = cache.namespace(LAYOUT, model="bench")
+                room = [np.empty_like(source) for _ in range(count)]
+                started = time.perf_counter()
+                jobs = [ns.load(ns.match(tokens), dst=dst) for dst in room]
+                assert all(job.wait().ok for job in jobs)
+                walls.append(time.perf_counter() - started)
+                reads = cache.stats()["disk"]["read_records"]
+    figure = f"{reads} records read; {walls[1] / walls[0]:.1f} x one reader"
+    row(
+        "G12",
+        f"{readers} readers of one {prefix}-block prefix",
+        figure,
+        "80 records; wall <= 1.3 x",
+    )
+
+
+def g13(rounds: int, blocks: int) -> None:
+    del rounds, blocks
+    run_other("G13", "bench_gc.py")
+
+
+def g14(rounds: int, blocks: int) -> None:
+    del rounds, blocks
+    run_other("G14", "bench_windows.py")
+
+
+def run_other(goal: str, script: str) -> None:
+    """A bench of its own; its lines say what it measures."""
+    command = [sys.executable, str(HERE / script)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+        print(f"{goal:<4} {script} did not end well: {error}")
+        return
+    for line in done.stdout.splitlines():
+        print(f"{goal:<4} {line}")
+
+
+GOALS: dict[str, Callable[[int, int], None]] = {
+    "G1": g1_g2,
+    "G3": g3_g4,
+    "G5": g5_g6_g7,
+    "G8": g8_g9,
+    "G10": g10,
+    "G11": g11,
+    "G12": g12,
+    "G13": g13,
+    "G14": g14,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--only", help=f"of {', '.join(GOALS)}, separated by commas")
+    parser.add_argument("--blocks", type=int, default=256)
+    parser.add_argument("--rounds", type=int, default=5)
+    arguments = parser.parse_args()
+    chosen = arguments.only.split(",") if arguments.only else list(GOALS)
+    unknown = set(chosen) - set(GOALS)
+    if unknown:
+        parser.error(f"no such goal: {', '.join(sorted(unknown))}")
+    print(f"load average {os.getloadavg()[0]:.1f}, {os.cpu_count()} processors")
+    for goal in chosen:
+        GOALS[goal](arguments.rounds, arguments.blocks)
+    assert threading.active_count() < 50, "a cache left its threads behind"
+
+
+if __name__ == "__main__":
+    main()
