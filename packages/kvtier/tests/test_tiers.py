@@ -266,6 +266,18 @@ def test_approximate_records_of_a_further_tier_carry_their_marks(far, tmp_path, 
         assert model.block_hits(tokens, accept_approximate=False) == 0
 
 
+def test_a_tier_that_keeps_no_seals_is_not_given_encrypted_records(far, store, make_model):
+    pytest.importorskip("cryptography")
+    with kvtier.open(store, tiers=[far], encryption_key=bytes(32)) as cache:
+        model = make_model(cache)
+        tokens = model.prompt(1, 5)
+        assert model.store(tokens, durability="flushed").wait(10)
+        assert cache.flush().done
+        assert not far.stored
+        assert cache.stats()["tiers"]["far"]["sealed_skipped"] == 5
+        assert model.load_all(tokens) == (5, 5)
+
+
 def test_two_tiers_are_asked_in_order(tmp_path, make_model):
     near, far = DictTier("near"), DictTier("far")
     tokens = filled(far, tmp_path, make_model)

@@ -24,6 +24,7 @@ from deepinfer_kvtier.policy import POLICY_FIELDS, remember_policy, with_stored_
 from deepinfer_kvtier.queue import WriteQueue
 from deepinfer_kvtier.records import FlushReport
 from deepinfer_kvtier.registration import Registration, register
+from deepinfer_kvtier.sealing import Sealer, WriterIdentity
 from deepinfer_kvtier.store_files import open_store
 from deepinfer_kvtier.tier import GuardedTier, Tier
 from deepinfer_kvtier.tiers.build import TierConfig, open_tiers
@@ -46,6 +47,7 @@ class Cache(TierSet):
         started = time.perf_counter()
         directory: DirectoryTier | None = None
         self._secret = config.secret or bytes(32)
+        self._identity = WriterIdentity()
         if config.path is not None:
             identity = open_store(
                 config.path,
@@ -82,6 +84,7 @@ class Cache(TierSet):
         numerics: str = "",
         shard: Shard | None = None,
         tables: Mapping[str, Any] | None = None,
+        encryption_key: bytes | None = None,
     ) -> Namespace:
         """A view for one model, layout and tenant; cheap to make, one for each request is fine.
 
@@ -89,6 +92,8 @@ class Cache(TierSet):
                   keyword
                   values are part of the identity: another value never sees these records.
         salt:     tenant scope; empty = shared by all, only with `allow_shared_scope`.
+        encryption_key: 32 bytes that seal this tenant's records below host memory; None = that of
+                  the configuration. Part of the identity: with another key nothing is found.
         raises:   ConfigError.
         """
         self.check_open()
@@ -107,6 +112,9 @@ class Cache(TierSet):
             tables=tables,
         )
         root = chain_root(self._secret, print_, salt_bytes)
+        sealer = self._sealer(encryption_key, salt_bytes, print_)
+        if sealer is not None:
+            root = sealer.bind(root)
         return Namespace(
             self,
             layout=layout,
@@ -114,7 +122,14 @@ class Cache(TierSet):
             root=root,
             secret=self._secret,
             shard=shard.index,
+            sealer=sealer,
         )
+
+    def _sealer(self, key: bytes | None, salt: bytes, print_: bytes) -> Sealer | None:
+        key = self.config.encryption_key if key is None else key
+        if key is None:
+            return None
+        return Sealer(key, salt=salt, fingerprint=print_, writer=self._identity)
 
     def subscribe(self, callback: Callback) -> Callable[[], None]:
         """Call `callback(KVEvent)` whenever a record comes to or leaves a tier through this

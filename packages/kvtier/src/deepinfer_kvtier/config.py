@@ -43,6 +43,8 @@ class KVTierConfig(BaseModel):
     floor_s:           age below which an eviction counts as `evicted_before_floor`.
     auto_gc:           whether this process collects by itself, every `gc_interval_s` and when the
                        disk is full; `Cache.gc` collects in any case.
+    encryption_key:    32 bytes; records below host memory are sealed with AES-256-GCM under keys
+                       derived from it (extra `[crypto]`). None = in the clear.
     part_sums:         store a sum of each part too (layouts of 2 to 8 parts), so that
                        `load(parts=...)` can read parts of a record from the directory alone.
     io_threads:        threads for loads that are not waited for.
@@ -88,6 +90,7 @@ class KVTierConfig(BaseModel):
     auto_gc: bool = True
     classes: dict[str, RetentionClass] = Field(default_factory=lambda: dict(DEFAULT_CLASSES))
     part_sums: bool = False
+    encryption_key: bytes | None = Field(default=None, min_length=32, max_length=32, repr=False)
     verify_threads: int = Field(default=1, ge=0, le=64)
     io_threads: int = Field(default=2, ge=1, le=64)
     read_only: bool = False

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import struct
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
@@ -32,7 +33,8 @@ _SEGMENT_HEADER = struct.Struct("<8sHBxxxxxQI16s16s")
 # reserved
 _TRAILER_BODY = struct.Struct("<8sHBBIII32s16s8sQQ16s64sBBI6s")
 _PART_SUMS = struct.Struct("<8Q")
-_PART_SUMS_AT: Final = 112
+_EXTRA_AT: Final = 112
+_EXTRA_BYTES: Final = 64
 MAX_PART_SUMS: Final = 8
 _CRC = struct.Struct("<I")
 TRAILER_BYTES: Final = _TRAILER_BODY.size + _CRC.size
@@ -77,7 +79,7 @@ TRAILER: Final = np.dtype(
         ("created_ms", "<u8"),
         ("sequence", "<u8"),
         ("checksum", "u1", 16),
-        ("part_sums", "<u8", 8),
+        ("extra", "u1", 64),
         ("generation", "u1"),
         ("shard", "u1"),
         ("namespace", "<u4"),
@@ -90,6 +92,7 @@ TRAILER_WORD: Final = int.from_bytes(TRAILER_MAGIC, "little")
 Size = TypeVar("Size", int, NDArray[np.int64])
 
 FLAG_APPROXIMATE: Final = 1
+FLAG_SEALED: Final = 256  # in trailers: the payload is encrypted, `extra` opens it
 FLAG_TOMB_KEY: Final = 2
 FLAG_TOMB_SEGMENT: Final = 4
 FLAG_SEAL: Final = 8
@@ -134,6 +137,7 @@ class Trailer:
     generation: int
     shard: int
     namespace: int = 0
+    extra: bytes = b""
 
     def pack(self) -> bytes:
         body = _TRAILER_BODY.pack(
@@ -150,7 +154,7 @@ class Trailer:
             self.created_ms,
             self.sequence,
             self.checksum,
-            b"",
+            self.extra,
             self.generation,
             self.shard,
             self.namespace,
@@ -188,6 +192,7 @@ def parse_trailer(raw: bytes | bytearray | memoryview) -> Trailer | None:
         fields[14],
         fields[15],
         fields[16],
+        fields[13],
     )
 
 
@@ -199,9 +204,19 @@ def seal_trailers(raw: bytearray) -> None:
         _CRC.pack_into(raw, end, zlib.crc32(view[at:end]))
 
 
-def part_sums(raw: bytearray) -> tuple[int, ...]:
+def pack_part_sums(sums: Sequence[int]) -> bytes:
+    """Sums of up to eight parts as a trailer carries them."""
+    return _PART_SUMS.pack(*sums, *([0] * (MAX_PART_SUMS - len(sums))))
+
+
+def part_sums(raw: bytearray, at: int = 0) -> tuple[int, ...]:
     """The eight xxh3_64 sums of parts in a trailer; 0 = no such part."""
-    return _PART_SUMS.unpack_from(raw, _PART_SUMS_AT)
+    return _PART_SUMS.unpack_from(raw, at + _EXTRA_AT)
+
+
+def extra_of(raw: bytearray, at: int) -> bytes:
+    """The 64 bytes of a trailer that hold part sums, or the seal of an encrypted record."""
+    return bytes(raw[at + _EXTRA_AT : at + _EXTRA_AT + _EXTRA_BYTES])
 
 
 def read_trailer(

@@ -14,12 +14,13 @@ from numpy.typing import NDArray
 from deepinfer_kvtier.buffers import Records, Views
 from deepinfer_kvtier.clock import Clock
 from deepinfer_kvtier.directory import DirectoryTier
-from deepinfer_kvtier.host import HostRecord, HostTier
+from deepinfer_kvtier.host import HostRecord, HostTier, checksum_of
 from deepinfer_kvtier.metrics import Histogram
 from deepinfer_kvtier.partwise import copy_stages, read_stages
 from deepinfer_kvtier.queue import copy_views
 from deepinfer_kvtier.reading import Wanted
 from deepinfer_kvtier.records import Status
+from deepinfer_kvtier.sealing import Sealer
 from deepinfer_kvtier.stages import Arrivals
 from deepinfer_kvtier.table import NO_ROW
 from deepinfer_kvtier.tier import GuardedTier
@@ -65,6 +66,7 @@ class _Below:
     deadline: float | None
     in_time: Callable[[], bool]
     statuses: list[Status | None]
+    sealer: Sealer | None
 
 
 class Loader:
@@ -98,6 +100,7 @@ class Loader:
         deadline: float | None,
         statuses: list[Status | None],
         arrivals: Arrivals | None = None,
+        sealer: Sealer | None = None,
     ) -> list[Status]:
         """Bytes of records into `dst`; returns the status of each.
 
@@ -105,6 +108,7 @@ class Loader:
         rows:     places pinned by a lease, used before the index is asked.
         deadline: monotonic seconds after which nothing more is started.
         statuses: one item a record, set as soon as its fate is known.
+        sealer:   opens what comes from below host memory; None = only records in the clear count.
         arrivals: brings the parts of blocks in stages and records what is there.
         """
 
@@ -126,8 +130,8 @@ class Loader:
             self._host.unpin(record for record in pinned if record is not None)
         absent = [i for i, status in enumerate(statuses) if status is None]
         if absent:
-            job = _Below(kind, shard, digests, dst, rows, deadline, in_time, statuses)
-            if arrivals is not None:
+            job = _Below(kind, shard, digests, dst, rows, deadline, in_time, statuses, sealer)
+            if arrivals is not None and sealer is None:
                 absent = self._parts_from_directory(job, absent, arrivals)
             self._from_below(job, absent)
             if arrivals is not None:
@@ -270,6 +274,7 @@ class Loader:
                 break
             some = [members[j] for j in left]
             lower = tier.get_into(job.kind, job.shard, some, in_time=job.in_time)
+            self._open(job, some, lower, in_clear=not tier.tier.caps.persistent)
             for j, status in zip(left, lower, strict=True):
                 if status is not Status.MISS:
                     statuses[j] = status
@@ -295,7 +300,31 @@ class Loader:
             second = directory.get_into(kind, shard, [members[j] for j in missed], in_time=in_time)
             for j, status in zip(missed, second, strict=True):
                 statuses[j] = status
+        self._open(job, members, statuses, in_clear=False)
         return statuses
+
+    def _open(
+        self, job: _Below, members: Sequence[Wanted], statuses: list[Status], *, in_clear: bool
+    ) -> None:
+        """Decrypt what was read; what this key does not open is a miss, and nobody else's loss.
+
+        in_clear: whether unsealed records count where there is a key: those from other memories do.
+        """
+        for j, (want, status) in enumerate(zip(members, statuses, strict=True)):
+            clear = not want.seal and (job.sealer is None or in_clear)
+            if status is not Status.OK or clear:
+                continue
+            if (
+                job.sealer is not None
+                and want.seal
+                and job.sealer.open(want.views, want.seal, want.digest, job.kind, want.depth)
+            ):
+                want.checksum = checksum_of(want.views)
+                want.seal = b""
+                continue
+            statuses[j] = Status.MISS
+            with self._counts_lock:
+                self.counts["not_opened"] += 1
 
     def _copy_from_host(self, job: _Below, i: int) -> bool:
         record = self._host.pin(job.kind, job.digests[i])

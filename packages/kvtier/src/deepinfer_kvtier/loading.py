@@ -12,6 +12,7 @@ from deepinfer_kvtier.host import HostRecord
 from deepinfer_kvtier.layout import KIND_CODES, LayoutSpec
 from deepinfer_kvtier.match import Match
 from deepinfer_kvtier.records import LoadResult, Status
+from deepinfer_kvtier.sealing import Sealer
 from deepinfer_kvtier.stages import Arrivals, plan_stages
 from deepinfer_kvtier.tickets import LoadJob
 from deepinfer_kvtier.tierset import TierSet
@@ -24,6 +25,7 @@ def start_load(
     tiers: TierSet,
     layout: LayoutSpec,
     shard: int,
+    sealer: Sealer | None,
     match: Match,
     *,
     blocks: slice | None,
@@ -54,7 +56,7 @@ def start_load(
 
     def work() -> None:
         try:
-            result = _fill(tiers, shard, match, chosen, room, state_room, deadline, job)
+            result = _fill(tiers, shard, sealer, match, chosen, room, state_room, deadline, job)
         except BaseException as error:
             job.future.set_exception(error)
             raise
@@ -85,6 +87,7 @@ def _chosen(match: Match, blocks: slice | None, dst: Buffers) -> range:
 def _fill(
     tiers: TierSet,
     shard: int,
+    sealer: Sealer | None,
     match: Match,
     chosen: range,
     room: Records | None,
@@ -95,7 +98,7 @@ def _fill(
     started = time.perf_counter()
     held = tiers.leases.hold(match.lease)
     try:
-        statuses = _fill_blocks(tiers, shard, match, chosen, room, deadline, job, held)
+        statuses = _fill_blocks(tiers, shard, sealer, match, chosen, room, deadline, job, held)
         if room is not None:
             _learn(tiers, match.only_tier(chosen), room, statuses, started)
         state: Status | None = None
@@ -110,6 +113,7 @@ def _fill(
                 rows=match.state_row(),
                 deadline=deadline,
                 statuses=[None],
+                sealer=sealer,
             )
             _learn(tiers, match.state.tier, state_room, [state], state_started)
     finally:
@@ -124,6 +128,7 @@ def _fill(
 def _fill_blocks(
     tiers: TierSet,
     shard: int,
+    sealer: Sealer | None,
     match: Match,
     chosen: range,
     room: Records | None,
@@ -134,10 +139,10 @@ def _fill_blocks(
     if room is None:
         return ()
     if room.deliver is None:
-        return _bring(tiers, shard, match, chosen, room, deadline, job, held, job.statuses)
+        return _bring(tiers, shard, sealer, match, chosen, room, deadline, job, held, job.statuses)
     # Nothing is ready before it has left the staging memory.
     staged: list[Status | None] = [None] * len(room)
-    found = _bring(tiers, shard, match, chosen, room, deadline, job, held, staged)
+    found = _bring(tiers, shard, sealer, match, chosen, room, deadline, job, held, staged)
     room.deliver(None)
     job.statuses[:] = found
     return found
@@ -146,6 +151,7 @@ def _fill_blocks(
 def _bring(
     tiers: TierSet,
     shard: int,
+    sealer: Sealer | None,
     match: Match,
     chosen: range,
     room: Records,
@@ -174,6 +180,7 @@ def _bring(
         deadline=deadline,
         statuses=statuses,
         arrivals=job.arrivals,
+        sealer=sealer,
     )
 
 

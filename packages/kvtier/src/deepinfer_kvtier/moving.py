@@ -117,6 +117,8 @@ def _read(directory: DirectoryTier, row: Any, cls: str, *, keep_time: bool) -> O
         depth=trailer.depth,
         fingerprint=trailer.fingerprint,
         namespace=trailer.namespace,
+        extra=trailer.extra,
+        sealed=bool(trailer.flags & fmt.FLAG_SEALED),
         views=[payload],
         nbytes=trailer.payload_bytes,
         approximate=bool(trailer.flags & fmt.FLAG_APPROXIMATE),

@@ -32,6 +32,7 @@ from deepinfer_kvtier.plan import (
 )
 from deepinfer_kvtier.putting import PutRequest, check_put, put_records
 from deepinfer_kvtier.records import LoadResult
+from deepinfer_kvtier.sealing import Sealer
 from deepinfer_kvtier.table import APPROXIMATE_BIT, GENERATION_BITS
 from deepinfer_kvtier.tickets import Durability, LoadJob, PutTicket
 from deepinfer_kvtier.tierset import TierSet
@@ -53,7 +54,9 @@ class Namespace:
         root: bytes,
         secret: bytes,
         shard: int,
+        sealer: Sealer | None = None,
     ) -> None:
+        self._sealer = sealer
         self.layout = layout
         self.fingerprint = fingerprint
         self.root = root
@@ -195,6 +198,7 @@ class Namespace:
             self.cache,
             self.layout,
             self.shard,
+            self._sealer,
             match,
             blocks=blocks,
             dst=dst,
@@ -378,6 +382,7 @@ class Namespace:
                 digests=digests,
                 source=source,
                 part_sizes=self._summed_parts(kind),
+                sealer=self._sealer,
                 parents=parents,
                 first_depth=first_depth,
                 cls=cls,

@@ -126,6 +126,8 @@ def _part_sums(
     if trailer is None:
         return None
     flags, digest, parent, depth, checksum, generation, *identity = trailer
+    if flags & fmt.FLAG_SEALED:
+        return None
     if digest != want.digest or identity != [kind, shard, want.nbytes]:
         return None
     sums = fmt.part_sums(tail)

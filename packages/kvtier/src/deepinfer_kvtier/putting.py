@@ -17,6 +17,7 @@ from deepinfer_kvtier.host import HostRecord, HostTier
 from deepinfer_kvtier.identity import check_digests
 from deepinfer_kvtier.layout import KIND_CODES
 from deepinfer_kvtier.queue import WriteItem, WriteQueue, copy_views
+from deepinfer_kvtier.sealing import Sealer
 from deepinfer_kvtier.table import NO_ROW
 from deepinfer_kvtier.tickets import Durability, PutTicket
 from deepinfer_kvtier.tierset import TierSet
@@ -36,6 +37,7 @@ class PutRequest:
     digests: Sequence[bytes]
     source: Records
     part_sizes: tuple[int, ...]
+    sealer: Sealer | None
     parents: list[bytes]
     first_depth: int
     cls: str
@@ -239,10 +241,12 @@ def _item(
             approximate=request.approximate,
             generation=request.generation,
             part_sizes=request.part_sizes,
+            sealer=request.sealer,
         ),
         held=held,
         staged=request.copy,
         queued_at=now,
+        source=() if request.copy else views,
         owned=request.copy and held is None,
     )
     if request.copy and request.durability == "behind":

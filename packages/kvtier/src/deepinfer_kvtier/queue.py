@@ -19,6 +19,7 @@ from typing import Protocol
 import numpy as np
 import xxhash
 
+from deepinfer_kvtier import format as fmt
 from deepinfer_kvtier.breaker import Breaker
 from deepinfer_kvtier.config import KVTierConfig
 from deepinfer_kvtier.host import HostRecord, HostTier, checksum_of
@@ -39,6 +40,7 @@ class WriteItem:
 
     held:   the host record whose memory is written; pinned until the item leaves the queue.
     staged: False while the bytes still lie in the caller's buffer.
+    source: where the caller's bytes lie, as long as they are not staged.
     summed: done when the checksum of the bytes is known.
     owned:  the bytes lie in memory of the queue's own, for want of room in host memory.
     """
@@ -47,6 +49,7 @@ class WriteItem:
     held: HostRecord | None
     staged: bool
     queued_at: float
+    source: Sequence[memoryview] = ()
     owned: bool = False
     summed: Future[None] | None = None
     waiters: list[tuple[PutTicket, int, Durability]] = field(
@@ -319,15 +322,24 @@ class WriteQueue:
             item.staged = True
             out = item.outgoing
             data = self._host.take(out.kind, out.nbytes)
-            if data is None:
+            if data is not None:
+                copy_views(item.source, data)
+                record = HostRecord(
+                    out.kind,
+                    out.digest,
+                    out.parent,
+                    out.depth,
+                    data,
+                    out.approximate,
+                    out.generation,
+                )
+                item.held = self._host.publish(record)
+                if not out.sealed:
+                    out.views = [item.held.data.data]
+            elif not out.sealed:
                 continue
-            copy_views(out.views, data)
-            record = HostRecord(
-                out.kind, out.digest, out.parent, out.depth, data, out.approximate, out.generation
-            )
-            record = self._host.publish(record)
-            item.held = record
-            out.views = [record.data.data]
+            else:
+                item.owned = True
             with self._cond:
                 waiting = [w for w in item.waiters if w[2] == "behind"]
                 item.waiters = [w for w in item.waiters if w[2] != "behind"]
@@ -337,7 +349,7 @@ class WriteQueue:
     def _attempt(self, live: list[WriteItem]) -> set[int]:
         """Write, again after a pause where it failed; returns the `id` of the items now stored."""
         for item in live:
-            if item.held is not None:
+            if item.held is not None and not item.outgoing.sealed:
                 item.held.checksum = item.outgoing.checksum
         stored: set[int] = set()
         left = live
@@ -353,7 +365,8 @@ class WriteQueue:
             stored.update(map(id, done))
             if done:
                 self._on_stored([item.outgoing for item in done if not item.outgoing.dropped])
-            left = [i for i, s in zip(left, statuses, strict=True) if s is not Status.OK]
+            final = (Status.OK, Status.SKIPPED)
+            left = [i for i, s in zip(left, statuses, strict=True) if s not in final]
             if not left:
                 self._target.breaker.success()
                 return stored
@@ -407,9 +420,12 @@ def _checksum(batch: Sequence[Outgoing]) -> None:
     """Checksums of records as they were handed over: bytes changed later will not fit them."""
     for out in batch:
         if out.checksum is None and not out.dropped:
+            if out.sealer is not None:
+                sealed, out.extra = out.sealer.seal(out.views, out.digest, out.kind, out.depth)
+                out.views, out.sealed = [sealed], True
+            elif out.part_sizes:
+                out.extra = fmt.pack_part_sums(_part_sums(out))
             out.checksum = checksum_of(out.views)
-            if out.part_sizes:
-                out.part_sums = _part_sums(out)
 
 
 def _part_sums(out: Outgoing) -> tuple[int, ...]:

@@ -26,6 +26,7 @@ class Wanted:
     """One record to read: its full digest and where its bytes go.
 
     After a read with status OK, the fields below `nbytes` say what the record's trailer said.
+    seal: what opens an encrypted record; empty for one in the clear.
     """
 
     __slots__ = (
@@ -36,6 +37,7 @@ class Wanted:
         "generation",
         "nbytes",
         "parent",
+        "seal",
         "slot_bytes",
         "views",
     )
@@ -52,6 +54,7 @@ class Wanted:
         self.checksum = b""
         self.approximate = False
         self.generation = 0
+        self.seal = b""
 
 
 @dataclass(slots=True)
@@ -195,4 +198,6 @@ def _check(want: Wanted, tails: bytearray, at: int, kind: int, shard: int) -> St
     want.checksum = checksum
     want.approximate = bool(flags & fmt.FLAG_APPROXIMATE)
     want.generation = generation
+    if flags & fmt.FLAG_SEALED:
+        want.seal = fmt.extra_of(tails, at)
     return Status.OK

@@ -38,6 +38,8 @@ class TierCaps:
     zero_copy:  it can fill caller memory without a copy of its own.
     range_read: single parts of a record can be read alone.
     max_batch:  records in one `get_into` or `put_from`; the cache splits longer batches.
+    seals:      it keeps `Outgoing.extra` and `.sealed` and gives them back as `Wanted.seal`; other
+                tiers are not given encrypted records.
     align:      bytes to which destination addresses should be aligned; 1 = any.
     commit_bytes, commit_delay_s: what its write queue collects for one `put_from`, and how long a
                 record waits for that; None = the settings of the cache.
@@ -50,6 +52,7 @@ class TierCaps:
     range_read: bool = False
     max_batch: int = 256
     align: int = 1
+    seals: bool = False
     commit_bytes: int | None = None
     commit_delay_s: float | None = None
     maintain_s: float | None = None
@@ -198,6 +201,11 @@ class GuardedTier:
         """One status a record, in order. raises: OSError."""
         statuses: list[Status] = []
         step = max(1, self.tier.caps.max_batch)
+        if not self.tier.caps.seals and any(record.sealed for record in batch):
+            self.counts["sealed_skipped"] += sum(record.sealed for record in batch)
+            clear = [record for record in batch if not record.sealed]
+            stored = iter(self.put_from(clear))
+            return [Status.SKIPPED if r.sealed else next(stored) for r in batch]
         for start in range(0, len(batch), step):
             statuses.extend(self.tier.put_from(batch[start : start + step]))
         self.counts["put_records"] += sum(status is Status.OK for status in statuses)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from deepinfer_kvtier import format as fmt
 from deepinfer_kvtier.clock import Clock
 from deepinfer_kvtier.io import IOV_MAX, IoEngine, Readable, is_full, write_all
+from deepinfer_kvtier.sealing import Sealer
 from deepinfer_kvtier.sharing import Sharing
 from deepinfer_kvtier.snapshotter import Snapshotter
 
@@ -33,7 +34,9 @@ class Outgoing:
     namespace: `identity.namespace_tag` of the chain it belongs to.
     created_ms: time of a copy's last use, for records that are written again; None = now.
     part_sizes: sizes of the parts whose sums are wanted; empty = none.
-    part_sums: xxh3_64 of each of these parts, known with the checksum.
+    sealer: encrypts the bytes before anything else is done with them; None = stored in the clear.
+    extra: part sums or seal, 64 bytes or none, known with the checksum.
+    sealed: the bytes in `views` are encrypted.
     checksum: xxh3_128 of the bytes, known before the record is handed to the writer.
     dropped:  somebody asked to forget the record while it was waiting; it must not be written.
     """
@@ -55,7 +58,9 @@ class Outgoing:
     dropped: bool = False
     created_ms: int | None = None
     part_sizes: tuple[int, ...] = ()
-    part_sums: tuple[int, ...] = ()
+    sealer: Sealer | None = None
+    extra: bytes = b""
+    sealed: bool = False
 
     def checked(self) -> bytes:
         """The checksum, once it is known."""
@@ -381,7 +386,10 @@ def _trailers_of(batch: Sequence[Outgoing], now_ms: int, sequence: int) -> bytea
     trailers["format"] = fmt.FORMAT_VERSION
     trailers["kind"] = [record.kind for record in batch]
     trailers["cls"] = [record.cls_code for record in batch]
-    trailers["flags"] = [fmt.FLAG_APPROXIMATE if record.approximate else 0 for record in batch]
+    trailers["flags"] = [
+        record.approximate * fmt.FLAG_APPROXIMATE | record.sealed * fmt.FLAG_SEALED
+        for record in batch
+    ]
     trailers["length"] = [record.nbytes for record in batch]
     trailers["depth"] = [record.depth for record in batch]
     for name, column in (
@@ -398,8 +406,8 @@ def _trailers_of(batch: Sequence[Outgoing], now_ms: int, sequence: int) -> bytea
     trailers["shard"] = [record.shard for record in batch]
     trailers["namespace"] = [record.namespace for record in batch]
     for trailer, record in zip(trailers, batch, strict=True):
-        if record.part_sums:
-            trailer["part_sums"][: len(record.part_sums)] = record.part_sums
+        if record.extra:
+            trailer["extra"] = np.frombuffer(record.extra, dtype=np.uint8)
     raw = bytearray(trailers.tobytes())
     fmt.seal_trailers(raw)
     return raw

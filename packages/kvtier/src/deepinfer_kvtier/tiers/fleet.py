@@ -55,7 +55,9 @@ class FleetTier:
         self, wanted: FleetTierConfig, config: KVTierConfig, clock: Clock, io: IoEngine
     ) -> None:
         self.name = wanted.name
-        self.caps = TierCaps(persistent=True, shared=True, maintain_s=config.gc_interval_s)
+        self.caps = TierCaps(
+            persistent=True, shared=True, seals=True, maintain_s=config.gc_interval_s
+        )
         self._wanted = wanted
         self._clock = clock
         self.counts: Counter[str] = Counter()

@@ -132,7 +132,7 @@ class MooncakeTier:
 
     def __init__(self, config: MooncakeTierConfig, pool: Pool, clock: Clock) -> None:
         self.name = config.name
-        self.caps = TierCaps(persistent=False, shared=True, max_batch=64)
+        self.caps = TierCaps(persistent=False, shared=True, seals=True, max_batch=64)
         self.counts: Counter[str] = Counter()
         self._config = config
         self._pool = pool

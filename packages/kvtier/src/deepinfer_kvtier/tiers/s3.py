@@ -71,6 +71,7 @@ class S3Tier:
             persistent=True,
             shared=True,
             range_read=True,
+            seals=True,
             max_batch=MAX_BATCH,
             commit_bytes=config.segment_bytes,
             commit_delay_s=config.linger_s,

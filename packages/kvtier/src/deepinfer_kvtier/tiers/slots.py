@@ -22,7 +22,7 @@ def trailer_of(record: Outgoing, *, now_ms: int, sequence: int) -> fmt.Trailer:
     return fmt.Trailer(
         kind=record.kind,
         cls=record.cls_code,
-        flags=fmt.FLAG_APPROXIMATE if record.approximate else 0,
+        flags=record.approximate * fmt.FLAG_APPROXIMATE | record.sealed * fmt.FLAG_SEALED,
         payload_bytes=record.nbytes,
         depth=record.depth,
         digest=record.digest,
@@ -34,6 +34,7 @@ def trailer_of(record: Outgoing, *, now_ms: int, sequence: int) -> fmt.Trailer:
         generation=record.generation,
         shard=record.shard,
         namespace=record.namespace,
+        extra=record.extra,
     )
 
 
@@ -78,6 +79,7 @@ def open_slot(
     want.checksum = trailer.checksum
     want.approximate = bool(trailer.flags & fmt.FLAG_APPROXIMATE)
     want.generation = trailer.generation
+    want.seal = trailer.extra if trailer.flags & fmt.FLAG_SEALED else b""
     counts["read_records"] += 1
     counts["read_bytes"] += want.nbytes
     return Status.OK
