@@ -109,6 +109,7 @@ def test_migrate_writes_what_is_readable_and_the_same_prompts_hit(
         assert cache.stats()["disk"]["entries"] == 4
     assert cli.facts("verify", target)["bad"] == {}
     assert "not empty" in cli.run("migrate", filled, target).stderr
+    assert "inside" in cli.run("migrate", filled, filled / "sub").stderr
 
 
 @pytest.mark.parametrize(("version", "says"), [(0, "older than any"), (2, "open it read-only")])
@@ -180,3 +181,10 @@ def test_wrong_arguments_are_named(filled, arguments, message, cli):
     assert done.returncode == 2
     assert message in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_pinning_needs_the_class_for_it(store, cli):
+    kvtier.init(store, classes={"chat": kvtier.RetentionClass(2, 60.0)})
+    for command in ("pin", "unpin"):
+        done = cli.run(command, store, "--namespace", "00000000")
+        assert (done.returncode, "unknown class 'pin'" in done.stderr) == (2, True)

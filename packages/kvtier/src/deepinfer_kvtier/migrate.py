@@ -36,6 +36,8 @@ def migrate(source: Path, target: Path) -> MigrationReport:
     """
     if target.exists() and any(target.iterdir()):
         raise ConfigError(f"{target} is not empty: name a new directory")
+    if source.resolve() in target.resolve().parents:
+        raise ConfigError(f"{target} lies inside {source}: name a directory outside of it")
     check_format(source)
     settings = parse_config(source, read_only=True, host_bytes=0)
     with Cache(settings, SystemClock(), PosixIo()) as old:

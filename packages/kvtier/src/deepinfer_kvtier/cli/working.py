@@ -139,8 +139,10 @@ def _move(
     if (namespace is None) == (not keys):
         raise ConfigError("name what to move: either --namespace or --key")
     with for_work(store) as cache:
-        if cls not in cache.config.classes:
-            raise ConfigError(f"unknown class {cls!r}: use one of {sorted(cache.config.classes)}")
+        unknown = {cls, "pin"} - set(cache.config.classes)
+        if unknown:
+            known = sorted(cache.config.classes)
+            raise ConfigError(f"unknown class {unknown.pop()!r}: the policy has {known}")
         directory = directory_of(cache)
         rows = _chosen(directory, namespace, keys or [])
         if cls != "pin":
