@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import deepinfer_kvtier as kvtier
 from deepinfer_kvtier.hazard import ReturnRates, age_bin
-from deepinfer_kvtier.policies import POLICIES, Request
+from deepinfer_kvtier.policies import POLICIES, Request, SessionAware
 from deepinfer_kvtier.simulate import read_trace, simulate
 from deepinfer_kvtier.stretch import DAY_S, StretchLoad, generate
 
@@ -124,6 +124,18 @@ def test_knowing_sessions_keeps_what_goes_on_and_loses_what_does_not():
     }
     assert hits["tail-lru"] < 0.7 * hits["oracle"]
     assert hits["session"] > 0.9 * hits["oracle"]
+
+
+def test_what_is_remembered_of_evicted_blocks_is_bounded():
+    policy = SessionAware(block_tokens=512, memory_blocks=200)
+    cached: set[int] = set()
+    for number, request in enumerate(conversations(rounds=60, loyal_every=10)):
+        policy.use(request, number)
+        cached.update(request.blocks)
+        while len(cached) > 50:
+            cached.remove(policy.victim())
+        assert policy.remembered <= 200 + 50
+    assert simulate(conversations(60, 10), capacity_blocks=50, policy="session").hit_tokens > 0
 
 
 def test_a_last_block_that_is_not_full_leaves_first():

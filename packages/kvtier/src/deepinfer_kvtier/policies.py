@@ -151,6 +151,11 @@ class SessionAware:
         self._owner[block].held.discard(block)
         return block
 
+    @property
+    def remembered(self) -> int:
+        """Blocks whose last use is known, cached or not."""
+        return len(self._owner)
+
     def _longest_known(self, blocks: Sequence[int]) -> tuple[int, _Turn]:
         """How many leading blocks were seen before, and the turn that used the last of them."""
         known, before = 0, _NOBODY
@@ -170,12 +175,18 @@ class SessionAware:
         self._holding[tail] = None
 
     def _forget_oldest(self) -> None:
-        while len(self._owner) > self._memory_blocks:
+        """What is cached must stay known, and goes to the end of the line instead."""
+        looked = 0
+        while len(self._owner) > self._memory_blocks and looked < _ENOUGH:
             block, turn = next(iter(self._owner.items()))
             if block in turn.held:
-                break  # what is cached must stay known
+                self._owner.move_to_end(block)
+                looked += 1
+                continue
             del self._owner[block]
-            self._waiting.pop(turn, None)
+            if turn in self._waiting:
+                del self._waiting[turn]
+                self._rates.observe(turn.kind, self._now_s - turn.at_s, returned=False)
 
     def _learn(self) -> None:
         """Turns still waiting count as not continued so far."""
