@@ -144,20 +144,39 @@ def test_dropped_records_are_gone_for_everybody(open_fleet, make_model):
     assert reader.block_hits(tokens) == 0
 
 
-def test_places_of_others_are_let_go_when_there_are_too_many(open_fleet, make_model):
-    one, two = open_fleet(), open_fleet(max_entries=1000)
+def test_places_of_others_are_let_go_and_asked_for_again(open_fleet, make_model):
+    one, two = open_fleet(), open_fleet()
     model, reader = make_model(one), make_model(two)
+    tokens = model.prompt(1, 8)
+    model.store(tokens)
+    one.flush()
+    assert reader.block_hits(tokens) == 8
+    tier = two.further[0].tier
+    assert len(tier._files.index) == 8
     import numpy as np
 
-    tokens = model.prompt(1, 1100)
-    model.ns.put(model.digests(tokens), np.zeros((1100, 5_000), dtype=np.uint8))
-    assert one.flush(60).done
-    assert reader.block_hits(tokens) == 1100
-    tier = two.further[0].tier
-    assert len(tier._files.index) == 1100
+    with reader.ns.match(tokens, want=("block",)) as match:
+        tier.maintain()
+        assert len(tier._files.index) == 0
+        dst = np.zeros((8, 5_000), dtype=np.uint8)
+        result = reader.ns.load(match, dst=dst, wait=True).wait()
+        assert reader.check(match, result, dst) == 8, "what was matched can still be loaded"
     tier.maintain()
-    assert len(tier._files.index) == 0
-    assert reader.block_hits(tokens) == 1100, "and asked for again"
+    model.ns.drop(model.digests(tokens))
+    assert reader.block_hits(tokens) == 0
+
+
+def test_what_is_there_is_announced_again_and_not_written_again(open_fleet, make_model, shards):
+    one, two = open_fleet(), open_fleet()
+    model, reader = make_model(one), make_model(two)
+    tokens = model.prompt(1, 5)
+    for _ in range(2):
+        for shard in shards:
+            shard.server.map._items.clear()
+        model.store(tokens)
+        one.flush()
+    assert one.stats()["tiers"]["fleet"]["written_payload_bytes"] == 5 * 5_000
+    assert reader.load_all(tokens) == (5, 5)
 
 
 def test_it_works_on_a_real_redis(open_fleet, make_model, redis_url):

@@ -58,7 +58,6 @@ class FleetTier:
         self.caps = TierCaps(
             persistent=True, shared=True, seals=True, maintain_s=config.gc_interval_s
         )
-        self._wanted = wanted
         self._clock = clock
         self.counts: Counter[str] = Counter()
         identity = open_store(
@@ -104,23 +103,37 @@ class FleetTier:
     def get_into(
         self, kind: int, shard: int, wanted: Sequence[Wanted], *, in_time: Callable[[], bool]
     ) -> list[Status]:
-        """Verified reads; a hint that was wrong is a MISS and is not followed again."""
+        """Verified reads; a hint that was wrong is a MISS and is not followed again.
+
+        Places that were let go since the lookup are asked for again.
+        """
+        rows = self._files.index.probe(kind, shard, [want.digest for want in wanted])
+        unknown = [wanted[i].digest for i in np.flatnonzero(rows["length"] == NO_ROW).tolist()]
+        if unknown:
+            keys = [key_of(digest, kind, shard) for digest in unknown]
+            self._learn(kind, shard, unknown, self._client.lookup(keys))
         return self._files.get_into(kind, shard, wanted, in_time=in_time)
 
     def put_from(self, batch: Sequence[Outgoing]) -> list[Status]:
-        """Write, then tell the service. raises: OSError."""
-        statuses: list[Status] = self._files.put_from(batch)
+        """Write what is not there, then tell the service of all of it. raises: OSError."""
+        fresh = [
+            record
+            for record in batch
+            if self._row(record.kind, record.shard, record.digest)["length"] == NO_ROW
+        ]
+        if fresh:
+            self._files.put_from(fresh)
         for cls in {record.cls for record in batch}:
             members = [record for record in batch if record.cls == cls and not record.dropped]
             items: list[tuple[bytes, bytes]] = []
             for record in members:
-                (row,) = self._files.index.probe(record.kind, record.shard, [record.digest])
+                row = self._row(record.kind, record.shard, record.digest)
                 if int(row["length"]) != NO_ROW:
                     key = key_of(record.digest, record.kind, record.shard)
                     items.append((key, self._pack(row)))
             ttl_s = self._files.config.classes[cls].ttl_s
             self._client.publish(items, FOREVER_S if ttl_s is None else ttl_s)
-        return statuses
+        return [Status.OK] * len(batch)
 
     def delete(self, kind: int, shard: int, digests: Sequence[bytes]) -> int:
         """Bury what is known here, and take back all hints. raises: OSError."""
@@ -164,17 +177,15 @@ class FleetTier:
         self._files.sync()
 
     def maintain(self) -> None:
-        """Collect what this process wrote, and forget others' places when there are too many.
+        """Collect what this process wrote, and let go of the others' places.
 
-        raises: OSError.
+        So a drop elsewhere is seen here one `gc_interval_s` later at the latest. raises: OSError.
         """
         if self._files.config.auto_gc and not self._files.config.read_only:
             collect(self._files)
-        if len(self._files.index) > self._wanted.max_entries:
-            for segment in self._files.segments.all():
-                if segment.writer.hex() != self._files.writer_name:
-                    self._files.index.unlearn(segment)
-            self.counts["forgotten_hints"] += 1
+        for segment in self._files.segments.all():
+            if segment.writer.hex() != self._files.writer_name:
+                self._files.index.unlearn(segment)
 
     def close(self) -> None:
         """raises: OSError."""
@@ -182,6 +193,9 @@ class FleetTier:
             self._files.close()
         finally:
             self._client.close()
+
+    def _row(self, kind: int, shard: int, digest: bytes) -> Any:
+        return self._files.index.probe(kind, shard, [digest])[0]
 
     def _pack(self, row: Any) -> bytes:
         segment = self._files.segments.get(int(row["segment"]))

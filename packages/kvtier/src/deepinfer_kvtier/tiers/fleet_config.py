@@ -14,7 +14,6 @@ class FleetTierConfig(BaseModel):
     directory:   all shards, the same list on every machine: "tcp://host:port", "redis://host/0".
     key:         shared key of the TCP shards.
     deadline_s:  of one round trip to a shard.
-    max_entries: places of others' records kept in memory between two collections.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
@@ -24,4 +23,3 @@ class FleetTierConfig(BaseModel):
     key: SecretBytes = SecretBytes(b"")
     name: str = "fleet"
     deadline_s: float = Field(default=0.05, gt=0)
-    max_entries: int = Field(default=2_000_000, ge=1000)
