@@ -1,3 +1,4 @@
+# ruff: noqa: E501
 """What the pipeline remembers, refuses and follows: one claim a test."""
 
 from __future__ import annotations

@@ -22,7 +22,9 @@ register(app)
 service_cli.register(app)
 
 
-Render = Annotated[str, typer.Option(help="auto, never or always (extra `render`).")]
+Render = Annotated[
+    str, typer.Option(help="auto, never or always; needs a Chromium on this machine.")
+]
 
 
 @app.command()

@@ -10,6 +10,8 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 
 HOME_VARIABLE = "DEEPINFER_SEARCH_FETCH_HOME"
+RENDER_USER_VARIABLE = "DEEPINFER_SEARCH_FETCH_RENDER_USER"
+RENDER_SANDBOX_VARIABLE = "DEEPINFER_SEARCH_FETCH_RENDER_SANDBOX"
 
 
 def default_home() -> Path:
@@ -59,8 +61,9 @@ class Config(BaseModel):
 
     The renderer: chromium is the browser's path (None: searched on PATH), render_workers how many
     run at once (0: none), render_user the unprivileged account it runs as (needed when the service
-    is root), render_sandbox=False gives up the browser's own sandbox where the kernel offers none.
-    render_seconds, render_bytes and render_memory_bytes bound one page.
+    is root; also DEEPINFER_SEARCH_FETCH_RENDER_USER), render_sandbox=False (also
+    DEEPINFER_SEARCH_FETCH_RENDER_SANDBOX=off) gives up the browser's own sandbox where the kernel
+    offers none. render_seconds, render_bytes and render_memory_bytes bound one page.
 
     index_fetched: pages that were fetched enter the index. searxng_url, brave_key: upstream search
     engines `upstream:searxng`, `upstream:brave`.
@@ -85,8 +88,12 @@ class Config(BaseModel):
     max_tokens: int = Field(default=200_000, ge=1)
     chromium: Path | None = None
     render_workers: int = Field(default=1, ge=0)
-    render_user: str | None = None
-    render_sandbox: bool = True
+    render_user: str | None = Field(
+        default_factory=lambda: os.environ.get(RENDER_USER_VARIABLE) or None
+    )
+    render_sandbox: bool = Field(
+        default_factory=lambda: os.environ.get(RENDER_SANDBOX_VARIABLE) != "off"
+    )
     render_seconds: float = Field(default=10.0, gt=0)
     render_bytes: int = Field(default=50 * 1024 * 1024, ge=1)
     render_memory_bytes: int = Field(default=1024 * 1024 * 1024, ge=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +13,8 @@ _BREAK_GAP = 1.2  # of the font size: a wider gap starts another run (column, ta
 _TINY_POINTS = 1.0
 _INVISIBLE_MODES = (3, 7)  # neither filled nor stroked; clip only
 _WHITE = 250
+# A word ends after a hyphen that breaks the line: what follows stands on another one.
+_WORD = re.compile("[^ \t\r\n\xa0\x02\ufffe]+[\x02\ufffe]?|[\x02\ufffe]")
 _IMAGE_COVER = 0.7
 _HYPHENS = "\x02\ufffe\xad"  # how PDFium reports a hyphen that only breaks a line
 
@@ -145,40 +148,52 @@ def _add_rule(a: tuple[float, float], b: tuple[float, float], content: PageConte
 
 
 def _read_text(raw: Any, text_page: Any, content: PageContent, fills: list[_Fill]) -> None:
+    """Word by word: PDFium puts blanks where it sees gaps, so a word is one piece."""
+    text = _characters(raw, text_page)
+    visibility = _Visibility(raw, text_page, content, fills)
     box = raw.FS_RECTF()
-    box_pointer = ctypes.byref(box)
-    get_box, get_code = raw.FPDFText_GetLooseCharBox, raw.FPDFText_GetUnicode
+    pointer = ctypes.byref(box)
     current: Run | None = None
-    space = False
-    visible = word_start = True
-    for i in range(raw.FPDFText_CountChars(text_page)):
-        code = get_code(text_page, i)
-        if code in (9, 10, 13, 32, 160):
-            space = word_start = True
-            current = None if code in (10, 13) else current
-            continue
-        if not get_box(text_page, i, box_pointer):
+    position = 0
+    for match in _WORD.finditer(text):
+        between = text[position : match.start()]
+        position = match.end()
+        if "\n" in between or "\r" in between:
+            current = None
+        if not raw.FPDFText_GetLooseCharBox(text_page, match.start(), pointer):
             continue
         x0, y0, x1, y1 = box.left, box.bottom, box.right, box.top
-        if word_start:
-            visible = _is_visible(raw, text_page, i, content, fills, (x0, y0, x1, y1))
-            word_start = False
-        if not visible:
-            content.hidden_chars += 1
+        if not visibility.sees(match.start(), x0, y0, x1, y1):
+            content.hidden_chars += len(match.group())
             continue
-        char = chr(code)
+        if match.end() - match.start() > 1 and raw.FPDFText_GetLooseCharBox(
+            text_page, match.end() - 1, pointer
+        ):
+            x0, x1 = min(x0, box.left), max(x1, box.right)
+            y0, y1 = min(y0, box.bottom), max(y1, box.top)
         if current is not None and _continues(current, x0, y0, y1, content.vertical):
-            current.text += (" " if space else "") + char
+            current.text += (" " if between else "") + match.group()
             current.x1 = max(current.x1, x1)
             current.y0, current.y1 = min(current.y0, y0), max(current.y1, y1)
         else:
-            current = Run(char, x0, y0, x1, y1)
+            current = Run(match.group(), x0, y0, x1, y1)
             content.runs.append(current)
-        space = False
     for run in content.runs:
         # PDFium hands out characters beyond the basic plane as surrogate pairs.
         run.text = run.text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         run.text = "".join("\xad" if c in _HYPHENS else c for c in run.text)
+
+
+def _characters(raw: Any, text_page: Any) -> str:
+    """The page's characters, each at its index (one UTF-16 unit each)."""
+    count = raw.FPDFText_CountChars(text_page)
+    if count <= 0:
+        return ""
+    buffer = (ctypes.c_ushort * (count + 1))()
+    written = raw.FPDFText_GetText(text_page, 0, count, buffer)
+    if written == count + 1:
+        return "".join(map(chr, buffer[:count]))
+    return "".join(chr(raw.FPDFText_GetUnicode(text_page, i)) for i in range(count))
 
 
 def _continues(run: Run, x0: float, y0: float, y1: float, vertical: list[Rule]) -> bool:
@@ -195,29 +210,41 @@ def _continues(run: Run, x0: float, y0: float, y1: float, vertical: list[Rule]) 
     return not any(run.x1 - 1 <= v.at <= x0 + 1 and v.start <= middle <= v.end for v in vertical)
 
 
-def _is_visible(
-    raw: Any,
-    text_page: Any,
-    index: int,
-    content: PageContent,
-    fills: list[_Fill],
-    box: tuple[float, float, float, float],
-) -> bool:
-    x0, y0, x1, y1 = box
-    if 0 < y1 - y0 < _TINY_POINTS:
-        return False
-    if x1 < 0 or y1 < 0 or x0 > content.width or y0 > content.height:
-        return False
-    item = raw.FPDFText_GetTextObject(text_page, index)
-    if item:
-        mode = raw.FPDFTextObj_GetTextRenderMode(item)
-        if mode in _INVISIBLE_MODES:
+class _Visibility:
+    """Whether words can be seen; what holds for a whole text object is asked for once."""
+
+    def __init__(self, raw: Any, text_page: Any, content: PageContent, fills: list[_Fill]) -> None:
+        self._raw = raw
+        self._text_page = text_page
+        self._content = content
+        self._fills = fills
+        self._object: int | None = None
+        self._painted = self._white = False
+
+    def sees(self, index: int, x0: float, y0: float, x1: float, y1: float) -> bool:
+        page = self._content
+        if 0 < y1 - y0 < _TINY_POINTS:
+            return False
+        if x1 < 0 or y1 < 0 or x0 > page.width or y0 > page.height:
+            return False
+        item = self._raw.FPDFText_GetTextObject(self._text_page, index)
+        address = ctypes.cast(item, ctypes.c_void_p).value
+        if address is None or address != self._object:
+            self._object = address
+            self._look_at(item, index)
+        if not self._painted:
+            return False
+        x, y = (x0 + x1) / 2, (y0 + y1) / 2
+        return not self._white or any(fill.holds(x, y) for fill in self._fills)
+
+    def _look_at(self, item: Any, index: int) -> None:
+        raw = self._raw
+        self._painted, self._white = True, False
+        if item and raw.FPDFTextObj_GetTextRenderMode(item) in _INVISIBLE_MODES:
             # Scans carry their recognised text invisibly over the picture.
-            return content.has_image
-    r, g, b, a = (ctypes.c_uint() for _ in range(4))
-    if not raw.FPDFText_GetFillColor(text_page, index, r, g, b, a):
-        return True
-    if a.value >= 16 and min(r.value, g.value, b.value) < _WHITE:
-        return True
-    x, y = (x0 + x1) / 2, (y0 + y1) / 2
-    return a.value >= 16 and any(fill.holds(x, y) for fill in fills)
+            self._painted = self._content.has_image
+            return
+        r, g, b, a = (ctypes.c_uint() for _ in range(4))
+        if raw.FPDFText_GetFillColor(self._text_page, index, r, g, b, a):
+            self._painted = a.value >= 16
+            self._white = min(r.value, g.value, b.value) >= _WHITE
