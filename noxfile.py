@@ -272,7 +272,7 @@ def mooncake(session: nox.Session) -> None:
     session.run("pytest", *map(str, tests), *session.posargs)
 
 
-@nox.session
+@nox.session(name="kvtier-faults")
 def kvtier_faults(session: nox.Session) -> None:
     """kvtier on failing files: a million records compared, then 100,000 steps of the model test."""
     session.env.update(OMP_NUM_THREADS="1", KVTIER_MODEL_STEPS="100000")

@@ -334,7 +334,7 @@ def g8_g9(rounds: int, blocks: int) -> None:
 
 def g10(rounds: int, blocks: int) -> None:
     del rounds, blocks
-    row("G10", "wrong bytes in a million reads under faults", "nox -s kvtier_faults", "0")
+    row("G10", "wrong bytes in a million reads under faults", "nox -s kvtier-faults", "0")
 
 
 def g11(rounds: int, blocks: int) -> None:

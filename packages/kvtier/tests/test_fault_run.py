@@ -19,7 +19,7 @@ BLOCK_BYTES, SLOT = 5_000, 8_192
 
 
 def test_no_wrong_byte_whatever_fails(tmp_path):
-    """The short form of `nox -s kvtier_faults`, which goes on for a million records."""
+    """The short form of `nox -s kvtier-faults`, which goes on for a million records."""
     run = run_faults(tmp_path / "store", reads=15_000, seed=11)
     assert run.wrong == 0
     assert run.reads >= 15_000

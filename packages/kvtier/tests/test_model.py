@@ -160,6 +160,6 @@ class TwoProcesses(RuleBasedStateMachine):
 
 
 TestTwoProcesses = TwoProcesses.TestCase
-# 1,000 steps here; `nox -s kvtier_faults` takes 100,000.
+# 1,000 steps here; `nox -s kvtier-faults` takes 100,000.
 EXAMPLES = int(os.environ.get("KVTIER_MODEL_STEPS", "1000")) // 25
 TestTwoProcesses.settings = settings(max_examples=EXAMPLES, stateful_step_count=25)
