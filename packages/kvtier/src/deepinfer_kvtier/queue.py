@@ -18,6 +18,7 @@ from typing import Protocol
 
 import numpy as np
 import xxhash
+from numpy.typing import NDArray
 
 from deepinfer_kvtier import format as fmt
 from deepinfer_kvtier.breaker import Breaker
@@ -316,35 +317,34 @@ class WriteQueue:
 
     def _stage(self, batch: list[WriteItem]) -> None:
         """Take the bytes of unstaged records over into host memory, so that sources become free."""
-        for item in batch:
-            if item.staged:
+        fresh = [item for item in batch if not item.staged]
+        sizes = {(item.outgoing.kind, item.outgoing.nbytes) for item in fresh}
+        for kind, nbytes in sizes:
+            if nbytes > self._host.capacity_bytes:
                 continue
-            item.staged = True
-            out = item.outgoing
-            data = self._host.take(out.kind, out.nbytes)
-            if data is not None:
+            some = [i for i in fresh if (i.outgoing.kind, i.outgoing.nbytes) == (kind, nbytes)]
+            arrays = self._host.take_many(kind, nbytes, len(some))
+            made: list[HostRecord] = []
+            for item, data in zip(some, arrays, strict=False):
                 copy_views(item.source, data)
-                record = HostRecord(
-                    out.kind,
-                    out.digest,
-                    out.parent,
-                    out.depth,
-                    data,
-                    out.approximate,
-                    out.generation,
-                )
-                item.held = self._host.publish(record)
-                if not out.sealed:
-                    out.views = [item.held.data.data]
-            elif not out.sealed:
-                continue
-            else:
-                item.owned = True
-            with self._cond:
-                waiting = [w for w in item.waiters if w[2] == "behind"]
-                item.waiters = [w for w in item.waiters if w[2] != "behind"]
-            for ticket, index, _ in waiting:
-                ticket.report(index, True)
+                made.append(_host_record(item.outgoing, data))
+            for item, record in zip(some, self._host.publish_all(made), strict=False):
+                item.held = record
+                if not item.outgoing.sealed:
+                    item.outgoing.views = [record.data.data]
+        for item in fresh:
+            item.staged = True
+            item.owned = item.held is None and item.outgoing.sealed
+            if item.held is not None or item.owned:
+                self._release_source(item)
+
+    def _release_source(self, item: WriteItem) -> None:
+        """Tell those who only wait for the source to be free."""
+        with self._cond:
+            waiting = [w for w in item.waiters if w[2] == "behind"]
+            item.waiters = [w for w in item.waiters if w[2] != "behind"]
+        for ticket, index, _ in waiting:
+            ticket.report(index, True)
 
     def _attempt(self, live: list[WriteItem]) -> set[int]:
         """Write, again after a pause where it failed; returns the `id` of the items now stored."""
@@ -414,6 +414,12 @@ class WriteQueue:
         self._host.unpin(item.held for item in batch if item.held is not None)
         for (ticket, index, _), good in waiters:
             ticket.report(index, good)
+
+
+def _host_record(out: Outgoing, data: NDArray[np.uint8]) -> HostRecord:
+    return HostRecord(
+        out.kind, out.digest, out.parent, out.depth, data, out.approximate, out.generation
+    )
 
 
 def _checksum(batch: Sequence[Outgoing]) -> None:
