@@ -147,6 +147,7 @@ def test_stages_cover_every_part_once():
     stages = plan_stages(parts, ["*.main", "L2.*"])
     assert [stage.parts for stage in stages] == [(1, 3), (0,), (2,)]
     assert stages[0].ranges == ((96, 4_000),), "an empty part between two does not split them"
+    assert plan_stages(parts, "L2.*") == plan_stages(parts, ["L2.*"])
     (whole,) = plan_stages(parts, ["*"])
     assert whole.ranges == ((0, PAYLOAD),)
 

@@ -25,12 +25,13 @@ class Stage:
 def plan_stages(parts: Sequence[Part], patterns: Sequence[str]) -> tuple[Stage, ...]:
     """One stage for each pattern, and one for the parts that none names.
 
-    patterns: part names, or shell patterns such as "L2.*"; a part belongs to the first that fits.
+    patterns: part names, or shell patterns such as "L2.*", or one of them; a part belongs to the
+              first that fits.
     raises:   ConfigError for a pattern that fits no part.
     """
     left = list(range(len(parts)))
     stages: list[Stage] = []
-    for pattern in patterns:
+    for pattern in [patterns] if isinstance(patterns, str) else patterns:
         if not any(fnmatchcase(part.name, pattern) for part in parts):
             raise ConfigError(
                 f"no part of this layout is named {pattern!r}:"
