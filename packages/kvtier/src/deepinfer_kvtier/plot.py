@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 _WIDTH, _HEIGHT = 720, 420
-_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 150, 40, 56
+_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 150, 56, 56
 _COLOURS = ("#1f5fa8", "#c4502e", "#3b8a4e", "#7a4fa3", "#8a6d1f", "#40808a")
 
 Points = Sequence[tuple[float, float]]
