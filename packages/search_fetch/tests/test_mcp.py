@@ -139,6 +139,14 @@ def test_hosts_and_origins_nobody_named_are_refused(serve: Callable[..., Service
     assert ask(Host="search.example", Origin="https://search.example") == 200
 
 
+def test_other_methods_than_post_are_told_so(serve: Callable[..., Service]) -> None:
+    service = serve()
+    for method in ("GET", "DELETE"):
+        status, headers, answer = service.call(method, "/mcp", Accept="text/event-stream")
+        assert (status, headers["allow"]) == (405, "POST")
+        assert answer["error"]["code"] == "invalid_argument"
+
+
 def test_stdio_serves_the_same_tools(tmp_path: Path, site: Listener) -> None:
     site.page("/newts", TEXT)
     (tmp_path / "page.html").write_text("<title>Voles</title><p>" + "Voles live in grass. " * 20)

@@ -73,6 +73,19 @@ def test_every_error_has_the_same_body(
     assert ("allow" in headers) == (status == 405)
 
 
+def test_errors_name_the_field_that_is_wrong(serve: Callable[..., Service]) -> None:
+    service = serve()
+    for method, path, body, field in (
+        ("POST", "/v1/search", {"query": 5}, "query"),
+        ("POST", "/v1/tools/search", {"query": 5}, "query"),
+        ("GET", "/v1/fetch?url=http://a.example/&mode=best", None, "mode"),
+        ("POST", "/v1/fetch/batch", {"requests": [{"url": ""}]}, "requests.0.url"),
+    ):
+        error = service.call(method, path, body)[2]["error"]
+        assert error["details"]["problems"][0]["field"] == field
+        assert error["message"].startswith(f"{field}: ")
+
+
 def test_a_body_without_a_declared_length_is_cut_off_at_the_limit(
     serve: Callable[..., Service],
 ) -> None:

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
-from deepinfer_search_fetch.errors import RefusedError, SearchFetchError
+from deepinfer_search_fetch.errors import InvalidRequestError, RefusedError, SearchFetchError
 from deepinfer_search_fetch.models import FetchResponse, SearchResponse
 from deepinfer_search_fetch.service.answers import charge_for, observed
 from deepinfer_search_fetch.service.delivery import host_name, is_loopback_name
@@ -66,13 +66,19 @@ class McpRoute:
         call, headers = call_of(scope), Headers(scope=scope)
         try:
             self._check_names(headers)
+            if scope["method"] != "POST":
+                # Without sessions there is no stream to open and none to end.
+                raise InvalidRequestError(
+                    "invalid_argument", "MCP messages are sent with POST", http_status=405
+                )
             key = self._service.authenticate(call, headers, None)
             if self._manager is None:
                 raise self._missing or SearchFetchError("unavailable", "MCP is not running")
             scope[_GRANTS] = key
             await self._manager.handle_request(scope, receive, send)
         except SearchFetchError as error:
-            await problem(call.request_id, error)(scope, receive, send)
+            allow = {"Allow": "POST"} if error.http_status == 405 else None
+            await problem(call.request_id, error, allow)(scope, receive, send)
 
     def _check_names(self, headers: Headers) -> None:
         """A web page must not reach a local server by a name of its own (DNS rebinding)."""

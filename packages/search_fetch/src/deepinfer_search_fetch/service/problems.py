@@ -85,11 +85,10 @@ def validation_error(
     error: RequestValidationError | ValidationError, http_status: int = 422
 ) -> InvalidRequestError:
     """Which fields were wrong and why; never the values, which may be secret."""
+    # The framework puts the part of the request before the field: ("body", "query").
+    skipped = 1 if isinstance(error, RequestValidationError) else 0
     problems: list[dict[str, Any]] = [
-        {
-            "field": ".".join(str(p) for p in e["loc"] if p not in ("body", "query")),
-            "problem": e["msg"],
-        }
+        {"field": ".".join(str(p) for p in e["loc"][skipped:]), "problem": e["msg"]}
         for e in error.errors()[:_MAX_PROBLEMS]
     ]
     first = problems[0] if problems else {"field": "", "problem": "invalid"}
