@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 from deepinfer_search_fetch import __version__
+from deepinfer_search_fetch.index.document import IndexedPage
+from deepinfer_search_fetch.index.tantivy_backend import TantivyBackend
 from deepinfer_search_fetch.service.metering import Charge, Ledger
 
 Listener = Any  # see conftest
@@ -138,3 +140,16 @@ def test_usage_sums_what_the_ledger_holds(tmp_path: Path) -> None:
     assert report["totals"][0]["price_micros"] == 15_000
     assert "0.015000 CNY" in on_a_terminal("usage", "--home", str(tmp_path))
     assert cli("usage", "--from", "someday", home=tmp_path).returncode == 2
+
+
+def test_a_page_cannot_command_the_terminal(tmp_path: Path) -> None:
+    hostile = "Newts \x1b]0;owned\x07\x9b2J"
+    backend = TantivyBackend(tmp_path / "index")
+    backend.index(
+        [IndexedPage("https://a.example/", hostile, f"{hostile} swim. " * 20, "2026-01-01")]
+    )
+    backend.commit()
+    shown = on_a_terminal("search", "newts", "--home", str(tmp_path))
+    assert "Newts" in shown
+    assert "\x1b]0" not in shown
+    assert "\x9b" not in shown
