@@ -461,3 +461,49 @@ def test_a_collection_with_nothing_to_do_writes_nothing(open_tier, objects, make
     objects.calls.clear()
     tier.collector.collect()
     assert {call for call, _ in objects.calls} <= {"list", "get"}
+
+
+def test_a_poll_during_a_put_does_not_lose_the_new_segment(
+    open_tier, objects, make_record, read_back
+):
+    tier = open_tier()
+    tier.put_from([make_record(0)])
+    tier._generations.clear()
+    reading, go_on = threading.Event(), threading.Event()
+
+    def plan(call, path):
+        if call == "get" and "manifest" in path and threading.current_thread() is poll:
+            reading.set()
+            assert go_on.wait(20)
+
+    objects.plan = plan
+    poll = threading.Thread(target=tier.refresh)
+    put = threading.Thread(target=tier.put_from, args=([make_record(1)],))
+    poll.start()
+    assert reading.wait(20)
+    put.start()
+    put.join(0.3)
+    go_on.set()
+    poll.join()
+    put.join()
+    objects.plan = lambda call, path: None
+    assert read_back(tier, [0, 1])[1] == 2
+    tier.refresh()
+    assert read_back(tier, [0, 1])[1] == 2
+
+
+def test_one_damaged_answer_does_not_make_a_manifest_forget(
+    open_tier, objects, make_record, read_back
+):
+    tier = open_tier()
+    tier.put_from([make_record(0)])
+    tier.put_from([make_record(1)])
+    damaged = iter(["flip"])
+    objects.plan = lambda call, path: (
+        next(damaged, None) if call == "get" and "manifest" in path else None
+    )
+    tier.put_from([make_record(2)])
+    objects.plan = lambda call, path: None
+    reader = open_tier()
+    reader.refresh()
+    assert read_back(reader, range(3))[1] == 3

@@ -125,7 +125,10 @@ def latest(objects: ObjectStore, writer: str) -> tuple[Manifest, list[int]]:
     """
     numbers = list_generations(objects, writer).get(writer, [])
     for generation in reversed(numbers):
-        manifest = read_manifest(objects, writer, generation)
+        # Twice: falling back for one damaged answer would forget what the newest one lists.
+        manifest = read_manifest(objects, writer, generation) or read_manifest(
+            objects, writer, generation
+        )
         if manifest is not None:
             # A damaged newer generation still occupies its number.
             return replace(manifest, generation=numbers[-1]), numbers

@@ -13,7 +13,6 @@ Lookups only ask the table in memory; the store is listed at the start and every
 from __future__ import annotations
 
 import contextlib
-import json
 import secrets
 import threading
 from collections import Counter
@@ -23,7 +22,6 @@ from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
-import xxhash
 from numpy.typing import NDArray
 
 from deepinfer_kvtier import format as fmt
@@ -43,15 +41,21 @@ from deepinfer_kvtier.tiers.manifest import (
 from deepinfer_kvtier.tiers.objects import Absent, Exists, ObjectStore, S3TierConfig, Unavailable
 from deepinfer_kvtier.tiers.remote_index import RemoteIndex
 from deepinfer_kvtier.tiers.s3_gc import S3Collector
-from deepinfer_kvtier.tiers.slots import open_slot, pack_slot
+from deepinfer_kvtier.tiers.s3_layout import (
+    index_path,
+    new_format,
+    pack_segment,
+    parse_format,
+    read_groups,
+    segment_path,
+)
+from deepinfer_kvtier.tiers.slots import open_slot
 from deepinfer_kvtier.writer import Outgoing
 
 READ_THREADS = 8
 MAX_BATCH = 4096
-MAX_READ_BYTES = 32 << 20
 MAX_SEGMENTS_PER_WRITER = 256
 SCAN_PAGE = 1000
-_HEADER_BYTES = fmt.PAGE
 
 
 class S3Tier:
@@ -158,7 +162,7 @@ class S3Tier:
     def _read_index(self, store: bytes, writer: str, number: int) -> NDArray[Any] | None:
         """Entries of an index object; None when it is absent or damaged. raises: Unavailable."""
         try:
-            raw = self.objects.get(f"idx/{writer}/{number}.kvx")
+            raw = self.objects.get(index_path(writer, number))
         except Absent:
             return None
         frames: list[NDArray[Any]] = []
@@ -174,26 +178,18 @@ class S3Tier:
     def _identity(self) -> bytes:
         """Store id of the prefix, made by whoever comes first. raises: Unavailable."""
         if self._store is None:
-            store = secrets.token_hex(16)
-            mine = json.dumps(
-                {
-                    "format": fmt.FORMAT_VERSION,
-                    "store": store,
-                    "check": _check(store),
-                }
-            ).encode()
             try:
                 raw = self.objects.get("FORMAT.json")
             except Absent:
                 if self.read_only:
                     raise Unavailable("no store under this prefix") from None
                 with contextlib.suppress(Exists):
-                    self.objects.create("FORMAT.json", [mine])
+                    self.objects.create("FORMAT.json", [new_format()])
                 try:
                     raw = self.objects.get("FORMAT.json")
                 except Absent:
                     raise Unavailable("what was just created is not there") from None
-            self._store = _parse_format(raw)
+            self._store = parse_format(raw)
         return self._store
 
     # -- reading
@@ -221,7 +217,7 @@ class S3Tier:
                 for i in members:
                     statuses[i] = found
 
-        groups = _groups(rows, wanted)
+        groups = read_groups(rows, wanted)
         if len(groups) == 1:
             read(groups[0])
         else:
@@ -246,7 +242,7 @@ class S3Tier:
             for i in members
         ]
         try:
-            parts = self.objects.get_ranges(_segment_path(segment.writer, segment.number), ranges)
+            parts = self.objects.get_ranges(segment_path(segment.writer, segment.number), ranges)
         except Absent:
             self.counts["lost_segments"] += 1
             self.index.forget_segment(segment)
@@ -305,34 +301,26 @@ class S3Tier:
             writer, number = self._take_number()
             # Records written after a tombstone must count as later than it.
             now_ms = max(int(self.clock.wall() * 1000), self._last_tomb_ms + 1)
-            first = records[0]
-            body: list[bytes | memoryview] = [
-                fmt.SegmentHeader(
-                    first.cls_code, now_ms // 1000, number, store, bytes.fromhex(writer)
-                ).pack()
-            ]
-            entries = np.zeros(len(records), dtype=fmt.ENTRY)
-            offset = _HEADER_BYTES
-            for entry, record in zip(entries, records, strict=True):
-                self._sequence += 1
-                slot = pack_slot(record, now_ms=now_ms, sequence=self._sequence)
-                body.extend(slot)
-                _fill(entry, record, number, offset, now_ms)
-                offset += sum(part.nbytes for part in slot)
+            body, entries, nbytes = pack_segment(
+                records, store, writer, number, now_ms=now_ms, sequence=self._sequence
+            )
+            self._sequence += len(records)
             # The bytes before their index, the index before the manifest that makes both visible.
-            self._create(_segment_path(writer, number), body)
+            self._create(segment_path(writer, number), body)
             self._create(
-                f"idx/{writer}/{number}.kvx",
+                index_path(writer, number),
                 fmt.pack_frames(entries, 0, store, bytes.fromhex(writer)),
             )
-            info = SegmentInfo(
-                number, first.cls, now_ms // 1000, offset, len(records), now_ms // 1000
-            )
-            self._publish(writer, info)
-            self.index.add(writer, entries)
+            now_s = now_ms // 1000
+            info = SegmentInfo(number, records[0].cls, now_s, nbytes, len(records), now_s)
+            with self._refresh_lock:
+                # A refresh that has read the former manifest must not find the segment in the
+                # table: it would take it for deleted.
+                self._publish(writer, info)
+                self.index.add(writer, entries)
             self.counts["stored_segments"] += 1
             self.counts["stored_records"] += len(records)
-            self.counts["stored_bytes"] += offset
+            self.counts["stored_bytes"] += nbytes
 
     def _take_number(self) -> tuple[str, int]:
         # A manifest is rewritten with every change, so one writer lists a bounded number.
@@ -380,7 +368,7 @@ class S3Tier:
             store = self._identity()
             writer, number = self._take_number()
             frames = fmt.pack_frames(entries, 0, store, bytes.fromhex(writer))
-            self._create(f"idx/{writer}/{number}.kvx", frames)
+            self._create(index_path(writer, number), frames)
             change(
                 self.objects,
                 writer,
@@ -455,56 +443,3 @@ class S3Tier:
     def close(self) -> None:
         """Stop the reading threads."""
         self._readers.shutdown(wait=True)
-
-
-def _segment_path(writer: str, number: int) -> str:
-    return f"seg/{writer}/{number}.kvs"
-
-
-def _groups(rows: NDArray[Any], wanted: Sequence[Wanted]) -> list[tuple[int, list[int]]]:
-    """Records that one request can bring: same object, in order, at most 32 MiB."""
-    lengths, segments, pages = (rows[name].tolist() for name in ("length", "segment", "page"))
-    there = [i for i, want in enumerate(wanted) if lengths[i] == want.nbytes]
-    there.sort(key=lambda i: (segments[i], pages[i]))
-    groups: list[tuple[int, list[int]]] = []
-    size = 0
-    for i in there:
-        slot = wanted[i].slot_bytes
-        if groups and groups[-1][0] == segments[i] and size + slot <= MAX_READ_BYTES:
-            groups[-1][1].append(i)
-            size += slot
-        else:
-            groups.append((segments[i], [i]))
-            size = slot
-    return groups
-
-
-def _fill(entry: Any, record: Outgoing, number: int, offset: int, now_ms: int) -> None:
-    (lo,), (hi,) = fmt.key_columns([record.digest])
-    entry["key_lo"], entry["key_hi"] = lo, hi
-    entry["parent"] = int.from_bytes(record.parent[:8], "little")
-    entry["segment"], entry["page"] = number, offset // fmt.PAGE
-    entry["length"] = record.nbytes
-    entry["kind"], entry["cls"], entry["shard"] = record.kind, record.cls_code, record.shard
-    entry["flags"] = fmt.FLAG_APPROXIMATE if record.approximate else 0
-    entry["created_s"], entry["created_ms"] = now_ms // 1000, now_ms % 1000
-    entry["depth"] = record.depth
-    entry["generation"] = record.generation
-    entry["namespace"] = record.namespace
-
-
-def _check(store: str) -> str:
-    return xxhash.xxh3_64_hexdigest(store.encode())
-
-
-def _parse_format(raw: bytes) -> bytes:
-    try:
-        content: Any = json.loads(raw)
-        store = bytes.fromhex(content["store"])
-        good = content["format"] == fmt.FORMAT_VERSION and len(store) == 16
-        good &= content["check"] == _check(str(content["store"]))
-    except (ValueError, KeyError, TypeError):
-        good, store = False, b""
-    if not good:
-        raise Unavailable("the prefix holds something else, or another format version")
-    return store
