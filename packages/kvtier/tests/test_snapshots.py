@@ -14,6 +14,7 @@ from deepinfer_kvtier import format as fmt
 from deepinfer_kvtier import writer
 from deepinfer_kvtier.index import DirectoryIndex
 from deepinfer_kvtier.io import PosixIo
+from deepinfer_kvtier.repair import check
 from deepinfer_kvtier.segments import SegmentSet
 from deepinfer_kvtier.snapshots import Snapshot, compact, read_newest, write_snapshot
 from deepinfer_kvtier.testing import FaultIo
@@ -190,3 +191,22 @@ def test_a_snapshot_reads_back_what_was_written(tmp_path):
         assert np.array_equal(snapshot.entries, entries)
     assert read_newest(tmp_path, STORE, WRITER, io, beyond=9) == (None, 0)
     assert read_newest(tmp_path, STORE, b"x" * 16, io) == (None, 3), "another writer's file"
+
+
+@pytest.mark.parametrize("which", ["newest", "both"])
+def test_fsck_finds_damaged_snapshots_and_a_repair_leaves_none(store, make_model, eager, which):
+    with kvtier.open(store) as cache:
+        prompts = commits(cache, make_model(cache), 24)
+    snapshots = sorted(store.glob("w/*/snap-*"), key=lambda path: int(path.stem[5:]))
+    damaged = snapshots[-1:] if which == "newest" else snapshots
+    for path in damaged:
+        path.write_bytes(path.read_bytes()[:-1])
+    with kvtier.open(store, host_bytes=0) as cache:
+        report = check(cache.directory, repair=False)
+        assert (report.bad_snapshots, report.clean) == (len(damaged), False)
+        assert check(cache.directory, repair=True).bad_snapshots == len(damaged)
+    with kvtier.open(store, host_bytes=0) as cache:
+        assert check(cache.directory, repair=False).clean
+        assert cache.stats()["disk"]["index_rescans"] == 0
+    hits, _ = found(store, make_model, prompts)
+    assert hits == all_of(prompts)

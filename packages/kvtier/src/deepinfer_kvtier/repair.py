@@ -9,6 +9,7 @@ from deepinfer_kvtier.deleting import delete_segments
 from deepinfer_kvtier.directory import DirectoryTier
 from deepinfer_kvtier.gc import remove_empty_folders, tidy
 from deepinfer_kvtier.moving import copy_records
+from deepinfer_kvtier.snapshots import damaged_snapshots
 from deepinfer_kvtier.survey import rows_by_segment, take_survey
 from deepinfer_kvtier.verify import VerifyReport, verify
 
@@ -20,6 +21,7 @@ class CheckReport:
     records:          every record, read back; bad ones were hidden when repairing.
     bad_index_frames: frames of index logs that are not what was written; their entries are lost,
                       and the next requests store those records again.
+    bad_snapshots:    snapshots of logs that readers ignore; a repair removes them.
     unfinished_logs:  logs of writers that are dead, or still run.
     adopted_writers, rewritten_logs: what a repair did about them. A damaged log that has ended is
                       rewritten, with what it still knows, as part of this process's own.
@@ -27,6 +29,7 @@ class CheckReport:
 
     records: VerifyReport
     bad_index_frames: int
+    bad_snapshots: int
     unfinished_logs: int
     adopted_writers: int
     rewritten_logs: int
@@ -34,7 +37,7 @@ class CheckReport:
     @property
     def clean(self) -> bool:
         """Whether nothing was found."""
-        return not self.records.bad and not self.bad_index_frames
+        return not (self.records.bad or self.bad_index_frames or self.bad_snapshots)
 
     def facts(self) -> dict[str, object]:
         """Flat, for printing."""
@@ -48,10 +51,19 @@ def check(directory: DirectoryTier, *, repair: bool) -> CheckReport:
     adopted = tidy(directory) if repair else 0
     records = verify(directory, repair=repair)
     bad_frames = sum(log.bad_frames for log in directory.logs().values())
+    bad_snapshots = [
+        path
+        for log in directory.logs().values()
+        for path in damaged_snapshots(log.folder, directory.store, log.writer, directory.io)
+    ]
     rewritten = _rewrite_damaged_logs(directory) if repair else 0
+    if repair:
+        for path in bad_snapshots:
+            directory.io.unlink(path)
     return CheckReport(
         records=records,
         bad_index_frames=bad_frames,
+        bad_snapshots=len(bad_snapshots),
         unfinished_logs=sum(not log.ended for log in directory.logs().values()),
         adopted_writers=adopted,
         rewritten_logs=rewritten,
@@ -60,7 +72,11 @@ def check(directory: DirectoryTier, *, repair: bool) -> CheckReport:
 
 def _rewrite_damaged_logs(directory: DirectoryTier) -> int:
     """Write the records of damaged, ended logs again; the folders go, tombstones are kept."""
-    damaged = {name for name, log in directory.logs().items() if log.bad_frames and log.ended}
+    damaged = {
+        name
+        for name, log in directory.logs().items()
+        if (log.bad_frames or log.rescans) and log.ended
+    }
     if not damaged:
         return 0
     rows = rows_by_segment(directory.index.stored_rows())

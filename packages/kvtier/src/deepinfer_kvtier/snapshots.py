@@ -101,6 +101,21 @@ def read_newest(
     return None, damaged
 
 
+def damaged_snapshots(folder: Path, store: bytes, writer: bytes, io: IoEngine) -> list[Path]:
+    """Snapshots of a writer that cannot be used. raises: OSError."""
+    try:
+        names = io.listdir(folder)
+    except FileNotFoundError:
+        return []
+    damaged: list[Path] = []
+    for number in numbers_of(names):
+        path = folder / snapshot_name(number)
+        with contextlib.suppress(FileNotFoundError):
+            if _read(path, store, writer, io) is None:
+                damaged.append(path)
+    return damaged
+
+
 def _read(path: Path, store: bytes, writer: bytes, io: IoEngine) -> Snapshot | None:
     fd = io.open_read(path)
     try:
