@@ -437,3 +437,15 @@ def test_the_command_line_makes_and_reads_a_shared_store(store, capsys):
     cache.close()
     assert "records" in run("stat", str(store))
     run("gc", str(store))
+
+
+def test_a_drop_reaches_the_memory_of_other_machines(open_mount, make_model):
+    one, two = open_mount(), open_mount(host_bytes=1 << 20)
+    model, reader = make_model(one), make_model(two)
+    tokens = model.prompt(1, 4)
+    model.store(tokens)
+    one.flush()
+    assert eventually(lambda: reader.block_hits(tokens) == 4)
+    assert reader.load_all(tokens) == (4, 4), "now in its memory, too"
+    model.ns.drop(model.digests(tokens))
+    assert eventually(lambda: reader.block_hits(tokens) == 0)
