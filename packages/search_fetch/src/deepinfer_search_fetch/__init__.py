@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         UpstreamError,
     )
     from deepinfer_search_fetch.extract import Extraction, extract_markdown
+    from deepinfer_search_fetch.index.sources.crawl import CrawlOptions
     from deepinfer_search_fetch.models import (
         Authority,
         BatchItem,
@@ -48,6 +49,7 @@ _HOME = {
         "UpstreamError",
     ),
     "extract": ("Extraction", "extract_markdown"),
+    "index.sources.crawl": ("CrawlOptions",),
     "models": (
         "Authority",
         "BatchItem",
@@ -69,6 +71,7 @@ __all__ = [
     "Bridge",
     "Config",
     "ContentError",
+    "CrawlOptions",
     "Extraction",
     "FetchRequest",
     "FetchResponse",

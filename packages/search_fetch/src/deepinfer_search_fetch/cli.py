@@ -124,8 +124,11 @@ def search(
     freshness: Annotated[
         str | None, typer.Option(help="day, week, month, year or YYYY-MM-DD..YYYY-MM-DD.")
     ] = None,
+    source: Annotated[
+        list[str] | None, typer.Option(help="index, upstream:searxng, upstream:brave; repeatable.")
+    ] = None,
 ) -> None:
-    """Search the index."""
+    """Search the index, and upstream engines where --source names them."""
     from deepinfer_search_fetch import terminal
     from deepinfer_search_fetch.index.tantivy_backend import TantivyBackend
     from deepinfer_search_fetch.models import SearchRequest
@@ -133,7 +136,12 @@ def search(
     from deepinfer_search_fetch.search.parts import parts_of
 
     request = _validated(
-        SearchRequest, query=query, count=count, offset=offset, freshness=freshness
+        SearchRequest,
+        query=query,
+        count=count,
+        offset=offset,
+        freshness=freshness,
+        sources=source or ["index"],
     )
     config = make_config(home)
     response = run(TantivyBackend(config.home / "index"), request, parts=parts_of(config))
