@@ -60,3 +60,23 @@ def test_a_fleet_needs_a_store_of_its_mode(tmp_path):
     fleet = kvtier.FleetTierConfig(path=tmp_path / "local", directory=("tcp://127.0.0.1:1",))
     with pytest.raises(ConfigError, match="'embedded'"):
         kvtier.open(host_bytes=0, secret=SECRET, tiers=[fleet])
+
+
+def test_a_refused_opening_leaves_nothing_running_and_the_callers_tiers_alone(tmp_path):
+    import threading
+
+    pytest.importorskip("obstore")
+    from deepinfer_kvtier.tiers.build import open_tiers
+
+    config = kvtier.KVTierConfig(secret=SECRET)
+    from deepinfer_kvtier.io import PosixIo
+
+    (mine,) = open_tiers(["memory:///a"], config, ManualClock(), PosixIo())
+    before = threading.active_count()
+    fleet = kvtier.FleetTierConfig(path=tmp_path / "m", directory=("http://wrong",))
+    for wrong in ("memory:///b", fleet, "gopher://x"):
+        with pytest.raises(ConfigError):
+            kvtier.open(host_bytes=0, secret=SECRET, tiers=[mine, "memory:///c?name=c", wrong])
+    assert threading.active_count() == before
+    assert mine.put_from([]) == []
+    mine.close()

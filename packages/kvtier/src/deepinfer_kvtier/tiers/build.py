@@ -43,7 +43,8 @@ def open_tiers(
                 tiers.append(parsed)
     except BaseException:
         for tier in tiers:
-            tier.close()
+            if tier not in specs:  # what the caller made stays the caller's
+                tier.close()
         raise
     return tiers
 

@@ -67,17 +67,21 @@ class FleetTier:
             now_s=clock.wall(),
             mode="shared-fs",
         )
-        self._client = DirectoryClient(
-            wanted.directory,
-            key=wanted.key.get_secret_value(),
-            prefix=identity.uuid[:8],
-            clock=clock,
-            deadline_s=wanted.deadline_s,
-        )
         inner = config.model_copy(update={"path": wanted.path, "mode": "shared-fs"})
         self._files = _UnfollowedDirectory(
             wanted.path, store=identity.uuid, config=inner, clock=clock, io=io
         )
+        try:
+            self._client = DirectoryClient(
+                wanted.directory,
+                key=wanted.key.get_secret_value(),
+                prefix=identity.uuid[:8],
+                clock=clock,
+                deadline_s=wanted.deadline_s,
+            )
+        except BaseException:
+            self._files.close()
+            raise
 
     def probe(self, kind: int, shard: int, digests: Sequence[bytes]) -> NDArray[Any]:
         """FOUND rows: from memory, and for what is unknown here from the service.
