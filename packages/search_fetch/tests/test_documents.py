@@ -172,6 +172,13 @@ def test_a_pdf_that_cannot_be_opened_is_refused(damage: str) -> None:
     assert caught.value.code == "unsupported_content_type"
 
 
+def test_a_pdf_with_bytes_before_its_header_is_read_and_rtf_is_refused() -> None:
+    body = b"HTTP noise\n" + lines_pdf("Some text.")
+    assert extract(body, content_type="application/pdf").content == "Some text.\n"
+    with pytest.raises(ContentError, match="application/rtf"):
+        extract(b"{\\rtf1 hello}")
+
+
 def raw_pdf(stream: bytes, extra: bytes = b"") -> bytes:
     """A one-page PDF by hand whose content stream is given."""
     objects = [

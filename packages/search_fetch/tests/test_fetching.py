@@ -355,6 +355,28 @@ def test_a_killed_worker_costs_one_try_not_the_service(
     assert first.content == second.content
 
 
+def test_a_worker_that_grew_is_replaced(
+    config: Config, site: Listener, make_client: MakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from deepinfer_search_fetch.extract import worker
+
+    site.page("/", TEXT)
+    client = make_client(config.model_copy(update={"extract_workers": 1}))
+    request = FetchRequest(url=f"http://public.test:{site.port}/", render="never")
+
+    async def run(peak: int) -> bool:
+        monkeypatch.setattr(worker, "PEAK_BYTES", peak)
+        await client.fetch(request)
+        return client.fetcher._pool._all[0]._process is not None
+
+    async def both() -> tuple[bool, bool]:
+        kept = await run(2**40), await run(1)
+        await client.close()
+        return kept
+
+    assert asyncio.run(both()) == (True, False)
+
+
 def test_the_sync_client_refuses_to_run_inside_a_loop(tmp_path: Path) -> None:
     client = SearchFetch(Config(home=tmp_path))
 

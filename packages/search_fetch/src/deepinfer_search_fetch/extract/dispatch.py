@@ -21,6 +21,7 @@ Kind = Literal[
 
 _CONTROLS = bytes(b for b in range(32) if b < 9 or 13 < b < 27 or b > 27)
 _SNIFF_BYTES = 4096
+_PDF_WINDOW = 1024  # readers of PDF forgive so much in front of its header
 _MAGIC: tuple[tuple[bytes, str], ...] = (
     (b"%PDF-", "application/pdf"),
     (b"\x89PNG\r\n", "image/png"),
@@ -35,6 +36,7 @@ _MAGIC: tuple[tuple[bytes, str], ...] = (
     (b"\xfd7zXZ", "application/x-xz"),
     (b"\x7fELF", "application/x-executable"),
     (b"\xd0\xcf\x11\xe0", "application/x-ole-storage"),
+    (b"{\\rtf", "application/rtf"),
 )
 _HTML = re.compile(
     rb"<!doctype\s+html|<html[\s>]|<head[\s>]|<body[\s>]|<(?:div|p|article|table|h1|title|meta)[\s>]",
@@ -218,6 +220,8 @@ def sniff(body: bytes, content_type: str | None, url: urls.Url | None) -> Kind:
     declared = _BY_HEADER.get((content_type or "").partition(";")[0].strip().lower())
     extension = url.path.rpartition(".")[2].lower() if url and "." in url.path else ""
     by_name = declared or _BY_EXTENSION.get(extension)
+    if declared == "pdf" and b"%PDF-" in body[:_PDF_WINDOW]:
+        return "pdf"
     if _looks_binary(head):
         return "binary"
     start = head.lstrip(b"\xef\xbb\xbf \t\r\n")

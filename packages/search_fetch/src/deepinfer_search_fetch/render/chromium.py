@@ -12,7 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from deepinfer_search_fetch.config import Config
+from deepinfer_search_fetch.config import RENDER_USER_VARIABLE, Config
 from deepinfer_search_fetch.errors import ContentError, LimitError, SearchFetchError, UpstreamError
 from deepinfer_search_fetch.net.dial import Dialer
 from deepinfer_search_fetch.render.base import Rendered, RenderJob
@@ -97,8 +97,8 @@ class ChromiumRenderer:
             return "no Chromium found; install one (Debian: chromium) or set its path"
         if os.geteuid() == 0 and self._config.render_user is None:
             return (
-                "a browser does not run as root; set render_user to an unprivileged account, "
-                "for example nobody"
+                f"a browser does not run as root; set render_user (or {RENDER_USER_VARIABLE}) "
+                "to an unprivileged account, for example nobody"
             )
         if self._config.render_user is not None:
             try:
