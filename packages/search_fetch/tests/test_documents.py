@@ -407,6 +407,8 @@ LAUGHS = "<!DOCTYPE x [<!ENTITY a 'haha'>" + "".join(
         (word_xml(paragraph("x" * 40_000_000)), "decompression_bomb"),
         (zip_file(**{"word/document.xml": "<x/>", "a": b"\0" * 300_000_000}), "decompression_bomb"),
         (many_entries(), "decompression_bomb"),
+        (zip_file(**{"word/document.xml": "<x/>"}, **{f"p{i}": bytes(1_000_000) for i in range(90)}),
+         "decompression_bomb"),
         (zip_file(**{"word/document.xml": "<x/>", "../up": "x"}), "unsupported_content_type"),
         (zip_file(**{"word/document.xml": "<x/>", "/abs": "x"}), "unsupported_content_type"),
         (word_xml(paragraph("&i;"), LAUGHS), "unsupported_content_type"),
@@ -415,7 +417,7 @@ LAUGHS = "<!DOCTYPE x [<!ENTITY a 'haha'>" + "".join(
         (word_xml("<w:p>"), "unsupported_content_type"),
         (zip_file(**{"a.txt": "just a zip"}), "unsupported_content_type"),
     ],
-    ids=["ratio", "size", "entries", "dots", "absolute", "laughs", "entity", "broken", "zip"],
+    ids=["ratio", "size", "entries", "sum", "dots", "absolute", "laughs", "entity", "broken", "zip"],
 )  # fmt: skip
 def test_hostile_containers_are_refused(body: bytes, code: str) -> None:
     with pytest.raises(SearchFetchError) as caught:
