@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 import socket
 import sys
+from types import FrameType
 
 import filelock
 import uvicorn
@@ -84,8 +86,16 @@ def run_service(
         app = create_app(AsyncSearchFetch(config), ledger, keys, settings)
         shown = sock.getsockname()
         print(f"search-fetch serves on http://{host}:{shown[1]}/", file=sys.stderr, flush=True)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            # uvicorn handles these while it runs and raises them again when it is done; by default
+            # the process would then die of them before it could close its files.
+            signal.signal(number, _already_handled)
         server = uvicorn.Server(server_config(app, settings))
         server.run(sockets=[sock])
         ledger.close()
         if keys is not None:
             keys.close()
+
+
+def _already_handled(number: int, frame: FrameType | None) -> None:
+    del number, frame
