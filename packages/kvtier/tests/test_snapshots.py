@@ -181,6 +181,12 @@ def test_a_compacted_log_means_what_the_log_meant(tmp_path_factory, entries):
     shutil.rmtree(root)
 
 
+def test_a_compacted_log_holds_no_record_that_its_own_tombstone_hides():
+    log = [entry(0, 1), entry(0, 2), entry(fmt.FLAG_TOMB_KEY, 1, seconds=101)]
+    flags = compact(np.concatenate(log), {0})["flags"]
+    assert sorted(flags.tolist()) == [0, fmt.FLAG_TOMB_KEY]
+
+
 def test_a_snapshot_reads_back_what_was_written(tmp_path):
     io = PosixIo()
     for count in (0, 1, 1000):

@@ -137,7 +137,7 @@ class Trailer:
     generation: int
     shard: int
     namespace: int = 0
-    extra: bytes = b""
+    extra: bytes = bytes(64)
 
     def pack(self) -> bytes:
         body = _TRAILER_BODY.pack(

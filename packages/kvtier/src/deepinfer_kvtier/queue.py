@@ -451,9 +451,7 @@ def _add_waiter(item: WriteItem, ticket: PutTicket, index: int, want: Durability
     item.waiters.append((ticket, index, want))
 
 
-def copy_views(
-    views: Sequence[memoryview], data: np.ndarray[tuple[int], np.dtype[np.uint8]]
-) -> None:
+def copy_views(views: Sequence[memoryview], data: NDArray[np.uint8]) -> None:
     """Gather byte views into one array of the same total length."""
     at = 0
     for view in views:
