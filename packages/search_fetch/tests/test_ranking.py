@@ -420,3 +420,8 @@ def test_a_query_for_news_prefers_the_newest() -> None:
     assert results[0].published == "2026-09-20"
     assert results[0].freshness > 0.8
     assert results[1].freshness < 0.01
+
+
+def test_a_day_that_does_not_exist_is_the_callers_fault() -> None:
+    with pytest.raises(InvalidRequestError, match="2026-02-30"):
+        run(_SMALL, "heron", freshness="2026-01-01..2026-02-30")

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 
+from deepinfer_search_fetch.errors import InvalidRequestError
 from deepinfer_search_fetch.extract.tokens import count_tokens, paginate
 from deepinfer_search_fetch.index.authority import AuthorityTable
 from deepinfer_search_fetch.index.backend import Hit, SearchBackend, day_number
@@ -49,7 +50,7 @@ def search(
 ) -> SearchResponse:
     """Answer a request. An empty list is an answer, and is not billable.
 
-    Raises InvalidRequestError for an unknown name in `sources`.
+    Raises InvalidRequestError for an unknown name in `sources` or a day that does not exist.
     """
     started = time.monotonic()
     parts = parts or SearchParts()
@@ -143,6 +144,11 @@ def _filters(request: SearchRequest, today: datetime) -> Filters:
     elif request.freshness:
         low, _, high = request.freshness.partition("..")
         days = (day_number(low), day_number(high))
+        if None in days:
+            raise InvalidRequestError(
+                "invalid_argument",
+                f"freshness: {request.freshness} names a day that does not exist",
+            )
     language = (request.language or "").partition("-")[0] or None
     return Filters(
         sites=tuple(d.lower().strip(".") for d in request.include_domains),
