@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import socket
 import threading
@@ -132,7 +131,3 @@ class Service:
         self.ledger.close()
         if self.keys:
             self.keys.close()
-
-
-def run(work: Any) -> Any:
-    return asyncio.run(work)

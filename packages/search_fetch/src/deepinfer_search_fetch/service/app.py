@@ -78,7 +78,6 @@ def create_app(
             stack.push_async_callback(client.close)
             await stack.enter_async_context(mcp.running())
             yield
-            service.draining = True
 
     app = FastAPI(
         title="search-fetch",

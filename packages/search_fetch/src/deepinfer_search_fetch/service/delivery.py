@@ -78,8 +78,6 @@ class Delivery:
 
     def _check(self, headers: Headers, counted: bool) -> None:
         service = self._service
-        if service.draining:
-            raise SearchFetchError("unavailable", "the service is shutting down")
         if counted and self._running > service.settings.max_concurrent:
             raise LimitError("rate_limited", "the service is at work on too many requests")
         if service.keys is None:

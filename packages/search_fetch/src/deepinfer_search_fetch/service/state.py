@@ -51,7 +51,6 @@ class Service:
     limiter: RateLimiter
     metrics: Metrics
     replays: Replays
-    draining: bool = False
 
     def authenticate(self, call: Call, headers: Mapping[str, str], scope: str | None) -> ApiKey:
         """The caller's key, after scope, rate and quota checks; sets the rate headers.
