@@ -7,9 +7,14 @@ import numpy as np
 import pytest
 
 import deepinfer_kvtier as kvtier
-from deepinfer_kvtier.buffers import record_views
+from deepinfer_kvtier.buffers import records_in
 
 SIZES = (3, 5)
+
+
+def record_views(buffers, count, sizes, *, writable):
+    records = records_in(buffers, count, sizes, writable=writable)
+    return [records.views(i) for i in range(len(records))]
 
 
 class CpuTensor:

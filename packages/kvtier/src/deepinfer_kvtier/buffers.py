@@ -118,14 +118,6 @@ def _in_pool(slots: PoolSlots, count: int, payload: int, *, writable: bool) -> R
     return Records(count, payload, rows=None, lists=lists)
 
 
-def record_views(
-    buffers: Buffers, count: int, part_sizes: Sequence[int], *, writable: bool
-) -> list[Views]:
-    """One list of byte views for each record; BufferShapeError where sizes do not fit."""
-    records = records_in(buffers, count, part_sizes, writable=writable)
-    return [records.views(i) for i in range(count)]
-
-
 def _is_dense(rows: NDArray[Any]) -> bool:
     return rows.size > 0 and bool(rows.flags.c_contiguous)
 

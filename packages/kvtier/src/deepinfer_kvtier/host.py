@@ -69,22 +69,10 @@ class HostTier:
 
     # -- finding
 
-    def pin_all(
-        self,
-        kind: int,
-        digests: Sequence[bytes],
-        leased: Sequence[HostRecord | None] | None = None,
-    ) -> list[HostRecord | None]:
-        """The record of each digest, pinned; None where one is not here.
-
-        leased: records a lease holds, preferred as long as they are pinned: they may have been
-                dropped from the tier meanwhile, and without a pin their memory may be another's.
-        """
+    def pin_all(self, kind: int, digests: Sequence[bytes]) -> list[HostRecord | None]:
+        """The record of each digest, pinned; None where one is not here."""
         with self._lock:
             found = list(map(self._records[kind].get, digests))
-            for i, held in enumerate(leased or ()):
-                if held is not None and held.pins > 0:
-                    found[i] = held
             for record in found:
                 if record is not None:
                     record.pins += 1

@@ -34,8 +34,10 @@ def copy_stages(
         for i, record in enumerate(records)
         if record is not None and record.data.nbytes == dst.payload
     ]
-    damaged = {id(record) for record in host.damaged([record for _, record in found])}
-    found = [(i, record) for i, record in found if id(record) not in damaged]
+    damaged = host.damaged([record for _, record in found])
+    for record in damaged:
+        host.remove(record.kind, record.digest)
+    found = [(i, record) for i, record in found if record not in damaged]
     which = [i for i, _ in found]
     for stage in arrivals.stages:
         for i, record in found:

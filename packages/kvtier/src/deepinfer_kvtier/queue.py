@@ -17,16 +17,14 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
-import xxhash
 from numpy.typing import NDArray
 
-from deepinfer_kvtier import format as fmt
 from deepinfer_kvtier.breaker import Breaker
 from deepinfer_kvtier.config import KVTierConfig
-from deepinfer_kvtier.host import HostRecord, HostTier, checksum_of
+from deepinfer_kvtier.host import HostRecord, HostTier
+from deepinfer_kvtier.outgoing import Outgoing, take_checksums
 from deepinfer_kvtier.records import FlushReport, Status
 from deepinfer_kvtier.tickets import Durability, PutTicket
-from deepinfer_kvtier.writer import Outgoing
 
 MAX_ATTEMPTS = 5
 BACKOFF_FIRST_S = 0.05
@@ -164,7 +162,7 @@ class WriteQueue:
         items = list(items)
         for start in range(0, len(items), _SUMS_AT_ONCE):
             some = items[start : start + _SUMS_AT_ONCE]
-            summed = self._summer.submit(_checksum, [item.outgoing for item in some])
+            summed = self._summer.submit(take_checksums, [item.outgoing for item in some])
             for item in some:
                 item.summed = summed
         with self._cond:
@@ -420,30 +418,6 @@ def _host_record(out: Outgoing, data: NDArray[np.uint8]) -> HostRecord:
     return HostRecord(
         out.kind, out.digest, out.parent, out.depth, data, out.approximate, out.generation
     )
-
-
-def _checksum(batch: Sequence[Outgoing]) -> None:
-    """Checksums of records as they were handed over: bytes changed later will not fit them."""
-    for out in batch:
-        if out.checksum is None and not out.dropped:
-            if out.sealer is not None:
-                sealed, out.extra = out.sealer.seal(out.views, out.digest, out.kind, out.depth)
-                out.views, out.sealed = [sealed], True
-            elif out.part_sizes:
-                out.extra = fmt.pack_part_sums(_part_sums(out))
-            out.checksum = checksum_of(out.views)
-
-
-def _part_sums(out: Outgoing) -> tuple[int, ...]:
-    """xxh3_64 of each part; views may end anywhere, so several may make one part."""
-    payload = out.views[0] if len(out.views) == 1 else memoryview(b"".join(out.views))
-    sums: list[int] = []
-    at = 0
-    for size in out.part_sizes:
-        # 0 means that there is no sum.
-        sums.append(xxhash.xxh3_64_intdigest(payload[at : at + size]))
-        at += size
-    return tuple(sums)
 
 
 def _add_waiter(item: WriteItem, ticket: PutTicket, index: int, want: Durability) -> None:
