@@ -4,20 +4,30 @@ from __future__ import annotations
 
 import re
 
+import numpy as np
 from lxml import etree, html  # pyright: ignore[reportAttributeAccessIssue]
 from resiliparse.parse.html import HTMLTree
 
-MAX_TAGS = 300_000
+MAX_TAGS = 100_000
 MAX_DEPTH = 250  # libxml2 drops what lies deeper than 256
+# Open elements by a count that takes void and unclosed ones for open: pages stay far below it.
+_SUSPECT_DEPTH = 2000
 _START_TAG = re.compile(r"<[A-Za-z]")
+_TAG = re.compile(r"<(/?)([A-Za-z][A-Za-z0-9-]*)[^<>]*>")
 _NEUTRAL_TAG = re.compile(r"</?(?:div|span|font|b|i|em|strong|section)\b[^<>]*>", re.I)
+_NOT_NESTING_NAMES = """
+area base br col embed hr img input link meta param source track wbr p li dd dt option tr td th
+thead tbody tfoot colgroup html head body
+"""
+_NOT_NESTING = frozenset(_NOT_NESTING_NAMES.split())
+_DEEP = 100
 
 
-def parse_html(text: str) -> tuple[html.HtmlElement | None, list[str]]:
-    """The tree of `text` without comments and processing instructions, and warnings.
+def bounded(text: str) -> tuple[str, list[str]]:
+    """`text` within the limits of every parser it is given to, and warnings.
 
-    None when there is no element at all. Deep nesting is flattened by dropping neutral tags, so
-    its text survives; a page of more than MAX_TAGS tags is cut there.
+    A page of more than MAX_TAGS tags is cut there. Tags of hostile depth are dropped: the parsers
+    take quadratic time on them, or recurse; the text between them survives.
     """
     warnings: list[str] = []
     if text.count("<") > MAX_TAGS:
@@ -26,6 +36,46 @@ def parse_html(text: str) -> tuple[html.HtmlElement | None, list[str]]:
                 text = text[: tag.start()]
                 warnings.append("too_many_nodes")
                 break
+    if _suspect(text):
+        flat = _flatten(text)
+        if flat != text:
+            return flat, [*warnings, "deep_nesting_flattened"]
+    return text, warnings
+
+
+def _suspect(text: str) -> bool:
+    data = np.frombuffer(text.encode("ascii", "replace"), dtype=np.uint8)
+    at = np.flatnonzero(data[:-1] == ord("<"))
+    if len(at) < _SUSPECT_DEPTH:
+        return False
+    following = data[at + 1]
+    steps = np.where(following == ord("/"), -1, (following | 32) >= ord("a"))
+    return bool(np.cumsum(steps).max() >= _SUSPECT_DEPTH)
+
+
+def _flatten(text: str) -> str:
+    depth = 0
+
+    def keep(tag: re.Match[str]) -> str:
+        nonlocal depth
+        if tag.group(2).lower() in _NOT_NESTING:
+            return tag.group()
+        if tag.group(1):
+            depth = max(0, depth - 1)
+            return tag.group() if depth < _DEEP else " "
+        depth += 1
+        return tag.group() if depth <= _DEEP else " "
+
+    return _TAG.sub(keep, text)
+
+
+def parse_html(text: str) -> tuple[html.HtmlElement | None, list[str]]:
+    """The tree of `bounded` text without comments and processing instructions, and warnings.
+
+    None when there is no element at all. Deep nesting is flattened by dropping neutral tags, so
+    its text survives.
+    """
+    warnings: list[str] = []
     tree = _parse(text)
     if tree is not None and _deeper_than(tree, MAX_DEPTH):
         warnings.append("deep_nesting_flattened")

@@ -32,6 +32,7 @@ _MATH = re.compile(r"katex|mathjax|mjx", re.I)
 _RULE = re.compile(r"([^{}@]{1,400})\{([^{}]{1,2000})\}")
 _COMPOUND = re.compile(r"([a-z][a-z0-9]*)?((?:[.#][A-Za-z_-][\w-]{0,80})*)", re.I)
 HIDING_RULES_MAX = 2000
+_RULES_A_NAME = 50
 _MAX_STYLESHEET = 256 * 1024
 _OFFSCREEN = re.compile(
     r"(?:left|top|text-indent|right|margin-left)\s*:\s*-(\d{1,6})(?:\.\d+)?(px|em|rem|%|)"
@@ -173,12 +174,14 @@ Sheet = dict[str, list[tuple[Compound, ...]]]
 def _hiding_selectors(tree: html.HtmlElement) -> Sheet:
     """Selectors of tags, classes and ids below each other whose in-page rule hides."""
     found: Sheet = {}
-    rules = (r for s in tree.iter("style") for r in hiding_rules(s.text or "", s.get("media")))
-    for selector in islice(rules, HIDING_RULES_MAX):
+    selectors = (r for s in tree.iter("style") for r in hiding_rules(s.text or "", s.get("media")))
+    for selector in islice(selectors, HIDING_RULES_MAX):
         chain = _compounds(selector)
         if chain:
             tag, names = chain[0]
-            found.setdefault(min(names) if names else tag or "", []).append(chain)
+            rules = found.setdefault(min(names) if names else tag or "", [])
+            if len(rules) < _RULES_A_NAME and chain not in rules:
+                rules.append(chain)
     return found
 
 

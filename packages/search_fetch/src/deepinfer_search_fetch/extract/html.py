@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from cssselect import SelectorError
 from lxml import html
@@ -11,7 +11,7 @@ from lxml import html
 from deepinfer_search_fetch import urls
 from deepinfer_search_fetch.errors import InvalidRequestError, SearchFetchError
 from deepinfer_search_fetch.extract import candidates, select
-from deepinfer_search_fetch.extract.dom import parse_html
+from deepinfer_search_fetch.extract.dom import bounded, parse_html
 from deepinfer_search_fetch.extract.features import run_features
 from deepinfer_search_fetch.extract.hidden import remove_invisible, strip_invisible_characters
 from deepinfer_search_fetch.extract.inline import ImageMode, InlineWriter, WriterOptions
@@ -24,8 +24,8 @@ from deepinfer_search_fetch.extract.tree import Box, PageTree, build_tree
 from deepinfer_search_fetch.models import Mode, PageType
 
 _SAMPLE_CHARS = 6000
-# A page of more parts is a listing of data: all of it is returned, within bounded memory.
-_MAX_RUNS = 20_000
+# Beyond this many "<" the voters take seconds; the quick extractor does not.
+_MAX_ARTICLE_MARKS = 40_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +69,11 @@ class Prepared:
 def prepare(text: str, url: urls.Url | None, options: HtmlOptions) -> Prepared | None:
     """Parse, normalise, drop what is invisible, read the metadata; None for a page without any
     element. Raises InvalidRequestError for a selector that is not valid CSS."""
-    text = strip_invisible_characters(text)
-    tree, warnings = parse_html(text)
+    text, warnings = bounded(strip_invisible_characters(text))
+    tree, more = parse_html(text)
     if tree is None:
         return None
+    warnings += more
     if options.selector or options.exclude_selector:
         _scope(tree, options)
         text = str(html.tostring(tree, encoding="unicode"))
@@ -101,8 +102,10 @@ def extract_html(text: str, url: urls.Url | None, options: HtmlOptions) -> HtmlR
 
     Raises InvalidRequestError only for a selector that is not valid CSS.
     """
-    if options.mode == "fast":
-        return _extract_fast(text, url, options)
+    large = options.mode == "article" and text.count("<") > _MAX_ARTICLE_MARKS
+    if options.mode == "fast" or large:
+        result = _extract_fast(text, url, options)
+        return replace(result, warnings=[*result.warnings, "too_large"]) if large else result
     prepared = prepare(text, url, options)
     if prepared is None:
         return HtmlResult("", Metadata(), "other", 0.0, [], [])
@@ -110,16 +113,14 @@ def extract_html(text: str, url: urls.Url | None, options: HtmlOptions) -> HtmlR
     warnings = list(prepared.warnings)
     page_type: PageType = "other"
     quality = 0.0
-    if options.mode == "article" and len(page.runs) <= _MAX_RUNS:
+    if options.mode == "article":
         page_type, quality = _select(prepared, options)
-    elif options.mode == "article":
-        warnings.append("too_many_parts")
     content, links = _write(page, _base(prepared.original, url), options)
     return HtmlResult(content, prepared.metadata, page_type, quality, links, warnings)
 
 
 def _extract_fast(text: str, url: urls.Url | None, options: HtmlOptions) -> HtmlResult:
-    text = strip_invisible_characters(text)
+    text, limits = bounded(strip_invisible_characters(text))
     if options.selector or options.exclude_selector:
         tree, _ = parse_html(text)
         if tree is not None:
@@ -127,7 +128,7 @@ def _extract_fast(text: str, url: urls.Url | None, options: HtmlOptions) -> Html
             text = str(html.tostring(tree, encoding="unicode"))
     quick = quick_page(text)
     metadata = read_metadata(quick.head, url, _sample(quick.page))
-    warnings = [f"hidden_text_removed:{quick.removed}"] if quick.removed else []
+    warnings = [*limits, f"hidden_text_removed:{quick.removed}"] if quick.removed else limits
     content, links = _write(quick.page, _base(quick.head, url), options)
     return HtmlResult(content, metadata, "other", 0.0, links, [*warnings, *metadata.warnings])
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Literal
 
 from lxml import html
@@ -146,20 +147,7 @@ class InlineWriter:
 
     def resolve(self, href: str) -> str | None:
         """Absolute, cleaned link target; None for what leads nowhere outside the page."""
-        href = href.strip()
-        if not href or href.startswith("#"):
-            return None
-        if re.match(r"mailto:[^\s<>()]+$", href, re.I):
-            return href
-        base = self.options.base
-        try:
-            url = urls.join(base, href) if base is not None else urls.parse(href)
-        except SearchFetchError:
-            return None
-        if base is not None and url.fragment and url.without_fragment() == base.without_fragment():
-            return None
-        text = urls.strip_tracking(str(url))
-        return text.replace("(", "%28").replace(")", "%29").replace(" ", "%20")
+        return _resolve(self.options.base, href.strip())
 
     def _image(self, element: html.HtmlElement) -> str:
         mode = self.options.images
@@ -171,6 +159,23 @@ class InlineWriter:
         source = image_source(element)
         target = self.resolve(source) if source else None
         return f"![{escape(alt)}]({target})" if target else escape(alt)
+
+
+@lru_cache(maxsize=4096)
+def _resolve(base: urls.Url | None, href: str) -> str | None:
+    """Pages repeat their targets, and the list of links asks for every one again."""
+    if not href or href.startswith("#"):
+        return None
+    if re.match(r"mailto:[^\s<>()]+$", href, re.I):
+        return href
+    try:
+        url = urls.join(base, href) if base is not None else urls.parse(href)
+    except SearchFetchError:
+        return None
+    if base is not None and url.fragment and url.without_fragment() == base.without_fragment():
+        return None
+    text = urls.strip_tracking(str(url))
+    return text.replace("(", "%28").replace(")", "%29").replace(" ", "%20")
 
 
 def image_source(element: html.HtmlElement) -> str | None:

@@ -7,6 +7,7 @@ and metadata is read from the page's head alone.
 from __future__ import annotations
 
 import re
+from copy import deepcopy
 from dataclasses import dataclass
 from html import escape, unescape
 from itertools import islice
@@ -24,6 +25,7 @@ from deepinfer_search_fetch.extract.hidden import (
     REACHABLE_LEVELS,
     hiding_rules,
     is_math,
+    remove_invisible,
     style_hides,
 )
 from deepinfer_search_fetch.extract.tree import PageTree, build_tree
@@ -39,7 +41,7 @@ _ATTRIBUTE_HIDES = (
 _STYLE = re.compile(
     r"""\sstyle\s*=\s*(?:"([^"]{1,2000})"|'([^']{1,2000})'|([^\s>"']{1,2000}))""", re.I
 )
-_MAX_HIDDEN_NODES = 2000
+_MAX_HIDDEN_NODES = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,25 @@ def quick_page(text: str) -> QuickPage:
     """Main content of a page's source as the quick heuristics see it."""
     # The parser's own types are those of a compiled module without stubs.
     tree: Any = HTMLTree.parse(text)
-    removed = _remove_invisible(tree, text)
+    selector = _hiding_selector(tree, text)
+    if len(tree.document.query_selector_all(selector)) > _MAX_HIDDEN_NODES:
+        return _thorough_page(text)
+    removed = _remove_invisible(tree, selector)
+    return QuickPage(_main_content(tree), _head(tree), removed)
+
+
+def _thorough_page(text: str) -> QuickPage:
+    """For a page with so many hidden parts that removing them one by one is the slower way."""
+    parsed, _ = parse_html(text)
+    if parsed is None:
+        return QuickPage(build_tree(html.Element("body")), html.Element("html"), 0)
+    head = deepcopy(parsed)
+    removed = sum(remove_invisible(parsed).values())
+    cleaned = str(html.tostring(parsed, encoding="unicode"))
+    return QuickPage(_main_content(cleaned), head, removed)
+
+
+def _main_content(tree: Any) -> PageTree:
     reduced: str = extract_plain_text(
         tree,
         preserve_formatting="minimal_html",
@@ -64,24 +84,28 @@ def quick_page(text: str) -> QuickPage:
         alt_texts=False,
     )
     parsed, _ = parse_html(reduced)
-    page = build_tree(html.Element("body") if parsed is None else parsed)
-    return QuickPage(page, _head(tree), removed)
+    return build_tree(html.Element("body") if parsed is None else parsed)
 
 
-def _remove_invisible(tree: Any, text: str) -> int:
-    document, body = tree.document, tree.body
-    if body is None:
-        return 0
+def _hiding_selector(tree: Any, text: str) -> str:
     # Every node handed over to Python costs a quarter of a millisecond, so the selectors do the
     # work: they name the styles of this page that hide, not all elements with a style.
     selectors = [_ATTRIBUTE_HIDES, *_hiding_styles(text)]
-    for sheet in document.query_selector_all("style"):
+    for sheet in tree.document.query_selector_all("style"):
         selectors += hiding_rules(sheet.text or "", sheet.getattr("media"))
+    return ",".join(list(dict.fromkeys(selectors))[:HIDING_RULES_MAX])
+
+
+def _remove_invisible(tree: Any, selector: str) -> int:
+    document, body = tree.document, tree.body
+    if body is None:
+        return 0
     for node in _found(document, _NEVER_SHOWN):
-        node.parent.remove_child(node)
+        if node.parent is not None:
+            node.parent.remove_child(node)
     total = max(len(body.text), 1)
     removed = 0
-    for node in _found(document, ",".join(selectors[:HIDING_RULES_MAX])):
+    for node in _found(document, selector):
         if node.parent is None or node.tag in ("html", "body"):
             continue
         chars = len(node.text.strip())
