@@ -9,7 +9,7 @@ than the one of wall time. Peers take part when they are installed, each of them
     pip install lmcache==0.5.6                      # brings a CUDA build of torch, about 6 GB
     pip install mooncake-transfer-engine-non-cuda   # needs libibverbs1
 
-G12, G15 and G16 are tests (`pytest packages/kvtier/tests`, `nox -s kvtier_mount`); G17 is how long
+G12, G15 and G16 are tests (`pytest packages/kvtier/tests`, `nox -s mount`); G17 is how long
 they take.
 """
 

@@ -90,6 +90,6 @@ def test_four_machines_with_kills_read_nothing_wrong(tmp_path):
 @pytest.mark.slow
 def test_eight_machines_with_kills_for_a_minute_read_nothing_wrong(tmp_path):
     if "KVTIER_STRESS" not in os.environ:
-        pytest.skip("takes more than a minute: nox -s kvtier_mount")
+        pytest.skip("takes more than a minute: nox -s mount")
     delays = check(run_machines(tmp_path, machines=8, seconds=60.0))
     assert delays[len(delays) * 99 // 100] <= 1.0

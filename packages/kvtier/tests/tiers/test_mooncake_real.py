@@ -1,4 +1,4 @@
-"""The Mooncake tier on a real `mooncake_master` on loopback: `nox -s kvtier_mooncake`."""
+"""The Mooncake tier on a real `mooncake_master` on loopback: `nox -s mooncake`."""
 
 from __future__ import annotations
 
