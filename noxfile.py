@@ -291,3 +291,19 @@ def relevance(session: nox.Session) -> None:
     install(session, "search_fetch", "[dense]")
     folders = session.posargs or ["../shared/data/search_ir"]
     session.run("python", "packages/search_fetch/benches/relevance.py", *folders)
+
+
+@nox.session
+def extraction(session: nox.Session) -> None:
+    """Extraction beside trafilatura and resiliparse, shipped and cross-validated, with floors.
+
+    Needs the evaluation pages, which are not part of the repository: `EXTRACTION_CORPUS` or
+    `../shared/data/extraction`.
+    """
+    session.env.update(OMP_NUM_THREADS="1")
+    folder = Path(os.environ.get("EXTRACTION_CORPUS", ROOT / "../shared/data/extraction"))
+    if not folder.is_dir():
+        session.skip(f"no evaluation pages at {folder}: set EXTRACTION_CORPUS to their folder")
+    session.install("./packages/search_fetch[train]")
+    bench = "packages/search_fetch/benches/gate_extraction.py"
+    session.run("python", bench, str(folder), "--cross-validate", "--floors", *session.posargs)
