@@ -422,7 +422,8 @@ LAUGHS = "<!DOCTYPE x [<!ENTITY a 'haha'>" + "".join(
         (word_xml("<w:p>"), "unsupported_content_type"),
         (zip_file(**{"a.txt": "just a zip"}), "unsupported_content_type"),
     ],
-    ids=["ratio", "size", "entries", "sum", "dots", "absolute", "laughs", "entity", "broken", "zip"],
+    ids=["ratio", "size", "entries", "sum", "dots", "absolute", "laughs", "entity", "broken",
+         "zip"],
 )  # fmt: skip
 def test_hostile_containers_are_refused(body: bytes, code: str) -> None:
     with pytest.raises(SearchFetchError) as caught:
