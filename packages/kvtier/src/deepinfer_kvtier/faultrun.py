@@ -54,6 +54,7 @@ PLAN: dict[str, dict[Effect, float]] = {
 _BLOCK_BYTES = 1_000
 _MAX_BLOCKS = 48
 _CHAINS = 40
+_STORE_READS = 25_000
 _LAYOUT = LayoutSpec(128, {"block": parts(("index", 200), ("main", 800))})
 
 
@@ -74,6 +75,17 @@ class FaultRun:
     lives: Counter[str] = field(default_factory=lambda: Counter[str]())
     injected: Counter[str] = field(default_factory=lambda: Counter[str]())
     noticed: Counter[str] = field(default_factory=lambda: Counter[str]())
+
+    def __add__(self, other: FaultRun) -> FaultRun:
+        return FaultRun(
+            self.reads + other.reads,
+            self.from_disk + other.from_disk,
+            self.wrong + other.wrong,
+            self.misses + other.misses,
+            self.lives + other.lives,
+            self.injected + other.injected,
+            self.noticed + other.noticed,
+        )
 
 
 def run_faults(
@@ -187,6 +199,15 @@ def _end(cache: Cache, io: FaultIo, chooser: random.Random, run: FaultRun) -> No
     cache.close(timeout=0.2 if end == "closed" else 0)
 
 
+def _one_store(where: Path | None, reads: int, seed: int) -> FaultRun:
+    """A run on a directory of its own, removed afterwards."""
+    root = Path(tempfile.mkdtemp(prefix="kvtier-faults-", dir=where))
+    try:
+        return run_faults(root / "store", reads=reads, seed=seed)
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+
+
 def main() -> None:
     """Entry point of `python -m deepinfer_kvtier.faultrun`."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
@@ -194,12 +215,12 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--where", type=Path, default=None, help="file system to run on")
     given = parser.parse_args()
-    root = Path(tempfile.mkdtemp(prefix="kvtier-faults-", dir=given.where))
     started = time.process_time()
-    try:
-        run = run_faults(root / "store", reads=given.reads, seed=given.seed)
-    finally:
-        shutil.rmtree(root, ignore_errors=True)
+    run = FaultRun()
+    seed = given.seed
+    while run.reads < given.reads and not run.wrong:
+        run += _one_store(given.where, min(_STORE_READS, given.reads - run.reads), seed)
+        seed += 1
     for title, counter in (
         ("injected", run.injected),
         ("noticed", run.noticed),
@@ -210,7 +231,7 @@ def main() -> None:
     print(
         f"{run.reads:,} records came back as good and were compared, {run.from_disk:,} of them"
         f" from disk; {run.misses:,} did not come back; wrong: {run.wrong}"
-        f" ({spent_s:.0f} s of CPU, seed {given.seed})"
+        f" ({spent_s:.0f} s of CPU, seeds {given.seed} to {seed - 1})"
     )
     if run.wrong:
         sys.exit(1)
