@@ -35,12 +35,12 @@ def test_no_wrong_byte_whatever_fails(tmp_path):
 BROKEN = textwrap.dedent(
     """
     import sys
-    from deepinfer_kvtier import faultrun, queue, reading
+    from deepinfer_kvtier import faultrun, outgoing, reading
 
     def constant(views):
         return bytes(16)
 
-    reading.checksum_of = queue.checksum_of = constant
+    reading.checksum_of = outgoing.checksum_of = constant
     sys.argv = ["faultrun", "--reads", "15000", "--where", sys.argv[1]]
     faultrun.main()
     """
