@@ -286,6 +286,15 @@ def test_hostile_markup_is_bounded_in_memory_and_ends(name: str, mode: str) -> N
     assert int(done.stdout) <= 300, "MiB at the peak"
 
 
+@pytest.mark.parametrize("mode", ["article", "full", "fast"])
+@pytest.mark.parametrize(
+    "markup", ["<frameset><frame src=x></frameset>", "<html></html>", "<td rowspan=99999999999>x"]
+)
+def test_pages_without_a_proper_body_are_no_error(markup: str, mode: str) -> None:
+    record = extract(markup.encode(), URL, content_type="text/html", mode=mode)
+    assert record.content in ("", "x\n")
+
+
 def test_output_is_the_same_in_every_process_and_hash_seed() -> None:
     script = (
         "import sys; from deepinfer_search_fetch import extract_markdown;"

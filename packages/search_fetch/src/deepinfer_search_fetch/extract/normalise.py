@@ -18,7 +18,7 @@ _COPY_WORDS = frozenset({"copy", "copy code", "copied", "copied!", "copy to clip
 _ANCHOR_MARKS = frozenset({"", "#", "¶", "§", "🔗", "permalink", "anchor", "link"})
 _BACK_CLASS = re.compile(r"footnote-?back|mw-cite-backlink|reversefootnote|backref", re.I)
 _BACK_MARKS = frozenset({"↩", "↩︎", "^", "↑", "⏎", "↵"})
-_MAX_SPANNED = 20_000
+_MAX_SPANNED = 5_000
 _HEADINGS = ("h1", "h2", "h3", "h4", "h5", "h6")
 _VISUAL = ("MathJax_Preview", "MathJax", "MathJax_Display", "MathJax_SVG", "MathJax_CHTML")
 
@@ -63,9 +63,11 @@ def _bound_spans(tree: html.HtmlElement) -> None:
     spanned = 0
     for cell in tree.iter("td", "th"):
         for name in ("colspan", "rowspan"):
-            value = cell.get(name) or "1"
+            value = cell.get(name)
+            if value is None:
+                continue
             spanned += int(value) if value.isascii() and value.isdigit() and len(value) < 7 else 1
-            if name in cell.attrib and spanned > _MAX_SPANNED:
+            if spanned > _MAX_SPANNED:
                 del cell.attrib[name]
 
 

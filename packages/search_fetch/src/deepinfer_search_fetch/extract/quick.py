@@ -103,12 +103,12 @@ def _remove_invisible(tree: Any, selector: str) -> int:
     for node in _found(document, _NEVER_SHOWN):
         if node.parent is not None:
             node.parent.remove_child(node)
-    total = max(len(body.text), 1)
+    total = max(len(body.text or ""), 1)
     removed = 0
     for node in _found(document, selector):
         if node.parent is None or node.tag in ("html", "body"):
             continue
-        chars = len(node.text.strip())
+        chars = len((node.text or "").strip())
         if not chars or chars > MAX_HIDDEN_SHARE * total:
             continue
         if is_math(node.tag, node.getattr("class") or "") or _reachable(node):
