@@ -346,12 +346,12 @@ CASES: list[tuple[str, str, list[str]]] = [
     (
         "footnote",
         "<p>The claim<sup id=r1><a href='#fn1'>1</a></sup> is right.</p><ol class=footnotes><li id=fn1>The source. <a href='#r1'>↩</a></li></ol>",
-        ["claim[^1] is right", "[^1]: The source."],
+        ["claim[^1] is right", "[^1]: The source.", "!↩"],
     ),
     (
         "footnote gfm",
         "<p>The claim<sup><a href='#user-content-fn-1' id='user-content-fnref-1' data-footnote-ref>1</a></sup> is right.</p><section data-footnotes class=footnotes><h2 class=sr-only>Footnotes</h2><ol><li id='user-content-fn-1'><p>The source. <a href='#user-content-fnref-1' data-footnote-backref>↩</a></p></li></ol></section>",
-        ["claim[^1] is right", "[^1]: The source."],
+        ["claim[^1] is right", "[^1]: The source.", "!↩"],
     ),
     (
         "footnote wiki",

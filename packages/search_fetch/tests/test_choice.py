@@ -1,0 +1,107 @@
+"""The parts of the choice of content: votes, layout totals, the ensemble, comments."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from deepinfer_search_fetch.extract import extract
+from deepinfer_search_fetch.extract.candidates import votes
+from deepinfer_search_fetch.extract.html import HtmlOptions
+from deepinfer_search_fetch.extract.select import LEAVES, Model
+
+URL = "https://birds.example/guide/kestrel.html"
+
+
+def test_a_text_counts_where_the_order_leads_to_it_and_only_once() -> None:
+    runs = ["ten best owls of all", "menu", "ten best owls of all", "they hunt at night", "menu"]
+    candidate = "Ten best owls of all. They hunt at night."
+    assert votes([r.split() for r in runs], candidate) == [0.0, 0.0, 1.0, 1.0, 0.0]
+
+
+def test_a_run_that_is_half_there_counts_by_its_word_sequences() -> None:
+    runs = ["one two three four", "a b c d e x y z", "five six seven eight"]
+    candidate = "one two three four a b c d e five six seven eight"
+    assert votes([r.split() for r in runs], candidate) == [1.0, 0.4, 1.0]
+
+
+@given(st.lists(st.lists(st.sampled_from("abcdefgh"), max_size=7), max_size=12))
+def test_a_candidate_that_is_the_whole_page_gets_every_long_run(runs: list[list[str]]) -> None:
+    found = votes(runs, " ".join(w for r in runs for w in r))
+    assert all(v == 1.0 for v, r in zip(found, runs, strict=True) if len(r) >= 4)
+    assert all(0.0 <= v <= 1.0 for v in found)
+
+
+def _random_tree(rng: np.random.Generator) -> tuple[list, list, list, list, object]:
+    """Arrays as `Model` holds them, and the same tree as nested tuples."""
+    features, thresholds, survivors, values = [], [], [], []
+
+    def grow(depth: int) -> object:
+        if depth == 0 or (depth < 3 and rng.random() < 0.3):
+            values.append(float(rng.normal()))
+            return values[-1]
+        place, first = len(features), len(values)
+        features.append(int(rng.integers(5)))
+        thresholds.append(float(np.float32(rng.normal())))
+        survivors.append(0)
+        left = grow(depth - 1)
+        lost = sum(1 << leaf for leaf in range(first, len(values)))
+        survivors[place] = 0xFFFF & ~lost
+        return (features[place], thresholds[place], left, grow(depth - 1))
+
+    tree = grow(4)
+    spare = LEAVES - 1 - len(features)
+    return (
+        features + [0] * spare,
+        thresholds + [1e30] * spare,
+        survivors + [0xFFFF] * spare,
+        values + [0.0] * (LEAVES - len(values)),
+        tree,
+    )
+
+
+def _walk(tree: object, x: np.ndarray) -> float:
+    while isinstance(tree, tuple):
+        feature, threshold, left, right = tree
+        tree = left if x[feature] <= threshold else right
+    return float(tree)  # type: ignore[arg-type]
+
+
+@settings(max_examples=30)
+@given(st.integers(0, 10_000))
+def test_the_ensemble_by_bit_masks_is_the_ensemble_by_walking(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    trees = [_random_tree(rng) for _ in range(7)]
+    empty = np.zeros(0)
+    model = Model(
+        feature=np.array([t[0] for t in trees]),
+        threshold=np.array([t[1] for t in trees], dtype=np.float32),
+        survivors=np.array([t[2] for t in trees], dtype=np.uint16),
+        value=np.array([t[3] for t in trees]),
+        bias=0.25,
+        classes=(),
+        page_mean=empty,
+        page_scale=empty,
+        page_weights=empty,
+        page_bias=empty,
+    )
+    rows = rng.normal(size=(40, 3)).astype(np.float32).astype(np.float64)
+    odds = np.array([0.25, 0.75])
+    expected = [0.25 + sum(_walk(t[4], np.concatenate([row, odds])) for t in trees) for row in rows]
+    found = model.keep_probability(rows, odds)
+    np.testing.assert_allclose(found, 1 / (1 + np.exp(-np.array(expected))), rtol=1e-12)
+
+
+def test_comments_belong_to_the_content_of_forums_only_unless_asked_for() -> None:
+    prose = "<p>The kestrel hovers above open fields and watches the grass for voles all day. " * 2
+    remark = "<p>I saw one near the old mill yesterday and it stayed there for a full hour."
+    body = (
+        '<html><head><title>Kestrels</title><script type="application/ld+json">'
+        '{"@type": "NewsArticle"}</script></head><body><article><h1>Kestrels</h1>'
+        f"{prose * 4}</article><div id=comments class=comment-list>{remark * 3}</div></body></html>"
+    ).encode()
+    for comments, kept in (("auto", False), ("never", False), ("always", True)):
+        record = extract(body, URL, options=HtmlOptions(comments=comments))
+        assert ("the old mill" in record.content) is kept
+        assert "hovers above open fields" in record.content
