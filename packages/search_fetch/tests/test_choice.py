@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from deepinfer_search_fetch.extract import extract
 from deepinfer_search_fetch.extract.candidates import votes
-from deepinfer_search_fetch.extract.html import HtmlOptions
-from deepinfer_search_fetch.extract.select import LEAVES, Model
+from deepinfer_search_fetch.extract.html import HtmlOptions, prepare
+from deepinfer_search_fetch.extract.select import LEAVES, Model, decide
 
 URL = "https://birds.example/guide/kestrel.html"
 
@@ -105,3 +105,28 @@ def test_comments_belong_to_the_content_of_forums_only_unless_asked_for() -> Non
         record = extract(body, URL, options=HtmlOptions(comments=comments))
         assert ("the old mill" in record.content) is kept
         assert "hovers above open fields" in record.content
+
+
+def test_the_choice_drops_comments_that_the_model_would_keep_unless_the_page_is_a_forum() -> None:
+    def kept(forum_bias: float) -> list[bool]:
+        body = "<p>one two three</p><div class=comments><p>four five six</p></div><p>seven</p>"
+        prepared = prepare(f"<html><body>{body}</body></html>", None, HtmlOptions())
+        assert prepared is not None
+        model = Model(
+            feature=np.zeros((1, LEAVES - 1), dtype=np.int64),
+            threshold=np.zeros((1, LEAVES - 1), dtype=np.float32),
+            survivors=np.full((1, LEAVES - 1), 0xFFFF, dtype=np.uint16),
+            value=np.zeros((1, LEAVES)),
+            bias=1.0,  # every run is likely content
+            classes=("article", "forum"),
+            page_mean=np.zeros(1),
+            page_scale=np.ones(1),
+            page_weights=np.zeros((2, 1)),
+            page_bias=np.array([0.0, forum_bias]),
+        )
+        words = [run.text.split() for run in prepared.page.runs]
+        decide(model, prepared.page, words, np.zeros((3, 1)), np.zeros(1))
+        return [run.kept for run in prepared.page.runs]
+
+    assert kept(-3.0) == [True, False, True]
+    assert kept(3.0) == [True, True, True]

@@ -154,6 +154,7 @@ def decide(
     below = in_comments(page.runs)
     if comments == "auto" and _comments_are_extra(below, kept, weights, odds[_forum(model)]):
         kept &= ~below
+        probability = np.where(below, 0.0, probability)  # no repair brings them back
     kept = repair(page, kept, probability, weights)
     if comments != "auto":
         kept = kept | below if comments == "always" else kept & ~below
