@@ -314,8 +314,12 @@ def test_output_is_the_same_in_every_process_and_hash_seed() -> None:
     assert outputs == {extract_markdown(body, "https://a.example/").encode()}
 
 
+# Five control characters in a short body make it binary, which is another test's business.
+_TEXT = st.characters(codec="utf-8", exclude_categories=["Cc"], include_characters="\n\t")
+
+
 @settings(max_examples=40, deadline=None)
-@given(st.text(alphabet=st.characters(codec="utf-8"), max_size=200))
+@given(st.text(alphabet=_TEXT, max_size=200))
 def test_any_text_survives_as_one_paragraph(text: str) -> None:
     from html import escape
 
