@@ -26,7 +26,9 @@ TORCH_FREE = ("recipe", "kvtier", "eplb", "search_fetch")
 nox.needs_version = ">=2024.4.15"
 nox.options.default_venv_backend = "venv"
 nox.options.error_on_missing_interpreters = False
-nox.options.sessions = ["lint", "types", "tests", "integration", "grammar", "conformance", "docs"]
+nox.options.sessions = [
+    "lint", "types", "tests", "integrations", "integration", "search", "grammar", "conformance", "docs",
+]  # fmt: skip
 
 # One pin for everything that is installed here: an unpinned torch is a CUDA build of several GB.
 os.environ.setdefault("PIP_CONSTRAINT", str(ROOT / "constraints.txt"))
