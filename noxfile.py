@@ -27,7 +27,8 @@ nox.needs_version = ">=2024.4.15"
 nox.options.default_venv_backend = "venv"
 nox.options.error_on_missing_interpreters = False
 nox.options.sessions = [
-    "lint", "types", "tests", "integrations", "integration", "search", "grammar", "conformance", "docs",
+    "lint", "types", "tests", "integrations",
+    "integration", "search", "grammar", "conformance", "docs",
 ]  # fmt: skip
 
 # One pin for everything that is installed here: an unpinned torch is a CUDA build of several GB.
