@@ -93,11 +93,17 @@ def test_the_page_is_enough_to_read_a_store(store, make_model):
         tokens = model.prompt(1, 70)
         model.store(tokens, states=(3,), durability="flushed").wait(10)
         digests = model.digests(tokens)
-        print_ = model.ns.fingerprint
     expected = {(d, 0): payload_of(d, 5_000).tobytes() for d in digests}
     expected[digests[2], 1] = payload_of(digests[2] + b"s", 9_001).tobytes()
     assert read_store(store) == expected
     secret = (store / "SECRET").read_bytes()
+    canonical = (
+        '{"adapters":[],"identity_version":1,"layout":{"block_tokens":128,"kinds":{"block":'
+        '[["index",0,1000],["main",1000,4000]],"state":[["swa",0,9001]]}},"model":"model","numerics":"",'
+        '"quantisation":{},"rope":{},"shard":[0,1,""],"tables":{}}'
+    )
+    derived = blake3.blake3(canonical.encode(), derive_key_context="kvtier v1 fingerprint")
+    print_ = derived.digest()
     previous = blake3.blake3(print_ + struct.pack("<I", 6) + b"tenant", key=secret).digest()
     for i, digest in enumerate(digests):
         words = np.asarray(tokens[128 * i : 128 * i + 128], dtype="<u4").tobytes()

@@ -14,7 +14,7 @@ from deepinfer_kvtier.directory import DirectoryTier
 from deepinfer_kvtier.errors import ConfigError
 from deepinfer_kvtier.events import Callback
 from deepinfer_kvtier.gc import GcReport, collect
-from deepinfer_kvtier.identity import Shard, chain_root, fingerprint
+from deepinfer_kvtier.identity import Shard, chain_root, fingerprint, salt_bytes
 from deepinfer_kvtier.io import IoEngine, PosixIo
 from deepinfer_kvtier.layout import LayoutSpec
 from deepinfer_kvtier.metrics import render
@@ -97,8 +97,8 @@ class Cache(TierSet):
         raises:   ConfigError.
         """
         self.check_open()
-        salt_bytes = salt.encode() if isinstance(salt, str) else bytes(salt)
-        if not salt_bytes and not self.config.allow_shared_scope:
+        scope = salt_bytes(salt)
+        if not scope and not self.config.allow_shared_scope:
             raise ConfigError("an empty salt shares cached state between tenants; pass a salt")
         shard = shard or Shard()
         print_ = fingerprint(
@@ -111,8 +111,8 @@ class Cache(TierSet):
             shard=shard,
             tables=tables,
         )
-        root = chain_root(self._secret, print_, salt_bytes)
-        sealer = self._sealer(encryption_key, salt_bytes, print_)
+        root = chain_root(self._secret, print_, scope)
+        sealer = self._sealer(encryption_key, scope, print_)
         if sealer is not None:
             root = sealer.bind(root)
         return Namespace(

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from deepinfer_kvtier.errors import ConfigError
 from deepinfer_kvtier.mount import Mode, MountSettings
@@ -97,6 +97,15 @@ class KVTierConfig(BaseModel):
     windows: WindowSettings | None = None
     mode: Mode | None = None
     mount: MountSettings = Field(default_factory=MountSettings)
+
+    @field_validator("path", mode="before")
+    @classmethod
+    def _usable_path(cls, value: object) -> object:
+        if value == "":  # an unset variable, most likely; pathlib would take the current directory
+            raise ValueError("an empty path names no directory; None keeps everything in memory")
+        if isinstance(value, str) and "\0" in value:
+            raise ValueError("a path has no null character")
+        return value
 
     @model_validator(mode="after")
     def _water_marks(self) -> KVTierConfig:

@@ -110,13 +110,13 @@ def fingerprint(
     try:
         text = json.dumps(
             canonical, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
-        )
+        ).encode()
     except (TypeError, ValueError) as cause:
         raise ConfigError(
             f"the identity of a namespace must be plain JSON values: {cause}"
         ) from cause
     hasher = blake3(derive_key_context=f"kvtier v{IDENTITY_VERSION} fingerprint")
-    return hasher.update(text.encode()).digest()
+    return hasher.update(text).digest()
 
 
 def chain_root(secret: bytes, fingerprint_: bytes, salt: bytes) -> bytes:
@@ -126,9 +126,28 @@ def chain_root(secret: bytes, fingerprint_: bytes, salt: bytes) -> bytes:
     return blake3(fingerprint_ + struct.pack("<I", len(salt)) + salt, key=secret).digest()
 
 
+def salt_bytes(salt: str | bytes) -> bytes:
+    """The tenant's salt as it is hashed. raises: ConfigError for what is no text and no bytes.
+
+    `bytes(5)` would be five zeros and `bytes(0)` the scope all tenants share: a tenant's number is
+    refused, not converted.
+    """
+    if isinstance(salt, bytes):
+        return salt
+    if not isinstance(salt, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(f"a salt is text or bytes, got {type(salt).__name__}")
+    try:
+        return salt.encode()
+    except UnicodeEncodeError as cause:
+        raise ConfigError(f"a salt must be valid Unicode: {cause.reason}") from cause
+
+
 def token_buffer(tokens: TokenIds) -> NDArray[np.uint32]:
     """Token ids as a little-endian uint32 array; ConfigError for ids outside 0 .. 2**32 - 1."""
-    array: NDArray[Any] = np.asarray(tokens)
+    try:
+        array: NDArray[Any] = np.asarray(tokens)
+    except ValueError as cause:
+        raise ConfigError(f"tokens must be a flat sequence of integers: {cause}") from cause
     if array.size == 0:
         return np.empty(0, dtype="<u4")
     if array.ndim != 1 or array.dtype.kind not in "iu":

@@ -66,7 +66,8 @@ class PosixIo:
         return os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
 
     def open_read(self, path: Path) -> int:
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        # Without O_NONBLOCK a pipe under the name of a segment would hang whoever opens it.
+        return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
 
     def open_write(self, path: Path) -> int:
         return os.open(path, os.O_RDWR | os.O_CLOEXEC)

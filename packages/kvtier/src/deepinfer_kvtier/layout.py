@@ -54,8 +54,10 @@ class LayoutSpec:
     hit_policy: Mapping[str, HitPolicy] = field(default_factory=_default_hit_policy)
 
     def __post_init__(self) -> None:
-        if not 1 <= self.block_tokens <= 65_535:
-            raise ConfigError(f"block_tokens must be in 1 .. 65535, got {self.block_tokens}")
+        if not isinstance(self.block_tokens, int) or not 1 <= self.block_tokens <= 65_535:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError(
+                f"block_tokens must be a whole number in 1 .. 65535, got {self.block_tokens!r}"
+            )
         if "block" not in self.kinds:
             raise ConfigError(f'a layout needs the kind "block", got {sorted(self.kinds)}')
         for kind, kind_parts in self.kinds.items():

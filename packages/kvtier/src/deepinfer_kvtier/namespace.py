@@ -106,7 +106,7 @@ class Namespace:
         unknown = set(want) - set(KIND_CODES)
         if unknown or "block" not in want:
             raise ConfigError(f'want must name "block" and optionally "state", got {tuple(want)}')
-        if lease_s <= 0:
+        if not lease_s > 0:  # not-a-number included
             raise ConfigError(f"lease_s must be above 0, got {lease_s}")
         n_tokens = len(tokens)
         if digests is None:
@@ -368,7 +368,7 @@ class Namespace:
         keep_alive: Any,
     ) -> PutTicket:
         self.cache.check_open()
-        check_put(self.cache.config, digests, parents, cls, durability)
+        check_put(self.cache.config, digests, parents, cls, durability, first_depth)
         confirmed = len(digests)
         if confirmed_tokens is not None:
             confirmed = max(0, confirmed_tokens // self.layout.block_tokens - first_depth + 1)

@@ -47,7 +47,7 @@ def read_policy(root: Path) -> dict[str, Any]:
         raise StoreFormatError(f"cannot read {path}: {cause.strerror}") from cause
     try:
         checked = _parse(raw)
-    except (ValueError, TypeError) as cause:
+    except (ValueError, TypeError, RecursionError) as cause:
         raise StoreFormatError(
             f"{path} cannot be used: {cause}; correct it, or remove it to return to the defaults"
         ) from cause

@@ -24,6 +24,7 @@ from deepinfer_kvtier.tierset import TierSet
 from deepinfer_kvtier.writer import Outgoing
 
 _STATE = KIND_CODES["state"]
+_MAX_DEPTH = (1 << 32) - 1  # the depth of a record is stored as u32
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +55,14 @@ def check_put(
     parents: Sequence[bytes],
     cls: str,
     durability: str,
+    first_depth: int,
 ) -> None:
     """raises: ConfigError for what no put can mean."""
+    if not 0 <= first_depth <= _MAX_DEPTH + 1 - len(digests):
+        raise ConfigError(
+            f"a chain has at most {_MAX_DEPTH:,} blocks: {len(digests)} records, the first of them"
+            f" ending after {first_depth} blocks, lie outside"
+        )
     check_digests(digests)
     check_digests(parents)
     if cls not in config.classes:

@@ -56,8 +56,11 @@ class Sealer:
     def __init__(
         self, root_key: bytes, *, salt: bytes, fingerprint: bytes, writer: WriterIdentity
     ) -> None:
-        if len(root_key) != KEY_BYTES:
-            raise ConfigError(f"an encryption key has {KEY_BYTES} bytes, got {len(root_key)}")
+        if not isinstance(root_key, bytes) or len(root_key) != KEY_BYTES:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError(
+                f"an encryption key is {KEY_BYTES} bytes, got {len(root_key)} of"
+                f" {type(root_key).__name__}"
+            )
         self._writer = writer
         self._namespace_key = _derive(root_key, salt, b"kvtier v1 namespace" + fingerprint)
         self._ciphers: dict[bytes, Any] = {}

@@ -79,7 +79,7 @@ def _read_format(path: Path, *, newer: bool) -> tuple[bytes, Mode]:
         version = int(content["format"])
         uuid = bytes.fromhex(cast("str", content["store"]))
         mode = content.get("mode", "embedded")
-    except (OSError, ValueError, KeyError, TypeError) as cause:
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as cause:
         raise StoreFormatError(
             f"{path} is damaged: {cause}; restore or remove the store"
         ) from cause

@@ -1,0 +1,86 @@
+"""What nobody means to pass is refused with a typed error, and never ends a thread."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+import deepinfer_kvtier as kvtier
+
+
+@pytest.mark.parametrize("salt", [0, 5, True, None, ["a"], "\ud800"])
+def test_a_salt_that_is_no_text_is_refused_and_never_becomes_another_scope(model, salt):
+    with pytest.raises(kvtier.ConfigError, match="salt"):
+        model.cache.namespace(model.layout, model="model", salt=salt)
+
+
+@pytest.mark.parametrize("model_id", ["\ud800", {"id": "\udfff"}])
+def test_a_model_name_that_is_no_unicode_is_refused(model, model_id):
+    with pytest.raises(kvtier.ConfigError, match="plain JSON"):
+        model.cache.namespace(model.layout, model=model_id, salt="tenant")
+
+
+@pytest.mark.parametrize("depth", [(1 << 32) - 1, 1 << 32, 1 << 70])
+def test_positions_beyond_the_format_are_refused_and_writing_goes_on(model, depth):
+    digests = model.digests(model.prompt(1, 3))
+    with pytest.raises(kvtier.ConfigError, match="at most"):
+        model.ns.put(digests[1:], bytes(10_000), parents=digests[0], first_block=depth)
+    with pytest.raises(kvtier.ConfigError, match="at most"):
+        model.ns.put_state(digests[0], bytes(9_001), n_blocks=depth + 1)
+    with pytest.raises(kvtier.ConfigError, match="at most"):
+        model.ns.put_state(digests[0], bytes(9_001), n_blocks=-1)
+    assert model.store(model.prompt(1, 3), durability="flushed").wait(10)
+
+
+def test_the_last_position_of_the_format_is_stored(model):
+    digests = model.digests(model.prompt(1, 3))
+    last = (1 << 32) - 3
+    ticket = model.ns.put(
+        digests[1:], bytes(10_000), parents=digests[0], first_block=last, durability="flushed"
+    )
+    assert ticket.wait(10)
+    assert all(ticket.stored)
+
+
+def test_tokens_that_are_no_flat_list_are_refused(model):
+    with pytest.raises(kvtier.ConfigError, match="flat"):
+        model.ns.match([[1], [2, 3]])
+
+
+def test_a_lease_of_no_number_is_refused(model):
+    with pytest.raises(kvtier.ConfigError, match="lease_s"):
+        model.ns.match(range(300), lease_s=float("nan"))
+
+
+def test_a_block_has_a_whole_number_of_tokens():
+    with pytest.raises(kvtier.ConfigError, match="whole number"):
+        kvtier.LayoutSpec(1.5, {"block": kvtier.parts(("kv", 8))})
+
+
+@pytest.mark.parametrize("path", ["", "a\0b"])
+def test_a_path_that_names_no_directory_is_refused(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(kvtier.ConfigError, match="path"):
+        kvtier.open(path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["FORMAT.json", "policy.json"])
+@pytest.mark.parametrize("text", ["[" * 60_000, '{"format": 1e999, "quota_bytes": 1e999}'])
+def test_hostile_json_in_the_directory_is_a_format_error(store, name, text):
+    (store / name).write_text(text)
+    with pytest.raises(kvtier.StoreFormatError, match=name):
+        kvtier.open(store)
+
+
+def test_a_pipe_in_place_of_a_segment_is_a_miss(store, make_model):
+    with kvtier.open(store) as cache:
+        model = make_model(cache)
+        tokens = model.prompt(1, 3)
+        model.store(tokens, durability="flushed").wait(10)
+    (segment,) = store.glob("w/*/*.kvs")
+    segment.unlink()
+    os.mkfifo(segment)
+    with kvtier.open(store) as cache:
+        assert make_model(cache).load_all(tokens)[1] == 0
