@@ -156,7 +156,6 @@ def test_every_import_is_declared_and_no_sibling_is_imported():
         "windows/redis.py": {"redis"},
         "windows/mooncake.py": {"mooncake"},
         "pools.py": {"torch"},
-        "codec.py": {"zstandard"},
         "sealing.py": {"cryptography"},
     }
     for path in (*SOURCE.glob("*.py"), *SOURCE.glob("windows/*.py")):

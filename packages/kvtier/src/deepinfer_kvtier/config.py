@@ -48,8 +48,8 @@ class KVTierConfig(BaseModel):
     part_sums:         store a sum of each part too (layouts of 2 to 8 parts), so that
                        `load(parts=...)` can read parts of a record from the directory alone.
     io_threads:        threads for loads that are not waited for.
-    verify_threads:    threads that check one piece of a read while the next one is read; 0 = the
-                       reading thread does it.
+    verify_threads:    threads that help to read and check the pieces of a long run of blocks; 0 =
+                       the reading thread does all of it.
     read_only:         open for inspection; every put is refused.
     mode:              "embedded": processes of one machine; "shared-fs": machines on one mount.
                        Kept with the store; None = as it was made, "embedded" for a new one.

@@ -164,7 +164,8 @@ class DirectoryTier:
                 return [Status.MISS] * len(members)
             try:
                 at = run.page * fmt.PAGE
-                outcome = read_run(self.io, fd, at, kind, shard, members, self.verifiers)
+                helpers = self.config.verify_threads
+                outcome = read_run(self.io, fd, at, kind, shard, members, self.verifiers, helpers)
             finally:
                 self.segments.release(run.segment)
         except OSError as error:

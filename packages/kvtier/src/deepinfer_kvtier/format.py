@@ -224,23 +224,16 @@ def read_trailer(
 ) -> tuple[int, bytes, bytes, int, bytes, int, int, int, int] | None:
     """(flags, digest, parent, depth, checksum, generation, kind, shard, payload bytes) of the
     trailer at `raw[at:]`; None when there is none, or a damaged one. For the reading path."""
-    fields = _TRAILER_BODY.unpack_from(raw, at)
-    body = memoryview(raw)[at : at + _TRAILER_BODY.size]
-    if fields[0] != TRAILER_MAGIC or fields[1] != FORMAT_VERSION:
+    (
+        magic, version, kind, _, flags, nbytes, depth, digest, parent, _,
+        _, _, checksum, _, generation, shard, _, _,
+    ) = _TRAILER_BODY.unpack_from(raw, at)  # fmt: skip
+    if magic != TRAILER_MAGIC or version != FORMAT_VERSION:
         return None
-    if zlib.crc32(body) != _CRC.unpack_from(raw, at + _TRAILER_BODY.size)[0]:
+    end = at + _TRAILER_BODY.size
+    if zlib.crc32(raw[at:end]) != _CRC.unpack_from(raw, end)[0]:
         return None
-    return (
-        fields[4],
-        fields[7],
-        fields[8],
-        fields[6],
-        fields[12],
-        fields[14],
-        fields[2],
-        fields[15],
-        fields[5],
-    )
+    return flags, digest, parent, depth, checksum, generation, kind, shard, nbytes
 
 
 @dataclass(frozen=True, slots=True)

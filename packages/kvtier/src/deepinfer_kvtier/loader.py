@@ -142,7 +142,8 @@ class Loader:
         final = [status or Status.MISS for status in statuses]
         with self._counts_lock:
             if absent:
-                self.counts.update(f"records_{status.value}" for status in final)
+                for status, times in Counter(final).items():
+                    self.counts[f"records_{status.value}"] += times
             else:
                 self.counts["records_ok"] += final.count(Status.OK)
                 self.counts["records_timeout"] += final.count(Status.TIMEOUT)
@@ -189,7 +190,7 @@ class Loader:
         statuses: list[Status | None],
     ) -> None:
         """Copy what is in memory, in runs; the rest keeps the status None."""
-        at = 0
+        at = 0 if any(records) else len(records)
         while at < len(records):
             end = at
             while end < len(records) and end - at < _COPY_RUN and _fits(records[end], dst):
@@ -310,6 +311,8 @@ class Loader:
 
         in_clear: whether unsealed records count where there is a key: those from other memories do.
         """
+        if job.sealer is None and not any(want.seal for want in members):
+            return
         for j, (want, status) in enumerate(zip(members, statuses, strict=True)):
             clear = not want.seal and (job.sealer is None or in_clear)
             if status is not Status.OK or clear:

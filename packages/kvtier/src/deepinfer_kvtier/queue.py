@@ -150,6 +150,8 @@ class WriteQueue:
 
     def join(self, key: tuple[int, bytes], ticket: PutTicket, index: int, want: Durability) -> bool:
         """Wait for a record that is queued already; False when it is not (any more)."""
+        if key not in self._by_key:  # most are not, and the writing thread may hold the lock
+            return False
         with self._cond:
             item = self._by_key.get(key)
             if item is None or item.outgoing.dropped:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
-from concurrent.futures import Executor, Future
-from dataclasses import dataclass, field
+from concurrent.futures import Executor, wait
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -19,7 +19,6 @@ from deepinfer_kvtier.records import Status
 
 _MAX_RUN_BYTES = 32 << 20
 _CACHED_BYTES = 512 << 10  # stays in the second-level cache of one core until it is hashed
-_SHARED_BYTES = 2 << 20  # stays in the last-level cache that two cores share
 
 
 class Wanted:
@@ -38,7 +37,6 @@ class Wanted:
         "nbytes",
         "parent",
         "seal",
-        "slot_bytes",
         "views",
     )
 
@@ -48,13 +46,17 @@ class Wanted:
         self.digest = digest
         self.views = views
         self.nbytes = sum([view.nbytes for view in views]) if nbytes is None else nbytes
-        self.slot_bytes = fmt.slot_bytes(self.nbytes)
         self.parent = b""
         self.depth = 0
         self.checksum = b""
         self.approximate = False
         self.generation = 0
         self.seal = b""
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of the slot around it."""
+        return fmt.slot_bytes(self.nbytes)
 
 
 @dataclass(slots=True)
@@ -71,12 +73,7 @@ class Outcome:
     """Status for each record of a run, and what to count."""
 
     statuses: list[Status]
-    counts: Counter[str] = field(default_factory=lambda: Counter[str]())
-
-    def add(self, other: Outcome) -> None:
-        """Append what another part of the run found."""
-        self.statuses.extend(other.statuses)
-        self.counts.update(other.counts)
+    counts: Counter[str]
 
 
 def plan_runs(rows: NDArray[Any], wanted: Sequence[Wanted]) -> list[Run]:
@@ -112,86 +109,110 @@ def read_run(
     shard: int,
     members: Sequence[Wanted],
     pool: Executor | None = None,
+    helpers: int = 0,
 ) -> Outcome:
     """Read slots that lie next to each other and verify each one. raises: OSError.
 
     All records have one length. The run is read in pieces that fit the processor's cache, so that
     the checksum finds the bytes there.
-    pool: threads that verify one piece while the next one is read.
+    pool: up to `helpers` of its threads take pieces from the same list, as far as they come to it
+          before the calling thread has taken them all.
     """
     size, slot = members[0].nbytes, members[0].slot_bytes
     vectors = max([len(want.views) for want in members]) + 1
-    limit = _CACHED_BYTES if pool is None else _SHARED_BYTES
-    step = max(1, min(limit // slot, IOV_MAX // vectors))
-    if step >= len(members):
-        pool = None
-    checks: list[Future[Outcome]] = []
-    outcome = Outcome([])
-    try:
-        for start in range(0, len(members), step):
+    step = max(1, min(_CACHED_BYTES // slot, IOV_MAX // vectors))
+    tails = bytearray((slot - size) * len(members))
+    sums: list[bytes | None] = [None] * len(members)
+    pieces = deque(range(0, len(members), step))
+
+    def work() -> None:
+        while pieces:
+            try:
+                start = pieces.popleft()
+            except IndexError:  # another thread took the last one
+                return
             piece = members[start : start + step]
-            tails = bytearray((slot - size) * len(piece))
-            got = _read_piece(io, fd, offset + start * slot, piece, tails)
+            room = memoryview(tails)[(slot - size) * start :]
+            try:
+                got = _read_piece(io, fd, offset + start * slot, piece, room, slot - size)
+            except OSError:
+                pieces.clear()
+                raise
             # The bytes behind a short read are whatever the buffer held before.
-            arguments = (piece[: got // slot], tails, kind, shard)
-            if pool is None:
-                outcome.add(_verify(*arguments))
-            else:
-                checks.append(pool.submit(_verify, *arguments))
+            for i, want in enumerate(piece[: got // slot], start=start):
+                sums[i] = checksum_of(want.views)
             if got < slot * len(piece):
-                break
+                pieces.clear()
+
+    helpers = min(helpers, len(pieces) - 1)
+    others = [] if pool is None else [pool.submit(work) for _ in range(helpers)]
+    try:
+        work()
     finally:
-        for check in checks:
-            outcome.add(check.result())
-    missing = len(members) - len(outcome.statuses)
-    if missing:
-        outcome.counts["short_reads"] += missing
-        outcome.statuses.extend([Status.MISS] * missing)
-    return outcome
+        # Nobody may write to the destinations once this call has returned.
+        wait([other for other in others if not other.cancel()])
+    for other in others:
+        if not other.cancelled():
+            other.result()
+    return _verify(members, sums, tails, kind, shard)
 
 
 def _read_piece(
-    io: IoEngine, fd: int, offset: int, piece: Sequence[Wanted], tails: bytearray
+    io: IoEngine,
+    fd: int,
+    offset: int,
+    piece: Sequence[Wanted],
+    room: memoryview,
+    tail: int,
 ) -> int:
-    """One preadv into the destinations and, for what lies between them, into `tails`."""
-    room = memoryview(tails)
-    step = len(tails) // len(piece)
+    """One preadv into the destinations and, `tail` bytes behind each of them, into `room`."""
     buffers: list[memoryview] = []
-    for start, want in enumerate(piece):
+    at = 0
+    for want in piece:
         buffers += want.views
-        buffers.append(room[start * step : (start + 1) * step])
+        buffers.append(room[at : at + tail])
+        at += tail
     if 0 in [buffer.nbytes for buffer in buffers]:
         buffers = [buffer for buffer in buffers if buffer.nbytes]
     return read_fully(io, fd, buffers, offset, piece[0].slot_bytes * len(piece))
 
 
-def _verify(members: Sequence[Wanted], tails: bytearray, kind: int, shard: int) -> Outcome:
-    """Compare trailer, identity and checksum of each record; needs no lock."""
-    outcome = Outcome([])
-    if not members:
-        return outcome
+def _verify(
+    members: Sequence[Wanted],
+    sums: Sequence[bytes | None],
+    tails: bytearray,
+    kind: int,
+    shard: int,
+) -> Outcome:
+    """Compare trailer, identity and checksum of each record; one without a sum was not read."""
     size = members[0].nbytes
     step, at = members[0].slot_bytes - size, fmt.trailer_offset(size) - size
-    for want in members:
-        outcome.statuses.append(_check(want, tails, at, kind, shard))
+    statuses: list[Status] = []
+    short = 0
+    for want, checksum in zip(members, sums, strict=True):
+        if checksum is None:
+            statuses.append(Status.MISS)
+            short += 1
+        else:
+            statuses.append(_check(want, checksum, tails, at, kind, shard))
         at += step
-    good = outcome.statuses.count(Status.OK)
-    outcome.counts["read_records"] = good
-    outcome.counts["read_bytes"] = good * size
+    good = statuses.count(Status.OK)
+    counts = Counter(read_records=good, read_bytes=good * size)
     if good < len(members):
-        outcome.counts["corrupt"] = outcome.statuses.count(Status.CORRUPT)
-        outcome.counts["digest_mismatch"] = outcome.statuses.count(Status.MISS)
-    return outcome
+        counts["short_reads"] = short
+        counts["corrupt"] = statuses.count(Status.CORRUPT)
+        counts["digest_mismatch"] = statuses.count(Status.MISS) - short
+    return Outcome(statuses, counts)
 
 
-def _check(want: Wanted, tails: bytearray, at: int, kind: int, shard: int) -> Status:
+def _check(want: Wanted, found: bytes, tails: bytearray, at: int, kind: int, shard: int) -> Status:
     trailer = fmt.read_trailer(tails, at)
     if trailer is None:
         return Status.CORRUPT
-    flags, digest, parent, depth, checksum, generation, *identity = trailer
-    if digest != want.digest or identity != [kind, shard, want.nbytes]:
+    flags, digest, parent, depth, checksum, generation, its_kind, its_shard, nbytes = trailer
+    if digest != want.digest or its_kind != kind or its_shard != shard or nbytes != want.nbytes:
         return Status.MISS
-    if checksum_of(want.views) != checksum:
+    if found != checksum:
         return Status.CORRUPT
     want.parent = parent
     want.depth = depth
