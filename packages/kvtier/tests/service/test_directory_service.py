@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
 import struct
 import subprocess
 import sys
-import time
+import threading
 
 import numpy as np
 import pytest
@@ -313,16 +314,14 @@ def test_a_hung_shard_costs_three_deadlines_and_is_tried_again_after_a_pause(
     keys = keys_of(40)
     client.publish(items_of(keys), ttl_s=3600)
     assert None not in client.lookup(keys)
-    client._deadline_s = 0.05
+    client._deadline_s = 1.0  # of the live shard, too, on a machine that is busy
     os.kill(process.pid, signal.SIGSTOP)
     mine = client.shard_of(keys)
-    started = time.monotonic()
     for _ in range(6):
         found = client.lookup(keys)
         assert [v is not None for v in found] == (mine == 1).tolist(), "the live shard answers"
     assert client.counts["failed_requests"] == 3, "after three deadlines nobody waits any more"
     assert client.counts["skipped_requests"] == 3
-    assert time.monotonic() - started < 20
     os.kill(process.pid, signal.SIGCONT)
     client._deadline_s = 5.0
     assert client.usage()["dead_shards"] == 1
@@ -367,62 +366,71 @@ def test_a_short_key_file_is_refused(tmp_path):
     assert read_key(tmp_path / "key") == KEY
 
 
-def test_a_connection_that_swallows_everything_is_replaced_after_the_pause(serve, connect, clock):
-    import threading
+class SwallowingProxy:
+    """Passes bytes on, but connections opened while `swallows` is set get a handshake at most."""
 
-    served = serve()
-    client_sides: list[socket.socket] = []
-    done = threading.Event()
+    def __init__(self, server: socket.socket, host: str, port: int) -> None:
+        self.swallows = True
+        self._server, self._target = server, (host, port)
+        self._sides: list[socket.socket] = []
+        self._threads = [threading.Thread(target=self._accept)]
+        self._threads[0].start()
 
-    def pump(source: socket.socket, target: socket.socket, number: int, answers: bool) -> None:
-        passed = 0
-        while not done.is_set():
-            try:
-                data = source.recv(65536)
-            except OSError:
-                return
-            passed += len(data)
-            if not data or (number == 0 and answers and passed > 24 + 32):
-                return  # the first connection gets its handshake and never another answer
-            target.sendall(data)
-
-    with socket.create_server(("127.0.0.1", 0)) as middle:
-
-        def accept() -> None:
-            while not done.is_set():
-                try:
-                    near, _ = middle.accept()
-                except OSError:
-                    return
-                far = socket.create_connection((served.host, served.port))
-                number = len(client_sides)
-                client_sides.extend([near, far])
-                for source, target, answers in ((near, far, False), (far, near, True)):
-                    threading.Thread(
-                        target=pump, args=(source, target, number, answers), daemon=True
-                    ).start()
-
-        thread = threading.Thread(target=accept, daemon=True)
-        thread.start()
-        client = connect(f"tcp://127.0.0.1:{middle.getsockname()[1]}", deadline_s=0.2)
-        (key,) = keys_of(1)
-        for _ in range(3):
-            assert client.lookup([key]) == [None]
-        assert client.usage()["dead_shards"] == 1
-        client._deadline_s = 5.0
-        clock.advance(30.1)
-        client.publish([(key, b"value")], ttl_s=60)
-        assert client.lookup([key]) == [b"value"]
-        done.set()
-        middle.shutdown(socket.SHUT_RDWR)
-        for side in client_sides:
+    def close(self) -> None:
+        self._server.shutdown(socket.SHUT_RDWR)
+        self._threads[0].join(30)
+        for side in self._sides:
+            with contextlib.suppress(OSError):  # the other end may have closed it
+                side.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads[1:]:
+            thread.join(30)
+        for side in self._sides:
             side.close()
-        thread.join(10)
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                near, _ = self._server.accept()
+                self._sides.append(near)
+                far = socket.create_connection(self._target)
+                self._sides.append(far)
+                most = 24 + 32 if self.swallows else None
+                for arguments in ((near, far, None), (far, near, most)):
+                    thread = threading.Thread(target=self._pump, args=arguments)
+                    self._threads.append(thread)
+                    thread.start()
+
+    @staticmethod
+    def _pump(source: socket.socket, target: socket.socket, most: int | None) -> None:
+        passed = 0
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                passed += len(data)
+                if most is not None and passed > most:
+                    return
+                target.sendall(data)
+
+
+def test_a_connection_that_swallows_everything_is_replaced_after_the_pause(serve, connect, clock):
+    served = serve()
+    (key,) = keys_of(1)
+    with socket.create_server(("127.0.0.1", 0)) as middle:
+        proxy = SwallowingProxy(middle, served.host, served.port)
+        try:
+            client = connect(f"tcp://127.0.0.1:{middle.getsockname()[1]}", deadline_s=0.2)
+            for _ in range(3):
+                assert client.lookup([key]) == [None]
+            assert client.usage()["dead_shards"] == 1
+            proxy.swallows = False
+            client._deadline_s = 30.0
+            clock.advance(30.1)
+            client.publish([(key, b"value")], ttl_s=60)
+            assert client.lookup([key]) == [b"value"]
+        finally:
+            proxy.close()
 
 
 def test_nothing_is_asked_of_a_service_that_cannot_prove_the_key(connect):
-    import threading
-
     received: list[bytes] = []
     with socket.create_server(("127.0.0.1", 0)) as pretender:
 
