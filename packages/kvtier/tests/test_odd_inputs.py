@@ -84,3 +84,12 @@ def test_a_pipe_in_place_of_a_segment_is_a_miss(store, make_model):
     os.mkfifo(segment)
     with kvtier.open(store) as cache:
         assert make_model(cache).load_all(tokens)[1] == 0
+
+
+def test_deep_json_in_a_trace_is_one_line_of_an_error(tmp_path, cli):
+    trace = tmp_path / "trace.jsonl"
+    for text in ("[" * 60_000, '{"timestamp": 0, "input_length": 1e999, "hash_ids": []}'):
+        trace.write_text(text)
+        result = cli.run("simulate", "--trace", trace, "--capacity", "10")
+        assert (result.returncode, len(result.stderr.splitlines())) == (2, 1)
+        assert "line 1" in result.stderr

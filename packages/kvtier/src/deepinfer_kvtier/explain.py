@@ -86,7 +86,7 @@ def read_prompt(path: Path) -> list[int] | str:
         raise ConfigError(f"cannot read {path}: {cause}") from cause
     try:
         content: Any = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
     if isinstance(content, dict):
         content = cast("dict[str, Any]", content).get("tokens")

@@ -52,7 +52,7 @@ def read_trace(path: Path) -> list[Request]:
             record: Any = json.loads(line)
             blocks = tuple(int(block) for block in record["hash_ids"])
             at_s, tokens = float(record["timestamp"]) / 1000, int(record["input_length"])
-        except (ValueError, KeyError, TypeError) as cause:
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as cause:
             raise ConfigError(
                 f"{path}, line {number}: expected timestamp, input_length and hash_ids: {cause!r}"
             ) from cause

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 
 import pytest
+import xxhash
 
 import deepinfer_kvtier as kvtier
 from deepinfer_kvtier.errors import ConfigError
+from deepinfer_kvtier.tiers.manifest import parse_manifest
 
 SECRET = bytes(range(32))
 
@@ -168,3 +171,30 @@ def test_a_drop_reaches_machines_that_keep_everything_in_memory(bucket, make_mod
         assert other.load_all(tokens) == (4, 4)
         model.ns.drop(model.digests(tokens))
         assert eventually(lambda: other.block_hits(tokens) == 0)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.4, 0.9])
+def test_a_shortened_object_is_a_miss_and_no_panic(tmp_path, bucket, make_model, share):
+    with kvtier.open(tmp_path / "one", secret=SECRET, tiers=[bucket]) as one:
+        model = make_model(one)
+        tokens = model.prompt(3, 12)
+        assert model.store(tokens).wait(10)
+        assert one.flush().done
+    (segment,) = (tmp_path / "bucket").glob("seg/*/*.kvs")
+    os.truncate(segment, int(segment.stat().st_size * share))
+    with kvtier.open(tmp_path / "two", secret=SECRET, tiers=[bucket]) as two:
+        matched, good = make_model(two).load_all(tokens)
+        assert (matched, good < 12) == (12, True)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"format": 1, "segments": [[0, "chat", 0, 1e999, 1, 1]], "tombs": [], "grave": []}',
+        b'{"format": 1, "segments": [], "tombs": [1e999], "grave": []}',
+        b"[" * 60_000,
+    ],
+)
+def test_a_manifest_nobody_could_have_written_is_bad_and_ends_no_thread(body):
+    raw = xxhash.xxh3_128_hexdigest(body).encode() + b"\n" + body
+    assert parse_manifest("ab" * 16, 1, raw) is None

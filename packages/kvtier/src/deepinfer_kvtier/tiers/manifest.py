@@ -88,7 +88,7 @@ def parse_manifest(writer: str, generation: int, raw: bytes) -> Manifest | None:
             tuple(int(n) for n in content["tombs"]),
             tuple(int(n) for n in content["grave"]),
         )
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
 
 

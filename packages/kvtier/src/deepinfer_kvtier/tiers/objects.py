@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 from deepinfer_kvtier.errors import ConfigError
 
 _R = TypeVar("_R")
+_PANIC = "PanicException"
 _SECRETS = ("access_key_id", "secret_access_key", "session_token")
 
 
@@ -178,6 +179,13 @@ class Objects:
             # Whatever a network and a client library can raise; its text may quote the request.
             self.counts["request_errors"] += 1
             raise Unavailable(type(error).__name__) from None
+        except BaseException as error:
+            # The client library panics where an object of a local store is shorter than it was, and
+            # a panic is no Exception.
+            if type(error).__name__ != _PANIC:
+                raise
+            self.counts["request_errors"] += 1
+            raise Unavailable(_PANIC) from None
 
 
 def open_objects(config: S3TierConfig) -> Objects:

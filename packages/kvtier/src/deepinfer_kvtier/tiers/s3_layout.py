@@ -104,7 +104,7 @@ def parse_format(raw: bytes) -> bytes:
         store = bytes.fromhex(content["store"])
         good = content["format"] == fmt.FORMAT_VERSION and len(store) == 16
         good &= content["check"] == _check(str(content["store"]))
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         good, store = False, b""
     if not good:
         raise Unavailable("the prefix holds something else, or another format version")
