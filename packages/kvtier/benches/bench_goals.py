@@ -345,13 +345,14 @@ def g11(rounds: int, blocks: int) -> None:
         tokens, source = tokens_of(BATCH), source_of(BATCH)
         digests = ns.match(tokens).digests
         times: list[float] = []
-        for number in range(20 * rounds):
+        for number in range(40 * rounds + 1):
             fresh = [number.to_bytes(4, "big") + digest[4:] for digest in digests]
             started = time.perf_counter()
             ticket = ns.put(fresh, source, parents=fresh[0], copy=False)
             times.append(time.perf_counter() - started)
             ticket.wait()
         cache.close()
+    del times[0]  # memory and files are new to it
     figure = f"p50 {statistics.median(times) * 1e3:.2f}, p99 {percentile(times, 0.99) * 1e3:.2f} ms"
     row("G11", "put of 64 blocks with copy=False", figure, "p99 <= 1 ms")
 

@@ -92,7 +92,8 @@ def put_records(cache: TierSet, request: PutRequest) -> PutTicket:
         cache.queue.add(items)
         for i in queued:
             held.pop(i, None)  # the queue gives these pins back
-    cache.host.unpin(held.values())
+    if held:
+        cache.host.unpin(held.values())
     ticket.all_expected()
     for reason in ticket.reasons:
         cache.counts["put_records" if reason is None else f"refused_{reason}"] += 1
@@ -171,6 +172,8 @@ def _into_host(
 
     returns: position -> record, without those that found no room; and the new ones.
     """
+    if not which:  # the writing thread may hold the lock of host memory
+        return {}, []
     found = host.pin_all(request.kind, [request.digests[i] for i in which])
     held = {i: record for i, record in zip(which, found, strict=True) if record is not None}
     missing = [i for i in which if i not in held]

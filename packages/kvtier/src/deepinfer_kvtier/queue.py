@@ -12,7 +12,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -22,8 +22,9 @@ from numpy.typing import NDArray
 from deepinfer_kvtier.breaker import Breaker
 from deepinfer_kvtier.config import KVTierConfig
 from deepinfer_kvtier.host import HostRecord, HostTier
-from deepinfer_kvtier.outgoing import Outgoing, take_checksums
+from deepinfer_kvtier.outgoing import Outgoing
 from deepinfer_kvtier.records import FlushReport, Status
+from deepinfer_kvtier.summing import Summer
 from deepinfer_kvtier.tickets import Durability, PutTicket
 
 MAX_ATTEMPTS = 5
@@ -129,7 +130,7 @@ class WriteQueue:
         self.counts: Counter[str] = Counter()
         self._next_maintenance = time.monotonic() + config.gc_interval_s
         # Checksums run ahead of the writes, in the order of the queue.
-        self._summer = ThreadPoolExecutor(1, thread_name_prefix=f"kvtier-sum-{name}")
+        self._summer = Summer(f"kvtier-sum-{name}")
         self._thread = threading.Thread(target=self._run, name=f"kvtier-write-{name}", daemon=True)
         self._thread.start()
 
@@ -164,7 +165,7 @@ class WriteQueue:
         items = list(items)
         for start in range(0, len(items), _SUMS_AT_ONCE):
             some = items[start : start + _SUMS_AT_ONCE]
-            summed = self._summer.submit(take_checksums, [item.outgoing for item in some])
+            summed = self._summer.submit([item.outgoing for item in some])
             for item in some:
                 item.summed = summed
         with self._cond:
@@ -243,7 +244,7 @@ class WriteQueue:
             self._give_up = True
             self._cond.notify_all()
         self._thread.join(timeout + BACKOFF_MAX_S)
-        self._summer.shutdown(wait=False, cancel_futures=True)
+        self._summer.close()
         return report
 
     @property
