@@ -293,3 +293,20 @@ def test_two_tiers_are_asked_in_order(tmp_path, make_model):
 def test_tiers_need_names_of_their_own(names):
     with pytest.raises(kvtier.ConfigError, match="different names"):
         kvtier.open(tiers=[DictTier(name) for name in names])
+
+
+def test_a_tier_that_raises_what_no_tier_may_costs_its_records_and_not_its_thread(make_model):
+    class Wrong(DictTier):
+        def put_from(self, batch):
+            if self.down:
+                raise ValueError("not an OSError")
+            return super().put_from(batch)
+
+    tier = Wrong()
+    with kvtier.open(host_bytes=0, tiers=[tier]) as cache:
+        model = make_model(cache)
+        tier.down = True
+        assert not model.store(model.prompt(1, 3), durability="flushed").wait(10)
+        tier.down = False
+        assert model.store(model.prompt(2, 3), durability="flushed").wait(10)
+        assert model.load_all(model.prompt(2, 3)) == (3, 3)

@@ -8,6 +8,7 @@ or when somebody asked for a flush.
 from __future__ import annotations
 
 import errno
+import logging
 import threading
 import time
 from collections import Counter, deque
@@ -26,6 +27,8 @@ from deepinfer_kvtier.outgoing import Outgoing
 from deepinfer_kvtier.records import FlushReport, Status
 from deepinfer_kvtier.summing import Summer
 from deepinfer_kvtier.tickets import Durability, PutTicket
+
+logger = logging.getLogger(__name__)
 
 MAX_ATTEMPTS = 5
 BACKOFF_FIRST_S = 0.05
@@ -260,7 +263,7 @@ class WriteQueue:
             if batch is None:
                 break
             if batch:
-                self._write(batch)
+                self._write_or_lose(batch)
             if time.monotonic() >= self._next_maintenance:
                 self._maintain()
                 self._next_maintenance = time.monotonic() + self._config.gc_interval_s
@@ -301,6 +304,15 @@ class WriteQueue:
             size += nbytes
         self._writing = len(batch)
         return batch
+
+    def _write_or_lose(self, batch: list[WriteItem]) -> None:
+        """A tier may raise OSError; whatever else one raises costs these records, not the thread,
+        without which every later put would wait for nothing."""
+        try:
+            self._write(batch)
+        except Exception:
+            logger.exception("a tier failed in a way no tier may, %d records are lost", len(batch))
+            self.counts["failed_records"] += len(batch)
 
     def _write(self, batch: list[WriteItem]) -> None:
         stored: set[int] = set()
