@@ -11,7 +11,7 @@ import pytest
 import deepinfer_kvtier as kvtier
 from deepinfer_kvtier.io import PosixIo
 
-BLOCKS, PAYLOAD = 24, 100_000  # 100 KiB a slot: five to a piece
+BLOCKS, PAYLOAD = 24, 100_000  # 100 KiB a slot: ten to a piece
 LAYOUT = kvtier.LayoutSpec(4, {"block": kvtier.parts(("kv", PAYLOAD))})
 PROMPT = list(range(4 * BLOCKS + 1))
 
