@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 
 import pytest
 
 import deepinfer_kvtier as kvtier
+from deepinfer_kvtier.io import PosixIo
 
 
 @pytest.mark.parametrize("salt", [0, 5, True, None, ["a"], "\ud800"])
@@ -93,3 +95,29 @@ def test_deep_json_in_a_trace_is_one_line_of_an_error(tmp_path, cli):
         result = cli.run("simulate", "--trace", trace, "--capacity", "10")
         assert (result.returncode, len(result.stderr.splitlines())) == (2, 1)
         assert "line 1" in result.stderr
+
+
+class OutOfDescriptors(PosixIo):
+    """Opens no segment for reading while `code` is set."""
+
+    code = 0
+
+    def open_read(self, path):
+        if self.code and path.suffix == ".kvs":
+            raise OSError(self.code, os.strerror(self.code))
+        return super().open_read(path)
+
+
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.EIO, errno.EACCES])
+def test_a_segment_that_cannot_be_opened_for_a_while_is_not_forgotten(store, make_model, code):
+    with kvtier.open(store) as cache:
+        model = make_model(cache)
+        tokens = model.prompt(1, 3)
+        assert model.store(tokens, durability="flushed").wait(10)
+    io = OutOfDescriptors()
+    with kvtier.open(store, io=io, host_bytes=0) as cache:
+        model = make_model(cache)
+        io.code = code
+        assert model.load_all(tokens) == (0, 0)
+        io.code = 0
+        assert model.load_all(tokens) == (3, 3)

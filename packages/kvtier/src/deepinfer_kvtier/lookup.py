@@ -7,6 +7,7 @@ directory is pinned; records of further tiers cannot be, they may be gone when t
 
 from __future__ import annotations
 
+import errno
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -95,18 +96,21 @@ def find_prefix(
     if short and limit and tiers.directory is not None and _refresh(tiers, tiers.directory):
         _unpin(tiers, survey)
         survey = _look(tiers, question)
-    segments: list[int] = []
+    segments: list[int] | None = None
     for _ in range(_MAX_SURVEYS):
-        taken = _pin_segments(tiers, survey)
-        if taken is not None:
-            segments = taken
+        try:
+            segments = _pin_segments(tiers, survey)
+        except OSError:
+            break
+        if segments is not None:
             break
         _unpin(tiers, survey)
         survey = _look(tiers, question)
-    else:
-        # The directory changes faster than we can look: what is in memory will do.
+    if segments is None:
+        # The directory fails, or changes faster than we can look: what is in memory will do.
         _unpin(tiers, survey)
         survey = _look(tiers, question, host_only=True)
+        segments = []
     if exact and tiers.peers is not None:
         # Once, when all else is settled: this is a round trip.
         number = _FURTHER + len(tiers.further)
@@ -239,7 +243,10 @@ def _unpin(tiers: TierSet, survey: _Survey) -> None:
 
 
 def _pin_segments(tiers: TierSet, survey: _Survey) -> list[int] | None:
-    """Hold the files behind the survey; None when one is gone, after forgetting its rows."""
+    """Hold the files behind the survey; None when one is gone, after forgetting its rows.
+
+    raises: OSError for one that cannot be opened now; its rows stay, the file may be fine later.
+    """
     directory = tiers.directory
     if directory is None:
         return []
@@ -253,16 +260,23 @@ def _pin_segments(tiers: TierSet, survey: _Survey) -> list[int] | None:
     for local in sorted(needed):
         try:
             fd = directory.segments.acquire(local)
-        except OSError:
-            directory.breaker.error()
+        except OSError as error:
+            if error.errno != errno.ESTALE:
+                directory.breaker.error()
+                _release(directory, taken)
+                raise
             fd = None
         if fd is None:
             directory.index.forget_segment(directory.segments.get(local))
-            for held in taken:
-                directory.segments.release(held)
+            _release(directory, taken)
             return None
         taken.append(local)
     return taken
+
+
+def _release(directory: DirectoryTier, taken: Sequence[int]) -> None:
+    for held in taken:
+        directory.segments.release(held)
 
 
 def _build(

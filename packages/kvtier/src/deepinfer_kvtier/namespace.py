@@ -320,7 +320,8 @@ class Namespace:
         """Forget records in every tier and every process on the directory; returns how many were
         found.
 
-        Other processes follow at their next refresh, `gc_interval_s` at the latest.
+        Other processes follow at their next refresh, `gc_interval_s` at the latest. Opened with
+        `read_only`, only this process forgets.
         """
         self.cache.check_open()
         check_digests(digests)
