@@ -16,7 +16,13 @@ from deepinfer_search_fetch import urls
 from deepinfer_search_fetch.config import Config
 from deepinfer_search_fetch.errors import RefusedError, UpstreamError
 from deepinfer_search_fetch.models import CacheInfo, FetchRequest, RobotsInfo
-from deepinfer_search_fetch.net.cache import STALE_IF_ERROR_SECONDS, CacheEntry, PageCache
+from deepinfer_search_fetch.net.cache import (
+    MAX_TTL_SECONDS,
+    STALE_IF_ERROR_SECONDS,
+    CacheEntry,
+    PageCache,
+    delta_seconds,
+)
 from deepinfer_search_fetch.net.chain import Gate, Page, follow
 from deepinfer_search_fetch.net.guard import AddressPolicy
 from deepinfer_search_fetch.net.politeness import HostSlots
@@ -246,9 +252,9 @@ class PageLoader:
         async with self._slots.slot(url.host, min_interval=self._delays.get(url.host, 0.0)):
             response = await self._transport.get(url, headers)
         if response.status in (429, 503):
-            wait = response.header("retry-after") or ""
-            if wait.isdigit():
-                self._slots.postpone(url.host, min(int(wait), _RETRY_AFTER_CAP_SECONDS))
+            wait = delta_seconds(response.header("retry-after") or "")
+            if wait is not None:
+                self._slots.postpone(url.host, min(wait, _RETRY_AFTER_CAP_SECONDS))
         return response
 
     async def _check_robots(self, url: urls.Url, crawl: bool) -> RobotsInfo:
@@ -285,7 +291,7 @@ class PageLoader:
 
 def _ttl(request: FetchRequest) -> float:
     # max_age = 0 asks for revalidation now; what is stored may still serve other callers.
-    return float(request.max_age or 86_400)
+    return float(min(request.max_age or 86_400, MAX_TTL_SECONDS))
 
 
 def _timestamp(seconds: float) -> str:

@@ -47,6 +47,11 @@ class FetchRequest(_Strict):
     blocked_domains: list[str] = Field(default_factory=list, max_length=100)
     cache_only: bool = False
 
+    @field_validator("accept_language")
+    @classmethod
+    def _language_is_a_header_value(cls, value: str | None) -> str | None:
+        return value.strip() or None if value is not None else None
+
     @field_validator("wait_for")
     @classmethod
     def _wait_is_bounded(cls, value: str | int | None) -> str | int | None:

@@ -120,10 +120,11 @@ def join(base: Url, reference: str) -> Url:
 
 def canonical(url: Url) -> str:
     """The form under which a page is indexed and cached: no fragment, no tracking, sorted query."""
-    pairs = parse_qsl(url.query, keep_blank_values=True)
+    # Latin-1 keeps every byte: queries in GBK or Shift-JIS must not all become U+FFFD.
+    pairs = parse_qsl(url.query, keep_blank_values=True, encoding="latin-1")
     kept = sorted((k, v) for k, v in pairs if not _TRACKING.fullmatch(k.lower()))
     path = re.sub(r"/index\.(?:html?|php)$", "/", url.path)
-    return f"{url.origin}{path}" + (f"?{urlencode(kept)}" if kept else "")
+    return f"{url.origin}{path}" + (f"?{urlencode(kept, encoding='latin-1')}" if kept else "")
 
 
 def strip_tracking(text: str) -> str:
@@ -174,9 +175,11 @@ def _split_authority(netloc: str, scheme: str) -> tuple[str, HostKind, int]:
 def _port(text: str, given: bool, scheme: str) -> int:
     if not given or not text:
         return _DEFAULT_PORT[scheme]
-    if not (text.isascii() and text.isdigit()) or not 1 <= int(text) <= 65535:
-        raise _invalid(f"port {text!r} is not a number from 1 to 65535")
-    return int(text)
+    # int() refuses thousands of digits with an error of its own.
+    digits = text.lstrip("0") if text.isascii() and text.isdigit() else ""
+    if not 1 <= len(digits) <= 5 or int(digits) > 65535:
+        raise _invalid(f"port {text[:16]!r} is not a number from 1 to 65535")
+    return int(digits)
 
 
 def _ipv6(literal: str) -> str:
@@ -194,7 +197,7 @@ def _host(raw: str) -> tuple[str, HostKind]:
     try:
         decoded = unquote_to_bytes(raw).decode("utf-8") if "%" in raw else raw
         mapped = idna.uts46_remap(decoded, std3_rules=False, transitional=False)
-    except (UnicodeDecodeError, idna.IDNAError):
+    except (UnicodeError, idna.IDNAError):
         raise _invalid("host name is not valid") from None
     mapped = mapped.lower().removesuffix(".")
     if not mapped or _FORBIDDEN_HOST.search(mapped):

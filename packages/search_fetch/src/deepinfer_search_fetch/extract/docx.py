@@ -7,6 +7,7 @@ from html import escape
 from typing import Any
 
 from deepinfer_search_fetch.config import Limits
+from deepinfer_search_fetch.extract.dom import small_number
 from deepinfer_search_fetch.extract.package import Package, attribute, local
 
 _MAIN = "word/document.xml"
@@ -56,8 +57,8 @@ class _Writer:
         style = _value(properties, "pStyle")
         level = self._levels.get(style, 0)
         outline = _value(properties, "outlineLvl")
-        if not level and outline.isdigit() and int(outline) < 6:
-            level = int(outline) + 1
+        if not level and small_number(outline, 6) < 6:
+            level = small_number(outline, 6) + 1
         number = None if properties is None else properties.find(_W + "numPr")
         if level:
             self.close_lists(0)
@@ -90,7 +91,7 @@ class _Writer:
             for cell in row.iterchildren(_W + "tc"):
                 properties = cell.find(_W + "tcPr")
                 span = _value(properties, "gridSpan")
-                wide = min(int(span), 64) if span.isdigit() else 1
+                wide = min(small_number(span, 1), 64)
                 merge = None if properties is None else properties.find(_W + "vMerge")
                 content = "<br>".join(
                     text for p in cell.iter(_W + "p") if (text := self._inline(p)).strip()

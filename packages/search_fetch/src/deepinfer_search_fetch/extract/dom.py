@@ -101,3 +101,10 @@ def _deeper_than(tree: html.HtmlElement, limit: int) -> bool:
         if depth > limit:
             return True
     return False
+
+
+def small_number(text: str | None, otherwise: int) -> int:
+    """A whole number below a million from an attribute, `otherwise` if the text is none."""
+    digits = (text or "").strip()
+    short = len(digits) < 7 and digits.isascii() and digits.isdigit()
+    return int(digits) if short else otherwise

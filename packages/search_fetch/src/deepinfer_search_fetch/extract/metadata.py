@@ -46,6 +46,8 @@ TYPE_FLAGS: tuple[tuple[str, frozenset[str]], ...] = (
     ),
     ("service", frozenset({"service", "organization", "localbusiness", "professionalservice"})),
 )
+# JSON can name half a surrogate pair or a control character; neither is text.
+_NO_TEXT = re.compile("[\x00-\x08\x0e-\x1f\x7f\ud800-\udfff]")
 _DATE_IN_URL = re.compile(
     r"/((?:19|20)\d\d)[/-](0?[1-9]|1[0-2])[/-](0?[1-9]|[12]\d|3[01])(?:/|-|$)"
 )
@@ -227,7 +229,7 @@ def _name_of(value: Any) -> Any:
 def _text(value: Any) -> str | None:
     if not isinstance(value, str):
         return None
-    text = " ".join(value.split())
+    text = " ".join(_NO_TEXT.sub("", value).split())
     return text[:1000] or None
 
 

@@ -6,6 +6,7 @@ from html import escape
 from typing import Any
 
 from deepinfer_search_fetch.config import Limits
+from deepinfer_search_fetch.extract.dom import small_number
 from deepinfer_search_fetch.extract.package import Package, attribute, local
 from deepinfer_search_fetch.extract.textual import MAX_CSV_COLUMNS, MAX_CSV_ROWS
 
@@ -35,7 +36,7 @@ def _blocks(parent: Any, out: list[str], depth: int) -> None:
             continue
         if kind == "h":
             given = attribute(element, "outline-level") or "1"
-            level = min(int(given), 6) if given.isdigit() and int(given) else 1
+            level = min(small_number(given, 1), 6) or 1
             out.append(f"<h{level}>{_inline(element)}</h{level}>")
         elif kind == "p":
             out.append(f"<p>{_inline(element)}</p>")
@@ -81,7 +82,7 @@ def _table(table: Any) -> str:
                 continue
             text = "<br>".join(_inline(p) for p in cell.iter() if local(p) == "p")
             repeat = attribute(cell, "number-columns-repeated") or "1"
-            times = int(repeat) if text and repeat.isdigit() else 1
+            times = small_number(repeat, 1) if text else 1
             cells += [text] * min(times, MAX_CSV_COLUMNS - len(cells))
         while cells and not cells[-1]:
             cells.pop()

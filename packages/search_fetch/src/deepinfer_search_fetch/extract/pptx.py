@@ -6,6 +6,7 @@ from html import escape
 from typing import Any
 
 from deepinfer_search_fetch.config import Limits
+from deepinfer_search_fetch.extract.dom import small_number
 from deepinfer_search_fetch.extract.package import Package, attribute, local
 
 _MAIN = "ppt/presentation.xml"
@@ -67,7 +68,7 @@ def _text_shape(shape: Any) -> str:
     for paragraph, text in paragraphs:
         properties = next(iter(_all(paragraph, "pPr")), None)
         level = attribute(properties, "lvl") if properties is not None else None
-        wanted = min(int(level), _MAX_DEPTH) if level and level.isdigit() else 0
+        wanted = min(small_number(level, 0), _MAX_DEPTH)
         out.append("<ul>" * (wanted - depth) + "</ul>" * (depth - wanted) + f"<li>{text}</li>")
         depth = wanted
     return "".join(out) + "</ul>" * (depth + 1)

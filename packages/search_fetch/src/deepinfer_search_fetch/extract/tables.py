@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from deepinfer_search_fetch.extract.dom import small_number
 from deepinfer_search_fetch.extract.tree import Box, Run
 
 MAX_SPAN = 64
@@ -94,8 +95,7 @@ def _line(cells: list[str]) -> str:
 
 
 def _span(cell: Box, name: str) -> int:
-    value = (cell.element.get(name) or "1").strip()
-    return max(1, min(MAX_SPAN, int(value))) if value.isascii() and value.isdigit() else 1
+    return max(1, min(MAX_SPAN, small_number(cell.element.get(name), 1)))
 
 
 def _has(box: Box, tag: str) -> bool:

@@ -86,9 +86,11 @@ def _json(text: str) -> TextDocument:
         data, dropped = smaller, True
         pretty = json.dumps(data, ensure_ascii=False, indent=2)
     title = cast(dict[str, Any], data).get("title") if isinstance(data, dict) else None
+    # Half a surrogate pair is legal in JSON only as the escape it came as.
+    pretty = pretty.encode("utf-8", "backslashreplace").decode()
     return TextDocument(
         fenced(pretty, "json"),
-        title if isinstance(title, str) else None,
+        title.encode("utf-8", "replace").decode() if isinstance(title, str) else None,
         warnings=["json_truncated"] if dropped else [],
     )
 

@@ -8,6 +8,7 @@ from html import escape
 from typing import Any
 
 from deepinfer_search_fetch.config import Limits
+from deepinfer_search_fetch.extract.dom import small_number
 from deepinfer_search_fetch.extract.package import Package, attribute, local
 from deepinfer_search_fetch.extract.textual import MAX_CSV_COLUMNS, MAX_CSV_ROWS
 
@@ -88,11 +89,12 @@ def _cell(cell: Any, strings: list[str], dates: set[int], epoch: datetime) -> st
         return "".join(t.text or "" for t in cell.iter(_S + "t"))
     value = cell.findtext(_S + "v") or ""
     if kind == "s":
-        return strings[int(value)] if value.isdigit() and int(value) < len(strings) else ""
+        place = small_number(value, len(strings))
+        return strings[place] if place < len(strings) else ""
     if kind == "b":
         return "TRUE" if value == "1" else "FALSE"
     style = cell.get("s", "0")
-    if kind == "n" and style.isdigit() and int(style) in dates:
+    if kind == "n" and small_number(style, -1) in dates:
         return _date(value, epoch)
     return value
 
@@ -128,6 +130,6 @@ def _date_styles(package: Package) -> set[int]:
     for index, item in enumerate(formats if formats is not None else ()):
         number = attribute(item, "numFmtId") or "0"
         code = _QUOTED.sub("", codes.get(number, ""))
-        if (number.isdigit() and int(number) in _DATE_FORMATS) or _DATE_CODE.search(code):
+        if small_number(number, -1) in _DATE_FORMATS or _DATE_CODE.search(code):
             found.add(index)
     return found

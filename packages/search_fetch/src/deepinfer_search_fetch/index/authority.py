@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from deepinfer_search_fetch import urls
+from deepinfer_search_fetch.database import readable
 from deepinfer_search_fetch.errors import SearchFetchError
 from deepinfer_search_fetch.index.priors import Priors, Rule, load_priors
 from deepinfer_search_fetch.models import Authority
@@ -128,14 +129,15 @@ def read_evidence(file: Path, node: str) -> Evidence:
         "SELECT source, harmonic_position, pagerank_position, hosts, referring_domains"
         " FROM evidence WHERE host = ?"
     )
-    with closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True)) as database:
+    source = f"file:{file}?mode=ro"
+    with readable(file), closing(sqlite3.connect(source, uri=True)) as database:
         return {row[0]: LinkEvidence(*row[1:]) for row in database.execute(query, (node,))}
 
 
 def write_evidence(file: Path, source: GraphSource, rows: dict[str, LinkEvidence]) -> None:
     """Replace everything known from `source` in one transaction."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    with closing(sqlite3.connect(file)) as database, database:
+    with readable(file), closing(sqlite3.connect(file)) as database, database:
         database.execute(_SCHEMA)
         database.execute("DELETE FROM evidence WHERE source = ?", (source,))
         database.executemany(

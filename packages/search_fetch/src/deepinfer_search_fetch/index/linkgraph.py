@@ -15,6 +15,7 @@ from typing import Self
 
 import numpy as np
 
+from deepinfer_search_fetch.database import readable
 from deepinfer_search_fetch.index import centrality
 from deepinfer_search_fetch.index.authority import LinkEvidence, node_of, write_evidence
 from deepinfer_search_fetch.index.links import PageLinks
@@ -53,9 +54,10 @@ class LinkGraph:
     def __init__(self, file: Path) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         self._database = sqlite3.connect(file, timeout=30)
-        self._database.execute("PRAGMA journal_mode=WAL")
-        self._database.execute("PRAGMA synchronous=NORMAL")
-        self._database.executescript(_SCHEMA)
+        with readable(file):
+            self._database.execute("PRAGMA journal_mode=WAL")
+            self._database.execute("PRAGMA synchronous=NORMAL")
+            self._database.executescript(_SCHEMA)
 
     def __enter__(self) -> Self:
         return self

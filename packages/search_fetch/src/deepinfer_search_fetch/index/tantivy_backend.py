@@ -11,6 +11,7 @@ from typing import Any
 import tantivy
 from filelock import FileLock, Timeout
 
+from deepinfer_search_fetch.database import readable
 from deepinfer_search_fetch.errors import InvalidRequestError, LimitError
 from deepinfer_search_fetch.index.analyzers import ANALYZER_VERSION
 from deepinfer_search_fetch.index.backend import (
@@ -53,9 +54,10 @@ class TantivyBackend:
             self._index = tantivy.Index(self._schema)
         else:
             folder.mkdir(parents=True, exist_ok=True)
-            self._check_version(folder / "generation.json")
-            self._index = tantivy.Index(self._schema, str(folder))
-        self._index.reload()
+            with readable(folder):
+                self._check_version(folder / "generation.json")
+                self._index = tantivy.Index(self._schema, str(folder))
+                self._index.reload()
 
     def _check_version(self, file: Path) -> None:
         if not file.exists():

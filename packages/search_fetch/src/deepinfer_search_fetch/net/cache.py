@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import sqlite3
 import time
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from pathlib import Path
 import zstandard
 
 from deepinfer_search_fetch import urls
+from deepinfer_search_fetch.database import readable
 from deepinfer_search_fetch.errors import SearchFetchError, UpstreamError
 from deepinfer_search_fetch.models import RedirectHop
 from deepinfer_search_fetch.net.chain import Page
@@ -32,6 +34,7 @@ MISSING_SECONDS = 600.0
 DNS_FAILURE_SECONDS = 60.0
 _MAX_FAILURES = 10_000
 _MAX_BLOB = 128 * 1024 * 1024
+_DIGITS = re.compile(r"[0-9]+")
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS responses (
     key TEXT PRIMARY KEY, requested TEXT NOT NULL, final TEXT NOT NULL, status INTEGER NOT NULL,
@@ -82,9 +85,10 @@ class PageCache:
         self._db = sqlite3.connect(
             folder / "index.sqlite3", timeout=10, isolation_level=None, check_same_thread=False
         )
-        self._db.execute("PRAGMA journal_mode=WAL")
-        self._db.execute("PRAGMA synchronous=NORMAL")
-        self._db.executescript(_SCHEMA)
+        with readable(folder / "index.sqlite3"):
+            self._db.execute("PRAGMA journal_mode=WAL")
+            self._db.execute("PRAGMA synchronous=NORMAL")
+            self._db.executescript(_SCHEMA)
 
     def close(self) -> None:
         self._db.close()
@@ -249,6 +253,13 @@ def storable(response: Response) -> bool:
     )
 
 
+def delta_seconds(text: str) -> int | None:
+    """Whole seconds of a header value (RFC 9111 section 1.2.2), capped; None if it is none."""
+    if not _DIGITS.fullmatch(text):
+        return None
+    return int(text) if len(text) <= 10 else 2**31
+
+
 def freshness_seconds(response: Response, now: float) -> float:
     """How long HTTP says the response stays fresh; a day where it says nothing."""
     directives = {
@@ -258,14 +269,14 @@ def freshness_seconds(response: Response, now: float) -> float:
     if "no-cache" in directives:
         return 0.0
     for name in ("s-maxage", "max-age"):
-        value = directives.get(name, "")
-        if value.isdigit():
-            return float(min(int(value), MAX_TTL_SECONDS))
+        seconds = delta_seconds(directives.get(name, ""))
+        if seconds is not None:
+            return float(min(seconds, MAX_TTL_SECONDS))
     expires = response.header("expires")
     if expires:
         try:
             when = parsedate_to_datetime(expires)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             return 0.0
         when = when if when.tzinfo else when.replace(tzinfo=UTC)
         return max(0.0, (when - datetime.fromtimestamp(now, UTC)).total_seconds())

@@ -134,7 +134,9 @@ class _Exchange:
         self, url: Url, headers: list[tuple[str, str]]
     ) -> tuple[int, tuple[tuple[str, str], ...], bytes]:
         try:
-            request = h11.Request(method="GET", target=url.target, headers=headers)
+            # A validator goes back as the bytes it came in; h11 itself encodes ASCII only.
+            raw = [(name.encode("ascii"), value.encode("latin-1")) for name, value in headers]
+            request = h11.Request(method="GET", target=url.target, headers=raw)
             out = self._http.send(request) or b""
             out += self._http.send(h11.EndOfMessage()) or b""
             async with _within(self._limits.idle_seconds, "sending the request took too long"):

@@ -77,6 +77,8 @@ def retrieve(
 
     expand: None decides by the query (at least EXPAND_FROM_TERMS words, no CJK).
     """
+    if not _asks(parsed, filters):
+        return []
     weights = dict.fromkeys(parsed.terms, 1.0)
     plain = _request(parsed, weights, filters)
     words = [t for t in parsed.terms if not is_unigram(t)]
@@ -88,6 +90,16 @@ def retrieve(
         return []
     expanded = _feedback(parsed.terms, feedback)
     return backend.retrieve(_request(parsed, expanded, filters), k)
+
+
+def _asks(parsed: ParsedQuery, filters: Filters) -> bool:
+    """False for a query of signs alone: it names no page, and must not list (and charge) them all.
+
+    An operator or a list of sites without words does: it asks for all that it lets through.
+    """
+    wanted = (parsed.terms, parsed.phrases, parsed.excluded, parsed.sites, parsed.blocked_sites)
+    limits = (parsed.language, parsed.after, parsed.before, filters.day_range)
+    return any(wanted) or bool(filters.sites) or any(limit is not None for limit in limits)
 
 
 def _request(parsed: ParsedQuery, weights: dict[str, float], filters: Filters) -> Retrieval:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from deepinfer_search_fetch.database import readable
 from deepinfer_search_fetch.errors import InvalidRequestError, RefusedError
 
 SCOPES = ("search", "fetch", "ingest", "admin")
@@ -49,8 +50,9 @@ class KeyStore:
         self._clock = clock
         self._turn = threading.Lock()
         self._db = sqlite3.connect(file, timeout=10, isolation_level=None, check_same_thread=False)
-        self._db.execute("PRAGMA journal_mode=WAL")
-        self._db.executescript(_SCHEMA)
+        with readable(file):
+            self._db.execute("PRAGMA journal_mode=WAL")
+            self._db.executescript(_SCHEMA)
 
     def close(self) -> None:
         self._db.close()

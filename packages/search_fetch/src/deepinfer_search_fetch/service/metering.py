@@ -19,6 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
+from deepinfer_search_fetch.database import readable
 from deepinfer_search_fetch.errors import InvalidRequestError, LimitError
 from deepinfer_search_fetch.service.settings import DEFAULT_PRICES, Price, price_at
 
@@ -86,10 +87,11 @@ class Ledger:
         self._turn = threading.Lock()
         self._reserved: dict[str, int] = {}
         self._db = sqlite3.connect(file, timeout=10, isolation_level=None, check_same_thread=False)
-        self._db.execute("PRAGMA journal_mode=WAL")
-        self._db.execute("PRAGMA synchronous=NORMAL")
-        [(version,)] = self._db.execute("PRAGMA user_version").fetchall()
-        tables = self._db.execute("SELECT 1 FROM sqlite_master WHERE name='ledger'").fetchall()
+        with readable(file):
+            self._db.execute("PRAGMA journal_mode=WAL")
+            self._db.execute("PRAGMA synchronous=NORMAL")
+            [(version,)] = self._db.execute("PRAGMA user_version").fetchall()
+            tables = self._db.execute("SELECT 1 FROM sqlite_master WHERE name='ledger'").fetchall()
         if version != SCHEMA_VERSION and tables:
             self._db.close()
             raise InvalidRequestError(

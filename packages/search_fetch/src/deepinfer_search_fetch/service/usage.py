@@ -69,7 +69,8 @@ def _moment(name: str, text: str | None, default: float) -> float:
     if text is None:
         return default
     try:
-        return parse_moment(text).timestamp()
+        # Rows begin in 1970; earlier moments have no spelling as seconds.
+        return max(0.0, parse_moment(text).timestamp())
     except (ValueError, OverflowError, OSError) as error:
         raise InvalidRequestError(
             "invalid_argument", f"{name}: {text[:40]!r} is not an RFC 3339 date or time: {error}"

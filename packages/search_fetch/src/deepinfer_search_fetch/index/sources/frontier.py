@@ -11,6 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from deepinfer_search_fetch.database import readable
+
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS urls (
   url TEXT PRIMARY KEY, node TEXT NOT NULL, depth INTEGER NOT NULL, authority REAL NOT NULL,
@@ -39,8 +41,9 @@ class Frontier:
         self._file = file
         self._per_node = per_node
         self._database = sqlite3.connect(file, timeout=30)
-        self._database.execute("PRAGMA journal_mode=WAL")
-        self._database.executescript(_SCHEMA)
+        with readable(file):
+            self._database.execute("PRAGMA journal_mode=WAL")
+            self._database.executescript(_SCHEMA)
 
     def close(self) -> None:
         self._database.close()
