@@ -275,7 +275,7 @@ def g5_g6_g7(rounds: int, blocks: int) -> None:
         )
         row(
             "G6",
-            "the same with a verifying second thread (wall counts)",
+            "the same, shared with a second thread (wall counts)",
             found.ratio("raw", "1 threads"),
             ">= 0.80",
         )
