@@ -249,5 +249,7 @@ def _judge(
     return predicted, judged(before), fresh
 
 
-def _keep_ranks(before: Int, after: Int, num_gpus: int) -> Int:
+def _keep_ranks(
+    before: npt.NDArray[Any], after: npt.NDArray[Any], num_gpus: int
+) -> npt.NDArray[Any]:
     return np.stack([keep_ranks(a, b, num_gpus) for a, b in zip(before, after, strict=True)])
