@@ -192,3 +192,33 @@ def test_usage_since_before_the_first_second_is_usage_since_the_beginning(
     reply = call(service.port, "GET", "/v1/usage?from=0001-01-01")
     assert reply.status == 200
     assert reply.json["since"] == "1970-01-01T00:00:00.000Z"
+
+
+@pytest.mark.parametrize(
+    ("host", "answers", "code"),
+    [
+        ("private.test", ["10.0.0.1"], "blocked_address"),
+        ("mixed.test", ["127.0.0.2", "10.0.0.1"], "blocked_address"),
+        ("nowhere.test", [], "dns_failure"),
+        ("closed.test", ["127.0.0.2"], "connect_failure"),
+    ],
+)
+def test_a_host_out_of_reach_is_not_blamed_on_its_robots_txt(
+    host: str, answers: list[str], code: str, config: Config, make_client: MakeClient
+) -> None:
+    strict = config.model_copy(update={"robots": "respect"})
+    client = make_client(strict, {host: [answers]})
+    port = 8443 if code == "connect_failure" else 80
+    for _ in range(2):  # nothing about it is remembered as a rule
+        with pytest.raises(SearchFetchError) as caught:
+            get(client, f"http://{host}:{port}/")
+        assert caught.value.code == code
+
+
+def test_a_rule_for_one_path_in_gbk_does_not_hold_for_another() -> None:
+    from deepinfer_search_fetch.net.robots import parse_robots
+
+    rules = parse_robots("User-agent: *\nDisallow: /%D6%D0\nDisallow: /\u00e9")
+    assert not rules.allows("/%D6%D0")
+    assert rules.allows("/%B9%FA")
+    assert not rules.allows("/%C3%A9")

@@ -14,7 +14,7 @@ from filelock import FileLock, Timeout
 
 from deepinfer_search_fetch import urls
 from deepinfer_search_fetch.config import Config
-from deepinfer_search_fetch.errors import RefusedError, UpstreamError
+from deepinfer_search_fetch.errors import RefusedError, SearchFetchError, UpstreamError
 from deepinfer_search_fetch.models import CacheInfo, FetchRequest, RobotsInfo
 from deepinfer_search_fetch.net.cache import (
     MAX_TTL_SECONDS,
@@ -26,7 +26,7 @@ from deepinfer_search_fetch.net.cache import (
 from deepinfer_search_fetch.net.chain import Gate, Page, follow
 from deepinfer_search_fetch.net.guard import AddressPolicy
 from deepinfer_search_fetch.net.politeness import HostSlots
-from deepinfer_search_fetch.net.robots import MAX_HOSTS, RobotsCache
+from deepinfer_search_fetch.net.robots import MAX_HOSTS, OriginError, RobotsCache
 from deepinfer_search_fetch.net.transport import Response, Transport
 from deepinfer_search_fetch.verdicts import failure_of
 
@@ -34,6 +34,9 @@ _ROBOTS_REDIRECTS = 5
 _RETRY_AFTER_CAP_SECONDS = 300
 _CRAWL_DELAY_CAP_SECONDS = 60.0
 _LOCK_POLL_SECONDS = 0.05
+_NO_CONNECTION = frozenset(
+    {"dns_failure", "connect_failure", "tls_failure", "blocked_address", "blocked_port"}
+)
 _STALE_STATUSES = frozenset({500, 502, 503, 504})
 
 
@@ -273,8 +276,16 @@ class PageLoader:
         return info
 
     async def _get_robots(self, url: urls.Url) -> tuple[int, bytes]:
+        async def get(hop: urls.Url, headers: Sequence[tuple[str, str]]) -> Response:
+            try:
+                return await self._transport.get(hop, headers)
+            except SearchFetchError as error:
+                if hop == url and error.code in _NO_CONNECTION:
+                    raise OriginError(error) from None
+                raise
+
         page = await follow(
-            self._transport, url, (), self._config.limits, max_redirects=_ROBOTS_REDIRECTS
+            self._transport, url, (), self._config.limits, get=get, max_redirects=_ROBOTS_REDIRECTS
         )
         return page.response.status, page.response.body
 

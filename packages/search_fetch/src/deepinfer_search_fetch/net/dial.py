@@ -33,6 +33,8 @@ class Dialer:
         addresses = (
             [url.host] if url.host_kind != "name" else await self._resolver.resolve(url.host)
         )
+        if not addresses:
+            raise UpstreamError("dns_failure", "the host name does not resolve")
         self._policy.check_addresses(addresses)
         problem: Exception | None = None
         for address in _interleave(addresses):

@@ -7,7 +7,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
-from urllib.parse import quote, unquote
+from urllib.parse import quote, unquote_to_bytes
 
 from deepinfer_search_fetch.errors import SearchFetchError
 from deepinfer_search_fetch.models import RobotsInfo
@@ -100,7 +100,7 @@ def _normalise(path: str) -> str:
     """Same octets, same spelling: decode and re-encode, keeping reserved characters encoded."""
     pieces = re.split(r"(%2[fF]|%3[fF]|%23|%2[aA]|%24)", path)
     return "".join(
-        p.upper() if i % 2 else quote(unquote(p), safe="/:@!$&'()*+,;=-._~?[]%")
+        p.upper() if i % 2 else quote(unquote_to_bytes(p), safe="/:@!$&'()*+,;=-._~?[]%")
         for i, p in enumerate(pieces)
     )
 
@@ -124,11 +124,20 @@ def robots_directives(
     return frozenset(found | {"noindex"} if "none" in found else found)
 
 
+class OriginError(Exception):
+    """No connection to the origin of a robots.txt: the `error` of any request to it."""
+
+    def __init__(self, error: SearchFetchError) -> None:
+        super().__init__(error.message)
+        self.error = error
+
+
 class RobotsCache:
     """Fetches and remembers robots.txt per origin.
 
     `get(url)` returns (status, body) after at most five redirects and raises SearchFetchError when
-    the file cannot be reached, which RFC 9309 reads as "disallowed".
+    the file cannot be reached, which RFC 9309 reads as "disallowed", or OriginError when the page
+    cannot be reached either; `check` raises its error, and remembers nothing.
     """
 
     def __init__(
@@ -163,6 +172,9 @@ class RobotsCache:
         robots_url = Url(url.scheme, url.host, url.host_kind, url.port, "/robots.txt")
         try:
             status, body = await self._get(robots_url)
+        except OriginError as failure:
+            # The page itself is out of reach: that is the answer, not a rule nobody wrote.
+            raise failure.error from None
         except SearchFetchError:
             return DENY_ALL, True, RETRY_SECONDS
         if 200 <= status < 300:
