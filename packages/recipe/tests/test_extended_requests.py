@@ -139,3 +139,11 @@ def test_parity_knows_neither_allowed_tools_nor_other_custom_tools() -> None:
     with pytest.raises(ConversionError, match="Only 'apply_patch'"):
         Exchange("responses", {"model": MODEL, **custom(None)}, id="x", profile="parity")
     assert request.model == MODEL
+
+
+@pytest.mark.parametrize("name", ["user", "user_id"])
+@pytest.mark.parametrize("value", [5, ["a"], {"id": 1}, False])
+def test_an_end_user_that_is_no_string_is_refused_by_name(name: str, value: Any) -> None:
+    error = refused("chat", {"messages": [{"role": "user", "content": "hi"}], name: value})
+    assert error["param"] == name
+    assert "expected a string" in error["message"]

@@ -84,7 +84,7 @@ def convert(
         sampling=_sampling(body, profile),
         stream=bool(body.stream),
         include_usage=bool(body.stream_options and body.stream_options.include_usage),
-        user=_end_user(body),
+        user=_end_user(body, profile),
     )
     declared = body.tools or []
     for index, tool in enumerate(declared):
@@ -120,10 +120,15 @@ def convert(
     return finish(draft)
 
 
-def _end_user(body: wire.ChatBody) -> str | None:
-    for value in (body.user_id, body.user):
+def _end_user(body: wire.ChatBody, profile: Profile) -> str | None:
+    for name, value in (("user_id", body.user_id), ("user", body.user)):
         if isinstance(value, str):
             return value
+        if value is not None and profile == "extended":
+            # passed over, two end users would share what is kept apart by this name
+            raise ConversionError(
+                f"Invalid {name} value, expected a string, got {value!r}", param=name
+            )
     return None
 
 
