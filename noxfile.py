@@ -310,3 +310,11 @@ def extraction(session: nox.Session) -> None:
     session.install("./packages/search_fetch[train]")
     bench = "packages/search_fetch/benches/gate_extraction.py"
     session.run("python", bench, str(folder), "--cross-validate", "--floors", *session.posargs)
+
+
+@nox.session(name="search_fetch-slow")
+def search_fetch_slow(session: nox.Session) -> None:
+    """The heavy tests of search_fetch that repeat a claim of the default suite on more cases."""
+    session.env.update(OMP_NUM_THREADS="1")
+    install(session, "search_fetch", "[test]")
+    session.run("pytest", "packages/search_fetch/tests", "-m", "slow", *session.posargs)

@@ -12,18 +12,19 @@ import io
 import ipaddress
 import os
 import re
-import resource
 import socket
 import ssl
 import time
 import zipfile
 import zlib
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import brotli
 import pytest
+from hostile_pages import CLASSIC, HOSTILE
 
 from deepinfer_search_fetch import (
     AsyncSearchFetch,
@@ -35,10 +36,13 @@ from deepinfer_search_fetch import (
     SearchFetchError,
     urls,
 )
+from deepinfer_search_fetch.models import Mode
 from deepinfer_search_fetch.net.guard import AddressPolicy, machine_addresses
 from deepinfer_search_fetch.net.transport import Transport
 
 SITE_ADDRESS = "127.0.0.2"
+# Two on a quiet machine; load slows the same instructions down a little.
+MOST_CPU_SECONDS = 2.5
 HERE = Path(__file__).parent
 Listener = Any  # see conftest
 MakeClient = Callable[..., AsyncSearchFetch]
@@ -461,7 +465,7 @@ def test_row_67_bombs_end_within_two_seconds_of_cpu_and_300_mib_and_the_next_pag
             assert process is not None, f"{name}: the worker was lost or grew"
             assert process.pid == worker, f"{name}: the worker was lost"
             used = process_cpu(worker) + process_cpu(os.getpid()) - before
-            assert used <= 2.0, (name, used)
+            assert used <= MOST_CPU_SECONDS, (name, used)
             assert peak_bytes(worker) <= 300 * 1024 * 1024, name
         again = await client.fetch(FetchRequest(url=f"{base}/fine", render="never", max_age=0))
         assert "Voles" in again.content
@@ -523,30 +527,40 @@ def test_row_68_servers_that_never_end_are_left(
 
 
 @pytest.mark.parametrize(
-    "html",
-    ["<div>" * 100_000 + "deep", '<p title="' + "x" * 10_000_000 + '">attribute</p>',
-     "<table>" + ("<tr>" + "<td>x" * 1000) * 1000],
-    ids=["nested", "attribute", "cells"],
-)  # fmt: skip
-def test_row_69_hostile_markup_costs_bounded_time_and_the_next_page_works(
-    html: str, config: Config, site: Listener, make_client: MakeClient
+    "names", [CLASSIC, pytest.param(sorted(HOSTILE.keys() - set(CLASSIC)), marks=pytest.mark.slow)]
+)
+def test_row_69_hostile_markup_ends_within_two_seconds_and_300_mib_in_every_mode(
+    names: list[str], config: Config, site: Listener, make_client: MakeClient
 ) -> None:
-    site.page("/bad", html)
+    for number, name in enumerate(names):
+        site.page(f"/{number}", f"<title>t</title>{HOSTILE[name]}", content_type="text/html")
     site.page("/fine", WORDS)
-    limits = Limits(extract_cpu_seconds=2, wire_bytes=20_000_000)
+    limits = Limits(wire_bytes=20_000_000, decoded_bytes=20_000_000)
     client = make_client(config.model_copy(update={"extract_workers": 1, "limits": limits}))
     base = f"http://public.test:{site.port}"
 
     async def run() -> None:
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        bad = FetchRequest(url=f"{base}/bad", render="never")
-        assert await outcome(client, bad) in ("ok", "extraction_empty", "timeout")
-        fine = await client.fetch(FetchRequest(url=f"{base}/fine", render="never"))
-        assert "Voles" in fine.content
+        for (number, name), mode in product(enumerate(names), get_args(Mode)):
+            if mode == get_args(Mode)[0]:  # a fresh worker per page: what one leaves behind counts
+                if client.fetcher._pool._all:
+                    await client.fetcher._pool._all[0].stop()
+                fine = FetchRequest(url=f"{base}/fine", render="never", max_age=0)
+                assert "Voles" in (await client.fetch(fine)).content
+            worker = client.fetcher._pool._all[0]._process.pid
+            before = process_cpu(worker)
+            request = FetchRequest(
+                url=f"{base}/{number}", render="never", mode=mode, max_tokens=1000
+            )
+            assert await outcome(client, request) in ("ok", "extraction_empty"), (name, mode)
+            process = client.fetcher._pool._all[0]._process
+            assert process is not None, f"{name}, {mode}: the worker was lost or grew"
+            assert process.pid == worker, f"{name}, {mode}: the worker was lost"
+            used = process_cpu(worker) - before
+            assert used <= MOST_CPU_SECONDS, (name, mode, used)
+            assert peak_bytes(worker) <= 300 * 1024 * 1024, (name, mode)
+        again = await client.fetch(FetchRequest(url=f"{base}/fine", render="never", max_age=0))
+        assert "Voles" in again.content
         await client.close()
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        # Two tries of 2 s each at most, and the start of the workers.
-        assert after.ru_utime - before.ru_utime < 12
 
     asyncio.run(run())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import random
 import re
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hostile_pages import HOSTILE
 from service_harness import Reply, call, read_reply, request_bytes
 
 from deepinfer_search_fetch.index.document import IndexedPage
@@ -200,6 +202,24 @@ def test_what_does_not_finish_in_time_gets_a_503(
     assert (reply.status, reply.json["error"]["code"]) == (503, "unavailable")
     server.kill(signal.SIGTERM)
     assert rows_of(home) == {}
+
+
+def test_a_service_that_met_a_bomb_answers_the_next_request(
+    site: Listener, start: Callable[..., ServerProcess]
+) -> None:
+    site.page("/bomb", HOSTILE["20,000 paragraphs"])
+    site.page("/zip", gzip.compress(bytes(300_000_000), 1), headers=("Content-Encoding: gzip",))
+    site.page("/fine", "<p>" + "Voles live in the grass of the meadow. " * 20)
+    server = start("--allow-cidr", "127.0.0.2/32", "--allow-port", str(site.port))
+    base = f"http://127.0.0.2:{site.port}"
+    bomb = call(server.port, "POST", "/v1/fetch", {"url": f"{base}/bomb"})
+    assert bomb.status == 200
+    assert "too_large" in bomb.json["extraction"]["warnings"]
+    refused = call(server.port, "POST", "/v1/fetch", {"url": f"{base}/zip"})
+    assert refused.json["error"]["code"] == "decompression_bomb"
+    fine = call(server.port, "POST", "/v1/fetch", {"url": f"{base}/fine"})
+    assert (fine.status, "Voles" in fine.json["content"]) == (200, True)
+    assert server.process.poll() is None
 
 
 def test_two_services_do_not_share_a_home(home: Path, start: Callable[..., ServerProcess]) -> None:

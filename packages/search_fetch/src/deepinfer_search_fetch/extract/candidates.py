@@ -19,6 +19,7 @@ from deepinfer_search_fetch.extract.tree import Run, words
 _SHINGLE = 4
 _SLACK = 40  # characters of the candidate that a short run may skip
 _MAX_PLACES = 4
+_MAX_TRIES = 200_000  # places compared per candidate; a page of boilerplate is cut short
 # The library logs every page it gives up on; giving up is an answer here.
 logging.getLogger("trafilatura").setLevel(logging.CRITICAL)
 
@@ -75,10 +76,11 @@ def votes(run_words: Sequence[list[str]], candidate: str) -> list[float]:
     counts between its anchors alone. A menu entry does not profit from the same word in the
     article, nor a teaser's title from the article's own.
     """
-    text = " " + " ".join(words(candidate)) + " "
+    candidate_words = words(candidate)
+    text = " " + " ".join(candidate_words) + " "
     needles = [" " + " ".join(w) + " " if w else "" for w in run_words]
     out = [0.0] * len(needles)
-    anchors = _anchors(run_words, needles, text)
+    anchors = _heaviest_chain(_places(run_words, needles, candidate_words, text))
     for i, _ in anchors:
         out[i] = 1.0
     for (i, place), (j, following) in pairwise([(-1, 0), *anchors, (len(needles), len(text))]):
@@ -117,20 +119,45 @@ def _grams(words_here: list[str]) -> set[tuple[str, ...]]:
     return set(zip(*(words_here[n:] for n in range(_SHINGLE)), strict=False))
 
 
-def _anchors(
-    run_words: Sequence[list[str]], needles: Sequence[str], text: str
-) -> list[tuple[int, int]]:
-    """(run, offset in text) of the whole long runs on the heaviest chain that both texts order."""
-    items: list[tuple[int, int, int]] = []  # run, offset, weight
-    for i, needle in enumerate(needles):
-        if len(run_words[i]) < _SHINGLE:
-            continue
-        found = text.find(needle)
-        for _ in range(_MAX_PLACES):
-            if found < 0:
+def _places(
+    run_words: Sequence[list[str]], needles: Sequence[str], words_there: list[str], text: str
+) -> list[tuple[int, int, int]]:
+    """(run, offset in text, weight) of the first places of every long run that `text` has whole.
+
+    One pass over `text` notes where the beginnings and ends of the runs stand: searching it for
+    one run after the other would take the square of the page's size.
+    """
+    long = [i for i, w in enumerate(run_words) if len(w) >= _SHINGLE]
+    noted: dict[tuple[str, ...], list[int]] = {}
+    for i in long:
+        noted[tuple(run_words[i][:_SHINGLE])] = []
+        noted[tuple(run_words[i][-_SHINGLE:])] = []
+    offset = 0
+    for gram in zip(*(words_there[n:] for n in range(_SHINGLE)), strict=False):
+        if (offsets := noted.get(gram)) is not None:
+            offsets.append(offset)
+        offset += len(gram[0]) + 1
+    found: list[tuple[int, int, int]] = []
+    tries = _MAX_TRIES
+    for i in long:
+        needle, own = needles[i], run_words[i]
+        at, back = noted[tuple(own[:_SHINGLE])], 0
+        ends = noted[tuple(own[-_SHINGLE:])]
+        if len(ends) < len(at):
+            at, back = ends, len(needle) - len(" ".join(own[-_SHINGLE:])) - 2
+        places = 0
+        for offset in at:
+            tries -= 1
+            if places == _MAX_PLACES or tries < 0:
                 break
-            items.append((i, found, len(needle)))
-            found = text.find(needle, found + 1)
+            if offset >= back and text.startswith(needle, offset - back):
+                found.append((i, offset - back, len(needle)))
+                places += 1
+    return found
+
+
+def _heaviest_chain(items: list[tuple[int, int, int]]) -> list[tuple[int, int]]:
+    """(run, offset) of the heaviest of `items` that stand in the same order in both texts."""
     if not items:
         return []
     ranks = {place: r for r, place in enumerate(sorted({place for _, place, _ in items}), 1)}

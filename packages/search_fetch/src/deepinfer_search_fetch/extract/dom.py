@@ -8,39 +8,68 @@ import numpy as np
 from lxml import etree, html  # pyright: ignore[reportAttributeAccessIssue]
 from resiliparse.parse.html import HTMLTree
 
-MAX_TAGS = 100_000
+MAX_TAGS = 80_000
+MAX_CHARS = 3_000_000
+MAX_ATTRIBUTES = 20
+_MANY_CHARS = 500_000  # a smaller page cannot hold enough attributes to hurt
 MAX_DEPTH = 250  # libxml2 drops what lies deeper than 256
 # Open elements by a count that takes void and unclosed ones for open: pages stay far below it.
 _SUSPECT_DEPTH = 2000
 _START_TAG = re.compile(r"<[A-Za-z]")
 _TAG = re.compile(r"<(/?)([A-Za-z][A-Za-z0-9-]*)[^<>]*>")
+_LONG_TAG = re.compile(r"<[A-Za-z][^<>]{2000,}")
+_LONG_VALUE = re.compile(r"""=\s*(?:"[^"]{2000,}"?|'[^']{2000,}'?|[^\s"'>]{2000,})""")
+_QUOTED = re.compile(r"""=\s*(?:"[^"]*"|'[^']*')""")
 _NEUTRAL_TAG = re.compile(r"</?(?:div|span|font|b|i|em|strong|section)\b[^<>]*>", re.I)
 _NOT_NESTING_NAMES = """
 area base br col embed hr img input link meta param source track wbr p li dd dt option tr td th
 thead tbody tfoot colgroup html head body
 """
 _NOT_NESTING = frozenset(_NOT_NESTING_NAMES.split())
-_DEEP = 100
+_DEEP = 40
 
 
 def bounded(text: str) -> tuple[str, list[str]]:
     """`text` within the limits of every parser it is given to, and warnings.
 
-    A page of more than MAX_TAGS tags is cut there. Tags of hostile depth are dropped: the parsers
-    take quadratic time on them, or recurse; the text between them survives.
+    A page of more than MAX_TAGS tags or MAX_CHARS characters is cut there. Huge attribute values
+    are emptied; a tag with a hostile number of attributes loses them all. Tags of hostile depth
+    are dropped: the parsers take quadratic time on them, or recurse; the text between survives.
     """
     warnings: list[str] = []
+    text = _LONG_TAG.sub(_without_long_values, text)
+    if len(text) > MAX_CHARS:
+        text = text[:MAX_CHARS]
+        warnings.append("page_cut")
     if text.count("<") > MAX_TAGS:
         for n, tag in enumerate(_START_TAG.finditer(text)):
             if n == MAX_TAGS:
                 text = text[: tag.start()]
                 warnings.append("too_many_nodes")
                 break
+    if len(text) > _MANY_CHARS:
+        text = _TAG.sub(_without_many_attributes, text)
     if _suspect(text):
         flat = _flatten(text)
         if flat != text:
             return flat, [*warnings, "deep_nesting_flattened"]
     return text, warnings
+
+
+def _without_long_values(tag: re.Match[str]) -> str:
+    short = _LONG_VALUE.sub('=""', tag.group())
+    return short if _attributes(short) <= MAX_ATTRIBUTES * 5 else short.split(None, 1)[0]
+
+
+def _without_many_attributes(tag: re.Match[str]) -> str:
+    text = tag.group()
+    if len(text) <= 2 * MAX_ATTRIBUTES or _attributes(text) <= MAX_ATTRIBUTES:
+        return text
+    return f"<{tag.group(1)}{tag.group(2)}>"
+
+
+def _attributes(tag: str) -> int:
+    return len(_QUOTED.sub("", tag).split()) - 1
 
 
 def _suspect(text: str) -> bool:

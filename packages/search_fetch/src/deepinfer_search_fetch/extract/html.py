@@ -11,6 +11,7 @@ from lxml import html
 from deepinfer_search_fetch import urls
 from deepinfer_search_fetch.errors import InvalidRequestError, SearchFetchError
 from deepinfer_search_fetch.extract import candidates, select
+from deepinfer_search_fetch.extract.bounds import too_large
 from deepinfer_search_fetch.extract.dom import bounded, parse_html
 from deepinfer_search_fetch.extract.features import run_features
 from deepinfer_search_fetch.extract.hidden import remove_invisible, strip_invisible_characters
@@ -25,7 +26,7 @@ from deepinfer_search_fetch.models import Mode, PageType
 
 _SAMPLE_CHARS = 6000
 # Beyond this many "<" the voters take seconds; the quick extractor does not.
-_MAX_ARTICLE_MARKS = 40_000
+_MAX_ARTICLE_MARKS = 30_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,21 +103,30 @@ def extract_html(text: str, url: urls.Url | None, options: HtmlOptions) -> HtmlR
 
     Raises InvalidRequestError only for a selector that is not valid CSS.
     """
-    large = options.mode == "article" and text.count("<") > _MAX_ARTICLE_MARKS
-    if options.mode == "fast" or large:
-        result = _extract_fast(text, url, options)
-        return replace(result, warnings=[*result.warnings, "too_large"]) if large else result
+    if options.mode == "fast":
+        return _extract_fast(text, url, options)
+    if options.mode == "article" and text.count("<") > _MAX_ARTICLE_MARKS:
+        return _too_large(text, url, options)
     prepared = prepare(text, url, options)
     if prepared is None:
         return HtmlResult("", Metadata(), "other", 0.0, [], [])
     page = prepared.page
-    warnings = list(prepared.warnings)
     page_type: PageType = "other"
     quality = 0.0
     if options.mode == "article":
+        if too_large(prepared.original, page.runs):
+            return _too_large(text, url, options)
         page_type, quality = _select(prepared, options)
     content, links = _write(page, _base(prepared.original, url), options)
-    return HtmlResult(content, prepared.metadata, page_type, quality, links, warnings)
+    return HtmlResult(content, prepared.metadata, page_type, quality, links, prepared.warnings)
+
+
+def _too_large(text: str, url: urls.Url | None, options: HtmlOptions) -> HtmlResult:
+    """The quick extractor's answer where the voters would take seconds."""
+    result = _extract_fast(text, url, options)
+    if not result.content:  # to it a page that is all list or all links has no main content
+        result = extract_html(text, url, replace(options, mode="full"))
+    return replace(result, warnings=[*result.warnings, "too_large"])
 
 
 def _extract_fast(text: str, url: urls.Url | None, options: HtmlOptions) -> HtmlResult:

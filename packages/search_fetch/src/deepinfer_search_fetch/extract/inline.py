@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Literal
 
 from lxml import html
@@ -24,17 +23,27 @@ _SKIPPED = frozenset({"rp", "wbr", "input", "area", "map", "audio", "video", "so
 _DECORATIVE = re.compile(
     r"^(?:image|img|icon|logo|photo|avatar|thumbnail|spacer|banner)?\.?$", re.I
 )
+_MAIL = re.compile(r"mailto:[^\s<>()]+$", re.I)
+# Encoding a name or path beyond ASCII takes five times as long; no page has so many to encode.
+_MAX_UNICODE_TARGETS = 20_000
 _SPACE = re.compile(r"[ \t\r\n\f\u00a0]+")
 
 
 @dataclass(frozen=True, slots=True)
 class WriterOptions:
-    """base: the URL that links resolve against; None leaves relative links as plain text."""
+    """base: the URL that links resolve against; None leaves relative links as plain text.
+
+    resolved: the targets of this page resolved so far; pages repeat theirs, and the list of links
+    asks for every one again.
+    """
 
     base: urls.Url | None = None
     links: bool = True
     images: ImageMode = "alt"
     tables: bool = True
+    resolved: dict[str, str | None] = field(
+        default_factory=dict[str, str | None], compare=False, repr=False
+    )
 
 
 @dataclass(slots=True)
@@ -147,7 +156,12 @@ class InlineWriter:
 
     def resolve(self, href: str) -> str | None:
         """Absolute, cleaned link target; None for what leads nowhere outside the page."""
-        return _resolve(self.options.base, href.strip())
+        href = href.strip()
+        known = self.options.resolved
+        if href not in known:
+            dear = len(known) >= _MAX_UNICODE_TARGETS and not href.isascii()
+            known[href] = None if dear else _resolve(self.options.base, href)
+        return known[href]
 
     def _image(self, element: html.HtmlElement) -> str:
         mode = self.options.images
@@ -161,18 +175,16 @@ class InlineWriter:
         return f"![{escape(alt)}]({target})" if target else escape(alt)
 
 
-@lru_cache(maxsize=4096)
 def _resolve(base: urls.Url | None, href: str) -> str | None:
-    """Pages repeat their targets, and the list of links asks for every one again."""
     if not href or href.startswith("#"):
         return None
-    if re.match(r"mailto:[^\s<>()]+$", href, re.I):
+    if _MAIL.match(href):
         return href
     try:
         url = urls.join(base, href) if base is not None else urls.parse(href)
     except SearchFetchError:
         return None
-    if base is not None and url.fragment and url.without_fragment() == base.without_fragment():
+    if url.fragment and base is not None and (url.target, url.origin) == (base.target, base.origin):
         return None
     text = urls.strip_tracking(str(url))
     return text.replace("(", "%28").replace(")", "%29").replace(" ", "%20")

@@ -10,6 +10,8 @@ import re
 
 from lxml import etree, html  # pyright: ignore[reportAttributeAccessIssue]
 
+from deepinfer_search_fetch.extract.bounds import bound_spans
+
 MATH_TAG = "math-tex"
 _TEX_SCRIPT = re.compile(r"^math/tex", re.I)
 _DISPLAY_WRAPPER = re.compile(r"^\{\\(?:displaystyle|textstyle)\s*(.*)\}$", re.S)
@@ -18,7 +20,6 @@ _COPY_WORDS = frozenset({"copy", "copy code", "copied", "copied!", "copy to clip
 _ANCHOR_MARKS = frozenset({"", "#", "¶", "§", "🔗", "permalink", "anchor", "link"})
 _BACK_CLASS = re.compile(r"footnote-?back|mw-cite-backlink|reversefootnote|backref", re.I)
 _BACK_MARKS = frozenset({"↩", "↩︎", "^", "↑", "⏎", "↵"})
-_MAX_SPANNED = 5_000
 _HEADINGS = ("h1", "h2", "h3", "h4", "h5", "h6")
 _VISUAL = ("MathJax_Preview", "MathJax", "MathJax_Display", "MathJax_SVG", "MathJax_CHTML")
 
@@ -26,7 +27,7 @@ _VISUAL = ("MathJax_Preview", "MathJax", "MathJax_Display", "MathJax_SVG", "Math
 def normalise(tree: html.HtmlElement) -> None:
     """Replace every formula by one <math-tex data-display=0|1> holding TeX; mark task items."""
     _drop_fittings(tree)
-    _bound_spans(tree)
+    bound_spans(tree)
     _math_scripts(tree)
     _rendered_math(tree)
     _mathml(tree)
@@ -56,19 +57,6 @@ def _drop_fittings(tree: html.HtmlElement) -> None:
             _BACK_CLASS.search(anchor.get("class") or "") and _in_page(anchor)
         ):
             anchor.drop_tree()
-
-
-def _bound_spans(tree: html.HtmlElement) -> None:
-    """Past _MAX_SPANNED cells no cell spans: the voters expand what a hostile page declares."""
-    spanned = 0
-    for cell in tree.iter("td", "th"):
-        for name in ("colspan", "rowspan"):
-            value = cell.get(name)
-            if value is None:
-                continue
-            spanned += int(value) if value.isascii() and value.isdigit() and len(value) < 7 else 1
-            if spanned > _MAX_SPANNED:
-                del cell.attrib[name]
 
 
 def _in_page(anchor: html.HtmlElement) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -14,7 +15,10 @@ MAX_CELLS = 50_000
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """rows: text of every cell, rectangular. header_rows: 0 or 1."""
+    """rows: text of every cell, the first row as wide as any; rectangular up to MAX_CELLS cells.
+
+    header_rows: 0 or 1.
+    """
 
     rows: list[list[str]]
     header_rows: int
@@ -23,17 +27,16 @@ class Grid:
 def rows_of(table: Box) -> list[Box]:
     """The table's own rows, header rows first; rows of nested tables are not among them."""
     found: list[Box] = []
-    stack: list[Box] = [table]
+    stack: deque[Box] = deque([table])
     while stack:
-        box = stack.pop(0)
+        box = stack.popleft()
         for child in box.children:
             if isinstance(child, Box):
                 if child.tag == "tr":
                     found.append(child)
                 elif child.tag in ("thead", "tbody", "tfoot"):
                     stack.append(child)
-    heads = [r for r in found if r.parent is not None and r.parent.tag == "thead"]
-    return heads + [r for r in found if r not in heads]
+    return sorted(found, key=lambda row: row.parent is None or row.parent.tag != "thead")
 
 
 def cells_of(row: Box) -> list[Box]:
@@ -80,7 +83,11 @@ def build_grid(table: Box, cell_text: Callable[[Box], str]) -> Grid:
             line.append(pending.pop((r, len(line))))
         grid.append(line)
     width = max((len(line) for line in grid), default=0)
-    return Grid([line + [""] * (width - len(line)) for line in grid], min(1, len(grid)))
+    # A short row is valid, and filled up by whoever draws it; only the header sets the width.
+    short = grid if len(grid) * width <= MAX_CELLS else grid[:1]
+    for line in short:
+        line += [""] * (width - len(line))
+    return Grid(grid, min(1, len(grid)))
 
 
 def to_markdown(grid: Grid) -> str:
