@@ -222,3 +222,19 @@ def test_a_rule_for_one_path_in_gbk_does_not_hold_for_another() -> None:
     assert not rules.allows("/%D6%D0")
     assert rules.allows("/%B9%FA")
     assert not rules.allows("/%C3%A9")
+
+
+@pytest.mark.parametrize("concurrency", [0, -1])
+def test_a_batch_without_a_single_worker_is_refused_and_does_not_hang(
+    concurrency: int, config: Config, make_client: MakeClient
+) -> None:
+    client = make_client(config)
+
+    async def run() -> None:
+        requests = [FetchRequest(url="http://127.0.0.1/")]
+        async with asyncio.timeout(10):
+            async for _ in client.fetch_many(requests, concurrency=concurrency):
+                pass
+
+    with pytest.raises(InvalidRequestError, match="concurrency"):
+        asyncio.run(run())

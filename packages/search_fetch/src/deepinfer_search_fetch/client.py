@@ -113,6 +113,10 @@ class AsyncSearchFetch:
         Requests that differ in nothing but the spelling of the URL (tracking parameters, order of
         the query) are fetched once.
         """
+        if concurrency < 1:
+            raise InvalidRequestError(
+                "invalid_argument", f"concurrency must be at least 1, got {concurrency}"
+            )
         turn = asyncio.Semaphore(concurrency)
         running: dict[str, asyncio.Task[FetchResponse]] = {}
 
