@@ -238,3 +238,11 @@ def test_a_batch_without_a_single_worker_is_refused_and_does_not_hang(
 
     with pytest.raises(InvalidRequestError, match="concurrency"):
         asyncio.run(run())
+
+
+@pytest.mark.parametrize("source", ["", "  "])
+def test_an_empty_source_is_not_the_current_folder(
+    source: str, config: Config, make_client: MakeClient
+) -> None:
+    with pytest.raises(InvalidRequestError, match="empty"):
+        asyncio.run(make_client(config).ingest(source))

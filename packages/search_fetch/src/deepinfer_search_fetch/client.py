@@ -163,6 +163,8 @@ class AsyncSearchFetch:
         never guessed). crawl: limits of a crawl. progress: called with (seen, written).
         """
         location = str(source)
+        if not location.strip():  # as a path it would be the current folder
+            raise InvalidRequestError("invalid_argument", "the source to ingest is empty")
         chosen = Source(kind or guess_kind(location), location, crawl or CrawlOptions())
         pool = ExtractPool(self.config.extract_workers, self.config.limits)
         async with self._write_turn:
