@@ -30,6 +30,7 @@ HOSTILE = {
     "ten megabytes of text": "<p>" + "word of text. " * 700_000,
     "lines of code": "<pre>" + "x\n" * 4_000_000,
     "marks to escape": "<p>" + "*_" * 4_000_000,
+    "nested tables": "<table><tr><td>x" * 5000,
     "ampersands": "&" * 200_000,
 }
 CLASSIC = [

@@ -138,8 +138,24 @@ def test_keys_scopes_and_quota_are_enforced(serve: Callable[..., Service]) -> No
     secret, key = service.keys.create("s", ["search"], monthly_quota=1)
     assert service.call("POST", "/v1/search", body, Authorization=f"Bearer {secret}")[0] == 200
     assert service.call("POST", "/v1/search", body, x_api_key=secret)[0] == 402
+    again = {"x_api_key": secret, "Idempotency_Key": "n"}
+    assert service.call("POST", "/v1/search", body, **again)[0] == 402
     assert service.keys.revoke(key.id)
     assert service.call("POST", "/v1/search", body, x_api_key=secret)[0] == 401
+
+
+def test_the_answer_that_used_the_quota_up_can_be_asked_for_again(
+    serve: Callable[..., Service],
+) -> None:
+    service = serve(auth=True)
+    assert service.keys is not None
+    secret, _ = service.keys.create("s", ["search"], monthly_quota=1)
+    headers = {"x_api_key": secret, "Idempotency_Key": "once"}
+    first = service.call("POST", "/v1/search", {"query": "voles"}, **headers)
+    again = service.call("POST", "/v1/search", {"query": "voles"}, **headers)
+    assert (first[0], again[0], again[2]) == (200, 200, first[2])
+    assert again[1]["idempotency-replayed"] == "true"
+    assert service.billed() == {"search": 1}
 
 
 def test_stored_keys_cannot_be_read_back(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from lxml import etree, html  # pyright: ignore[reportAttributeAccessIssue]
 from resiliparse.parse.html import HTMLTree
 
 MAX_TAGS = 80_000
-MAX_CHARS = 3_000_000
+MAX_CHARS = 2_000_000
 MAX_ATTRIBUTES = 20
 _MANY_CHARS = 500_000  # a smaller page cannot hold enough attributes to hurt
 MAX_DEPTH = 250  # libxml2 drops what lies deeper than 256
@@ -26,7 +26,7 @@ area base br col embed hr img input link meta param source track wbr p li dd dt 
 thead tbody tfoot colgroup html head body
 """
 _NOT_NESTING = frozenset(_NOT_NESTING_NAMES.split())
-_DEEP = 40
+_DEEP = 20
 
 
 def bounded(text: str) -> tuple[str, list[str]]:

@@ -63,6 +63,7 @@ async def deliver(
     async with service.replays.turn(call.key_id, idempotency_key):
         stored = service.replays.find(call.key_id, idempotency_key, same)
         if stored is None:
+            service.check_quota(call)
             stored = await produce()
             service.replays.keep(call.key_id, idempotency_key, same, stored)
         else:

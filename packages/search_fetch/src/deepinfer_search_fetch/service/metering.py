@@ -205,6 +205,10 @@ class Ledger:
             )
         )
 
+    def has(self, request_id: str) -> bool:
+        """Whether this request is charged already."""
+        return bool(self.read("SELECT 1 FROM ledger WHERE request_id = ?", (request_id,)))
+
     def month_quantity(self, key_id: str) -> int:
         """Billable calls of a key since the first of this month (UTC)."""
         month = datetime.fromtimestamp(self.clock(), UTC).strftime("%Y-%m")

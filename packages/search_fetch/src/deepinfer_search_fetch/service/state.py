@@ -74,8 +74,8 @@ class Service:
         standing = self.limiter.take(key.id)
         call.headers.update(standing.headers)
         standing.check()
-        if scope is not None:
-            self.check_quota(call)
+        if scope is not None and "idempotency-key" not in headers:
+            self.check_quota(call)  # a repeated call may ask for an answer that is paid already
         return key
 
     def check_quota(self, call: Call) -> None:
@@ -89,5 +89,6 @@ class Service:
 
         Raises LimitError(insufficient_quota) when other answers on their way took the last of it.
         """
-        self.ledger.reserve(charge.key_id, charge.quantity, call.monthly_quota)
+        quota = None if self.ledger.has(charge.request_id) else call.monthly_quota
+        self.ledger.reserve(charge.key_id, charge.quantity, quota)
         call.charges.append(charge)
