@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -71,7 +72,10 @@ def test_every_module_imports_alone() -> None:
         "        del sys.modules[loaded]\n"
         "    importlib.import_module(name)\n"
     )
-    subprocess.run([sys.executable, "-c", code, *MODULES], check=True, timeout=120)
+    extra = {"deepinfer_engine.adapters.search_fetch": "deepinfer_search_fetch"}
+    names = [m for m in MODULES if m not in extra or find_spec(extra[m])]
+    assert len(names) >= len(MODULES) - len(extra)
+    subprocess.run([sys.executable, "-c", code, *names], check=True, timeout=120)
 
 
 def test_every_third_party_import_is_declared() -> None:
