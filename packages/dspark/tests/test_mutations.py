@@ -134,7 +134,7 @@ LAW_MUTATIONS: dict[str, tuple[Callable[[], Verifier], dict]] = {
         {"vocab": 4, "target": LawSpec(top_k=2)},
     ),
     "temperature forgotten": (
-        lambda: sampling_mutant((", sampling.temperature[request].astype", ", np.ones(request.size).astype")),  # noqa: E501
+        lambda: sampling_mutant(("np.maximum(sampling.temperature[request]", "np.maximum(np.ones(request.size)")),  # noqa: E501
         {"target": LawSpec(temperature=0.5)},
     ),
     "ban forgotten": (
