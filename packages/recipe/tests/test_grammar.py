@@ -9,7 +9,7 @@ import sys
 
 import jsonschema_rs
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from deepinfer_recipe import (
@@ -287,6 +287,8 @@ JSON = st.recursive(
 
 
 @settings(max_examples=400, deadline=None)
+@example(schema={"anyOf": [False]}, kind="tool_call")
+@example(schema={"anyOf": [True, {"properties": {"a": {}}}]}, kind="tool_call")
 @given(schema=JSON, kind=st.sampled_from(["json", "tool_call"]))
 def test_nothing_but_errors_of_this_package_leaves(schema, kind):
     text = json.dumps(schema) if kind == "json" else tools(schema)

@@ -75,7 +75,13 @@ class CallsGrammar:
         if not isinstance(made, dict):
             raise GrammarError("its parameters are not the schema of an object")
         members = made.get("anyOf", made.get("oneOf"))
-        shapes = [enforceable(splitter.resolve(one)) for one in members or [made]]
+        resolved = [enforceable(splitter.resolve(one)) for one in members or [made]]
+        # `true` asks nothing of the object, `false` is an alternative that nothing meets
+        shapes = [
+            shape if isinstance(shape, dict) else {} for shape in resolved if shape is not False
+        ]
+        if not shapes:
+            raise GrammarError("no value meets the schema of its parameters")
         return either([self._shape(shape, splitter, tool.get("grammar")) for shape in shapes])
 
     def _shape(
