@@ -6,6 +6,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
+import time
 
 import numpy as np
 
@@ -183,3 +184,15 @@ def test_a_real_second_process_reads_and_extends_while_this_one_writes(store, ma
         process.stdin.close()
         assert process.wait(30) == 0
         process.stdout.close()
+
+
+def test_what_another_process_dropped_is_stored_anew_when_it_is_put_again(store, make_model):
+    with kvtier.open(store) as ours, kvtier.open(store) as other:
+        model, neighbour = make_model(ours), make_model(other)
+        tokens = model.prompt(77, 3)
+        assert model.store(tokens, durability="flushed").wait(10)
+        assert neighbour.block_hits(tokens) == 3
+        neighbour.ns.drop(neighbour.digests(tokens))
+        time.sleep(0.002)  # between processes, order is known to the millisecond
+        assert model.store(tokens, durability="flushed").wait(10)
+        assert neighbour.block_hits(tokens) == 3

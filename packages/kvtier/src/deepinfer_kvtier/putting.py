@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -141,6 +142,11 @@ def _choose(
     stored = np.zeros(len(request.digests), dtype=np.bool_)
     if cache.directory is not None and request.digests:
         rows = cache.directory.index.probe(request.kind, request.shard, request.digests)
+        if request.durability != "behind" and (rows["length"] != NO_ROW).any():
+            # Before "stored" is promised of what is there: has another process dropped it?
+            with suppress(OSError):
+                cache.directory.refresh()
+            rows = cache.directory.index.probe(request.kind, request.shard, request.digests)
         stored = rows["length"] != NO_ROW
     there = stored.tolist()
     nbytes, waiting, continues = request.source.payload, 0, False
