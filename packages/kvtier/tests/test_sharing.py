@@ -196,3 +196,18 @@ def test_what_another_process_dropped_is_stored_anew_when_it_is_put_again(store,
         time.sleep(0.002)  # between processes, order is known to the millisecond
         assert model.store(tokens, durability="flushed").wait(10)
         assert neighbour.block_hits(tokens) == 3
+
+
+def test_a_tombstone_that_is_read_late_spares_what_was_stored_after_it(store, make_model):
+    with kvtier.open(store) as ours, kvtier.open(store) as other:
+        model, neighbour = make_model(ours), make_model(other)
+        tokens = model.prompt(78, 3)
+        neighbour.ns.drop(neighbour.digests(tokens))
+        time.sleep(0.002)
+        assert model.store(tokens, durability="flushed").wait(10)
+        ours.gc()  # reads the tombstones only now
+        assert model.block_hits(tokens) == 3
+        assert neighbour.block_hits(tokens) == 3
+        assert neighbour.ns.drop(neighbour.digests(tokens)) == 3
+        ours.gc()
+        assert model.block_hits(tokens) == 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,9 @@ from deepinfer_kvtier import format as fmt
 from deepinfer_kvtier.retention import RetentionClass
 from deepinfer_kvtier.segments import Segment, SegmentSet
 from deepinfer_kvtier.table import APPROXIMATE_BIT, NO_ROW, ROW, EntryTable
+
+RECENT: Final = 1 << 15
+"""Entries that are remembered with their times, for tombstones that are read after them."""
 
 
 class DirectoryIndex:
@@ -28,6 +31,8 @@ class DirectoryIndex:
         # Further copies of records in the table, written by other processes at the same time.
         self._spares: NDArray[Any] = np.zeros(0, dtype=ROW)
         self._tombs: dict[tuple[int, int, int, int], int] = {}
+        # Entries as they came last, with their times: rows have none to the millisecond.
+        self._recent: list[NDArray[Any]] = []
         self.last_tomb_ms = 0
         self._fresh_tombs: set[tuple[int, bytes]] = set()
         self._removed: list[tuple[bytes, int, int]] = []
@@ -175,6 +180,8 @@ class DirectoryIndex:
             if self._tombs.get(key, -1) >= stamp:
                 return
             self._tombs[key] = stamp
+            if self._came_after(key, stamp):
+                return
             self._fresh_tombs.add((key[2], fmt.key_bytes(entry)))
             lo, hi = np.array([key[0]], dtype="<u8"), np.array([key[1]], dtype="<u8")
             kind, shard = key[2:]
@@ -202,10 +209,25 @@ class DirectoryIndex:
         rows["flags"][approximate] |= APPROXIMATE_BIT
         keep = alive[inverse] & ~self._buried(entries)
         with self._lock:
+            self._remember(entries[keep])
             fresh = rows[keep]
             added = self._table.insert(fresh)
             if not added.all():
                 self._keep_spares(fresh[~added])
+
+    def _remember(self, entries: NDArray[Any]) -> None:
+        self._recent.append(entries[-RECENT:])
+        if len(self._recent) > 64 or len(self._recent[-1]) == RECENT:
+            self._recent = [np.concatenate(self._recent)[-RECENT:]]
+
+    def _came_after(self, key: tuple[int, int, int, int], stamp: int) -> bool:
+        """Whether a record that is here was stored after a tombstone that is only read now."""
+        for entries in self._recent:
+            for entry in entries[entries["key_lo"] == key[0]]:
+                written = int(entry["created_s"]) * 1000 + int(entry["created_ms"])
+                if written > stamp and _tomb_key(entry) == key:
+                    return True
+        return False
 
     def _keep_spares(self, rows: NDArray[Any]) -> None:
         """Remember further copies; what a snapshot repeats is no copy but the record itself."""
