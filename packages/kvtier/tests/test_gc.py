@@ -75,6 +75,24 @@ def test_a_hit_renews_the_lifetime_also_for_other_processes(store, make_model, c
     assert segments(store) == 0
 
 
+@pytest.mark.parametrize("hours", [100, 200])  # within its lifetime, and past it but still there
+def test_what_is_flushed_again_lives_from_then_on_for_every_process(
+    store, make_model, clock, hours
+):
+    with kvtier.open(store, clock=clock) as cache, kvtier.open(store, clock=clock) as other:
+        model = make_model(cache)
+        tokens = model.prompt(1, 2)
+        for _ in range(2):
+            assert model.store(tokens, durability="flushed").wait(10)
+            cache.directory.seal()
+            clock.advance(hours * HOUR)
+        clock.advance((100 - hours) * HOUR)
+        other.gc()
+        assert make_model(other).block_hits(tokens) == 2
+        cache.gc()
+        assert model.block_hits(tokens) == 2
+
+
 def test_the_renewed_lifetime_survives_a_restart(store, make_model, clock):
     with kvtier.open(store, clock=clock) as cache:
         model = make_model(cache)

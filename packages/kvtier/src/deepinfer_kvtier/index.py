@@ -59,12 +59,7 @@ class DirectoryIndex:
         with self._lock:
             numbers = self._table.find(lo, hi, kind, shard)
             there = numbers >= 0
-            rows = self._table.take(numbers[there])
-            stale = np.zeros(len(rows), dtype=np.bool_)
-            for policy in classes:
-                if policy.ttl_s is not None:
-                    aged = now_s - rows["seen_s"].astype(np.int64) >= policy.ttl_s / 8
-                    stale |= (rows["cls"] == policy.code) & aged
+            stale = aged(self._table.take(numbers[there]), now_s, classes)
             if not stale.any():
                 return None
             self._table.touch(numbers[there][stale], now_s)
@@ -283,6 +278,16 @@ class DirectoryIndex:
     def duplicates(self) -> int:
         """Further copies of records, stored by two processes at the same time."""
         return len(self._spares)
+
+
+def aged(rows: NDArray[Any], now_s: int, classes: Iterable[RetentionClass]) -> NDArray[np.bool_]:
+    """Rows whose last mark of use is an eighth of their class's lifetime old, or older."""
+    result = np.zeros(len(rows), dtype=np.bool_)
+    for policy in classes:
+        if policy.ttl_s is not None:
+            old = now_s - rows["seen_s"].astype(np.int64) >= policy.ttl_s / 8
+            result |= (rows["cls"] == policy.code) & old
+    return result
 
 
 def _place(rows: NDArray[Any]) -> NDArray[Any]:

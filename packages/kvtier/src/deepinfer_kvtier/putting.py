@@ -16,6 +16,7 @@ from deepinfer_kvtier.config import KVTierConfig
 from deepinfer_kvtier.errors import ConfigError
 from deepinfer_kvtier.host import HostRecord, HostTier
 from deepinfer_kvtier.identity import check_digests
+from deepinfer_kvtier.index import aged
 from deepinfer_kvtier.layout import KIND_CODES
 from deepinfer_kvtier.queue import WriteItem, WriteQueue, copy_views
 from deepinfer_kvtier.sealing import Sealer
@@ -148,6 +149,12 @@ def _choose(
                 cache.directory.refresh()
             rows = cache.directory.index.probe(request.kind, request.shard, request.digests)
         stored = rows["length"] != NO_ROW
+        known = [digest for digest, there in zip(request.digests, stored, strict=True) if there]
+        if request.durability != "behind":
+            # Elsewhere what is old may be collected before our mark of use is in the log.
+            now_s, classes = int(cache.clock.wall()), cache.config.classes.values()
+            stored &= ~aged(rows, now_s, classes)
+        cache.directory.touch(request.kind, request.shard, known)
     there = stored.tolist()
     nbytes, waiting, continues = request.source.payload, 0, False
     for i, (digest, accepted) in enumerate(zip(request.digests, ticket.accepted, strict=True)):
