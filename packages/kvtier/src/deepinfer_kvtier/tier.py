@@ -16,6 +16,7 @@ from typing import Any, Final, Literal, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from deepinfer_kvtier import format as fmt
 from deepinfer_kvtier.breaker import Breaker
 from deepinfer_kvtier.clock import Clock
 from deepinfer_kvtier.config import KVTierConfig
@@ -27,6 +28,7 @@ from deepinfer_kvtier.writer import Outgoing
 # What `probe` says about a record: `length` is its payload in bytes, NO_ROW where there is none;
 # `flags` is 0x80 for approximate records plus the replay generation (at most 127).
 FOUND: Final = np.dtype([("length", "<u4"), ("flags", "u1")])
+SCAN_PAGE: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,23 @@ class ScanEntry:
     key: bytes
     payload_bytes: int
     created_s: int
+
+
+def scan_page(rows: NDArray[Any], cursor: str | None) -> tuple[Sequence[ScanEntry], str | None]:
+    """A page of an index's rows and the cursor of the next, for `Tier.scan`."""
+    start = int(cursor or 0)
+    end = start + SCAN_PAGE
+    page = [
+        ScanEntry(
+            int(row["kind"]),
+            int(row["shard"]),
+            fmt.key_bytes(row),
+            int(row["length"]),
+            int(row["seen_s"]),
+        )
+        for row in rows[start:end]
+    ]
+    return page, str(end) if end < len(rows) else None
 
 
 class Tier(Protocol):

@@ -30,7 +30,7 @@ from deepinfer_kvtier.service.messages import key_of
 from deepinfer_kvtier.service.search import PROBES_A_ROUND
 from deepinfer_kvtier.store_files import open_store
 from deepinfer_kvtier.table import APPROXIMATE_BIT, GENERATION_BITS, NO_ROW
-from deepinfer_kvtier.tier import FOUND, ScanEntry, TierCaps
+from deepinfer_kvtier.tier import FOUND, ScanEntry, TierCaps, scan_page
 from deepinfer_kvtier.tiers.fleet_config import FleetTierConfig
 from deepinfer_kvtier.writer import Outgoing
 
@@ -38,7 +38,6 @@ _BLOCK: Final = KIND_CODES["block"]
 # writer, segment, page, length, approximate bit and generation, class, depth, bucket start
 _LOCATION = struct.Struct("<16sIIIBBIQ")
 FOREVER_S: Final = 365 * 86_400
-SCAN_PAGE: Final = 1000
 
 
 class _UnfollowedDirectory(DirectoryTier):
@@ -149,20 +148,7 @@ class FleetTier:
 
     def scan(self, cursor: str | None) -> tuple[Sequence[ScanEntry], str | None]:
         """What this process knows, in pages of 1,000; the service cannot be listed."""
-        start = int(cursor or 0)
-        rows = self._files.index.rows()
-        page = [
-            ScanEntry(
-                int(row["kind"]),
-                int(row["shard"]),
-                fmt.key_bytes(row),
-                int(row["length"]),
-                int(row["seen_s"]),
-            )
-            for row in rows[start : start + SCAN_PAGE]
-        ]
-        end = start + SCAN_PAGE
-        return page, str(end) if end < len(rows) else None
+        return scan_page(self._files.index.rows(), cursor)
 
     def usage(self) -> dict[str, int]:
         """Counters of the files and, with prefix `directory_`, of the service."""

@@ -30,7 +30,7 @@ from deepinfer_kvtier.reading import Wanted
 from deepinfer_kvtier.records import Status
 from deepinfer_kvtier.retention import RetentionClass
 from deepinfer_kvtier.table import NO_ROW
-from deepinfer_kvtier.tier import FOUND, ScanEntry, TierCaps
+from deepinfer_kvtier.tier import FOUND, ScanEntry, TierCaps, scan_page
 from deepinfer_kvtier.tiers.manifest import (
     Manifest,
     SegmentInfo,
@@ -55,7 +55,6 @@ from deepinfer_kvtier.writer import Outgoing
 READ_THREADS = 8
 MAX_BATCH = 4096
 MAX_SEGMENTS_PER_WRITER = 256
-SCAN_PAGE = 1000
 
 
 class S3Tier:
@@ -408,20 +407,7 @@ class S3Tier:
 
     def scan(self, cursor: str | None) -> tuple[Sequence[ScanEntry], str | None]:
         """Everything this process knows to be stored, in pages of 1,000."""
-        start = int(cursor or 0)
-        rows = self.index.rows()
-        page = [
-            ScanEntry(
-                int(row["kind"]),
-                int(row["shard"]),
-                fmt.key_bytes(row),
-                int(row["length"]),
-                int(row["seen_s"]),
-            )
-            for row in rows[start : start + SCAN_PAGE]
-        ]
-        end = start + SCAN_PAGE
-        return page, str(end) if end < len(rows) else None
+        return scan_page(self.index.rows(), cursor)
 
     def drain_drops(self) -> set[tuple[int, int, bytes]]:
         """(kind, shard, 16-byte key) of what was dropped since the last call, here or elsewhere."""
