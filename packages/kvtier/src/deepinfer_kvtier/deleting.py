@@ -51,7 +51,7 @@ def delete_segments(
             continue  # it could not be sealed
         if state.local in growing and _records_in(directory, segment) > state.records:
             continue  # it grew between the survey and its sealing: what is new stays
-        tombstone = _segment_tombstone(segment)
+        tombstone = segment_tombstone(segment.writer, segment.number)
         try:
             directory.append_control(tombstone)
         except OSError as cause:
@@ -122,10 +122,11 @@ def _records_in(directory: DirectoryTier, segment: Segment) -> int:
     return int((directory.index.stored_rows()["segment"] == segment.local).sum())
 
 
-def _segment_tombstone(segment: Segment) -> NDArray[Any]:
+def segment_tombstone(writer: bytes, number: int) -> NDArray[Any]:
+    """The entry that tells every process that a segment is deleted."""
     entry = np.zeros(1, dtype=fmt.ENTRY)
-    entry["key_lo"] = int.from_bytes(segment.writer[:8], "little")
-    entry["key_hi"] = int.from_bytes(segment.writer[8:], "little")
-    entry["segment"] = segment.number
+    entry["key_lo"] = int.from_bytes(writer[:8], "little")
+    entry["key_hi"] = int.from_bytes(writer[8:], "little")
+    entry["segment"] = number
     entry["flags"] = fmt.FLAG_TOMB_SEGMENT
     return entry

@@ -180,12 +180,21 @@ class DirectoryTier:
         if outcome.statuses.count(Status.OK) == len(members):
             return outcome.statuses
         for want, status in zip(members, outcome.statuses, strict=True):
-            if status is Status.CORRUPT and not self.sharing.shared:
-                self.bury(kind, shard, [want.digest])
-            elif status in (Status.MISS, Status.CORRUPT):
-                # On a mounted file system others may see good bytes where we do not yet.
-                self.index.forget(kind, shard, want.digest, run.segment)
+            if status is not Status.OK:
+                self.quarantine(kind, shard, want.digest, run.segment)
         return outcome.statuses
+
+    def quarantine(self, kind: int, shard: int, digest: bytes, segment: int) -> None:
+        """A slot does not hold what the index says: nobody shall look there again.
+
+        On a mounted file system only this process goes by it: others may see good bytes where we
+        do not yet, and one machine with bad memory must not hide good records from all.
+        """
+        self.counts["quarantined"] += 1
+        if self.sharing.shared:
+            self.index.forget(kind, shard, digest, segment)
+        else:
+            self.bury(kind, shard, [digest])
 
     # -- writing
 

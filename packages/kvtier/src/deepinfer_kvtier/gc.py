@@ -182,7 +182,8 @@ def remove_empty_folders(directory: DirectoryTier) -> None:
 
 
 def _carry_tombstones(directory: DirectoryTier, name: str) -> None:
-    """Keep a removed log's key tombstones as long as records older than them may still exist."""
+    """Keep a removed log's tombstones: of keys as long as records older than them may still exist,
+    of segments as long as a log names these, which would else look as if they were lost."""
     log = LogReader(directory.root / "w" / name, directory.store, directory.io)
     try:
         entries = log.poll()
@@ -192,3 +193,8 @@ def _carry_tombstones(directory: DirectoryTier, name: str) -> None:
     tombs = entries[(entries["flags"] & fmt.FLAG_TOMB_KEY) != 0]
     if oldest is not None and len(tombs):
         directory.append_control(tombs[tombs["created_s"] >= oldest])
+    writers = {*directory.logs(), directory.writer_name} - {name}
+    ends = entries[(entries["flags"] & fmt.FLAG_TOMB_SEGMENT) != 0]
+    kept = [fmt.key_bytes(end).hex() in writers for end in ends]
+    if any(kept):
+        directory.append_control(ends[kept])

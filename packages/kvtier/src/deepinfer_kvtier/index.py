@@ -168,6 +168,18 @@ class DirectoryIndex:
             fresh, self._fresh_tombs = self._fresh_tombs, set()
             return fresh
 
+    def buried(self, entries: NDArray[Any]) -> NDArray[np.bool_]:
+        """Entries written before a tombstone for their key: bool per entry."""
+        result = np.zeros(len(entries), dtype=np.bool_)
+        if not self._tombs:
+            return result
+        lows = np.array([key[0] for key in self._tombs], dtype="<u8")
+        for i in np.flatnonzero(np.isin(entries["key_lo"], lows)):
+            entry = entries[i]
+            stamp = int(entry["created_s"]) * 1000 + int(entry["created_ms"])
+            result[i] = stamp <= self._tombs.get(_tomb_key(entry), -1)
+        return result
+
     def _bury_key(self, entry: Any) -> None:
         key = _tomb_key(entry)
         stamp = int(entry["created_s"]) * 1000 + int(entry["created_ms"])
@@ -202,7 +214,7 @@ class DirectoryIndex:
         rows["flags"] = np.minimum(entries["generation"], 127)
         approximate = (entries["flags"] & fmt.FLAG_APPROXIMATE) != 0
         rows["flags"][approximate] |= APPROXIMATE_BIT
-        keep = alive[inverse] & ~self._buried(entries)
+        keep = alive[inverse] & ~self.buried(entries)
         with self._lock:
             self._remember(entries[keep])
             fresh = rows[keep]
@@ -231,18 +243,6 @@ class DirectoryIndex:
         places = _place(rows)
         other = (places != _place(known)) & ~np.isin(places, _place(self._spares))
         self._spares = np.concatenate((self._spares, rows[other]))
-
-    def _buried(self, entries: NDArray[Any]) -> NDArray[np.bool_]:
-        """Entries written before a tombstone for their key."""
-        result = np.zeros(len(entries), dtype=np.bool_)
-        if not self._tombs:
-            return result
-        lows = np.array([key[0] for key in self._tombs], dtype="<u8")
-        for i in np.flatnonzero(np.isin(entries["key_lo"], lows)):
-            entry = entries[i]
-            stamp = int(entry["created_s"]) * 1000 + int(entry["created_ms"])
-            result[i] = stamp <= self._tombs.get(_tomb_key(entry), -1)
-        return result
 
     def _without_replaced(self, removed: NDArray[Any]) -> NDArray[Any]:
         """Put further copies of removed rows in their place; returns the rows that had none."""

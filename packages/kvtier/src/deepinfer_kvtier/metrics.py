@@ -43,6 +43,7 @@ _PLAIN: tuple[tuple[str, Kind, str, str, str], ...] = (
         "written_file_bytes",
     ),
     ("disk_corrupt_total", "counter", "Records with a wrong checksum.", "disk", "corrupt"),
+    ("disk_quarantined_total", "counter", "Slots never read again.", "disk", "quarantined"),
     ("disk_digest_mismatch_total", "counter", "Other records met.", "disk", "digest_mismatch"),
     ("disk_short_reads_total", "counter", "Reads that ended early.", "disk", "short_reads"),
     ("disk_read_errors_total", "counter", "Reads that failed.", "disk", "read_errors"),

@@ -18,6 +18,8 @@ COPY_SHARE = 0.05
 """Share of the time between two collections that copying may take."""
 
 _BATCH = 64
+DAMAGED = ("no trailer", "wrong checksum")
+"""What `read_slot` says of bytes that have changed, in contrast to some that are not there."""
 
 
 def copy_forward(directory: DirectoryTier, states: Sequence[SegmentState]) -> tuple[int, int]:
@@ -101,6 +103,7 @@ def _read(directory: DirectoryTier, row: Any, cls: str, *, keep_time: bool) -> O
     """
     read = read_slot(directory, row)
     if isinstance(read, str):
+        directory.counts["corrupt"] += read in DAMAGED
         return None
     trailer, payload = read
     seen_s = int(row["seen_s"])

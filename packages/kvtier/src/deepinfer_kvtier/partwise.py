@@ -105,14 +105,10 @@ def read_stages(
         statuses[i] = Status.OK
         directory.counts["read_records"] += 1
         directory.counts["read_bytes"] += want.nbytes
-    corrupt = [
-        want.digest
-        for i, want in zip(which, wanted, strict=True)
-        if statuses.get(i) is Status.CORRUPT
-    ]
-    directory.counts["corrupt"] += len(corrupt)
-    if corrupt and not directory.sharing.shared:
-        directory.bury(kind, shard, corrupt)
+    for i, want, row in zip(which, wanted, rows, strict=True):
+        if statuses.get(i) is Status.CORRUPT:
+            directory.counts["corrupt"] += 1
+            directory.quarantine(kind, shard, want.digest, int(row["segment"]))
     return statuses
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from deepinfer_kvtier.deleting import delete_segments
 from deepinfer_kvtier.directory import DirectoryTier
 from deepinfer_kvtier.gc import remove_empty_folders, tidy
+from deepinfer_kvtier.lost import bury_lost, find_lost
 from deepinfer_kvtier.moving import copy_records
 from deepinfer_kvtier.snapshots import damaged_snapshots
 from deepinfer_kvtier.survey import rows_by_segment, take_survey
@@ -19,6 +20,8 @@ class CheckReport:
     """What `fsck` found and did.
 
     records:          every record, read back; bad ones were hidden when repairing.
+    lost_segments, lost_records: segment files that are gone without having been deleted, and the
+                      records that went with them; a repair writes their tombstones.
     bad_index_frames: frames of index logs that are not what was written; their entries are lost,
                       and the next requests store those records again.
     bad_snapshots:    snapshots of logs that readers ignore; a repair removes them.
@@ -28,6 +31,8 @@ class CheckReport:
     """
 
     records: VerifyReport
+    lost_segments: int
+    lost_records: int
     bad_index_frames: int
     bad_snapshots: int
     unfinished_logs: int
@@ -37,7 +42,8 @@ class CheckReport:
     @property
     def clean(self) -> bool:
         """Whether nothing was found."""
-        return not (self.records.bad or self.bad_index_frames or self.bad_snapshots)
+        found = (self.lost_segments, self.bad_index_frames, self.bad_snapshots)
+        return not (self.records.bad or any(found))
 
     def facts(self) -> dict[str, object]:
         """Flat, for printing."""
@@ -49,6 +55,9 @@ def check(directory: DirectoryTier, *, repair: bool) -> CheckReport:
     """Read every record and every log. raises: OSError where the directory itself fails."""
     directory.refresh()
     adopted = tidy(directory) if repair else 0
+    lost = find_lost(directory)
+    if repair:
+        bury_lost(directory, lost)
     records = verify(directory, repair=repair)
     bad_frames = sum(log.bad_frames for log in directory.logs().values())
     bad_snapshots = [
@@ -62,6 +71,8 @@ def check(directory: DirectoryTier, *, repair: bool) -> CheckReport:
             directory.io.unlink(path)
     return CheckReport(
         records=records,
+        lost_segments=len(lost),
+        lost_records=sum(item.records for item in lost),
         bad_index_frames=bad_frames,
         bad_snapshots=len(bad_snapshots),
         unfinished_logs=sum(not log.ended for log in directory.logs().values()),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from dataclasses import dataclass
+from typing import Any
 
 from deepinfer_kvtier import format as fmt
 from deepinfer_kvtier.directory import DirectoryTier
@@ -13,12 +14,20 @@ from deepinfer_kvtier.moving import read_slot
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """What a check found. `bad` counts records by reason; `keys` are their 16-byte keys in hex."""
+    """What a check found.
+
+    bad:      records by reason.
+    keys:     their 16-byte keys in hex.
+    places:   where each of them lies: file under the directory, offset and bytes of its slot. The
+              bytes stay there for inspection until the segment is collected.
+    repaired: how many were hidden.
+    """
 
     checked: int
     bytes: int
     bad: dict[str, int]
     keys: tuple[str, ...]
+    places: tuple[str, ...]
     repaired: int
 
 
@@ -37,6 +46,7 @@ def verify(
     rows.sort(order=["segment", "page"])
     bad: Counter[str] = Counter()
     broken: list[tuple[int, int, bytes]] = []
+    places: list[str] = []
     checked = total = 0
     for row in rows:
         if chooser.random() >= sample:
@@ -47,6 +57,7 @@ def verify(
         if isinstance(read, str):
             bad[read] += 1
             broken.append((int(row["kind"]), int(row["shard"]), fmt.key_bytes(row)))
+            places.append(_place(directory, row))
     if repair:
         for kind, shard, key in broken:
             # The index knows 16 bytes of a digest, and a tombstone needs no more.
@@ -57,5 +68,12 @@ def verify(
         total,
         dict(bad),
         tuple(key.hex() for _, _, key in broken),
+        tuple(places),
         len(broken) if repair else 0,
     )
+
+
+def _place(directory: DirectoryTier, row: Any) -> str:
+    path = directory.segments.get(int(row["segment"])).path.relative_to(directory.root)
+    size = fmt.slot_bytes(int(row["length"]))
+    return f"{path} offset {int(row['page']) * fmt.PAGE} bytes {size}"
