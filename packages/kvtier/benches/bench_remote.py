@@ -24,6 +24,7 @@ import numpy as np
 
 from deepinfer_kvtier.clock import SystemClock
 from deepinfer_kvtier.host import checksum_of
+from deepinfer_kvtier.outgoing import Origin, Outgoing
 from deepinfer_kvtier.reading import Wanted
 from deepinfer_kvtier.retention import DEFAULT_CLASSES
 from deepinfer_kvtier.service.client import DirectoryClient
@@ -31,7 +32,6 @@ from deepinfer_kvtier.service.messages import key_of
 from deepinfer_kvtier.testing import payload_of
 from deepinfer_kvtier.tiers.objects import S3TierConfig, open_objects
 from deepinfer_kvtier.tiers.s3 import S3Tier
-from deepinfer_kvtier.writer import Outgoing
 
 NBYTES = 113_920
 PROMPT_BLOCKS = 600
@@ -90,9 +90,9 @@ def bench_objects(blocks: int, rounds: int) -> None:
                 payload_of(next(counter).to_bytes(8, "little"), 32).tobytes() for _ in source
             ]
             stored.append(digests)
+            origin = Origin(0, 0, "chat", 2, bytes(32), 0)
             batch = [
-                Outgoing(0, 0, "chat", 2, digest, bytes(32), i + 1, bytes(32), 0, [row.data],
-                         NBYTES, False, 0, checksum)
+                Outgoing(origin, digest, bytes(32), i + 1, [row.data], NBYTES, checksum)
                 for i, (digest, row, checksum) in enumerate(zip(digests, source, sums, strict=True))
             ]  # fmt: skip
             assert all(status.value == "ok" for status in tier.put_from(batch))

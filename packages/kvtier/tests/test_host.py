@@ -28,7 +28,7 @@ def store(host: HostTier, number: int, kind: int = 0, size: int = SIZE) -> HostR
     if data is None:
         return None
     data[:] = number
-    record = host.publish(HostRecord(kind, digest(number), bytes(32), 1, data, False, 0))
+    record = host.publish(HostRecord(kind, digest(number), bytes(32), 1, data, 0))
     host.unpin([record])
     return record
 
@@ -99,7 +99,7 @@ def test_publishing_twice_keeps_the_first():
     host = tier()
     first = store(host, 1)
     data = host.take(0, SIZE)
-    again = host.publish(HostRecord(0, digest(1), bytes(32), 1, data, False, 0))
+    again = host.publish(HostRecord(0, digest(1), bytes(32), 1, data, 0))
     assert again is first
     host.audit()
 

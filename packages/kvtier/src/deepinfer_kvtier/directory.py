@@ -19,12 +19,13 @@ from deepinfer_kvtier.config import KVTierConfig
 from deepinfer_kvtier.index import DirectoryIndex
 from deepinfer_kvtier.io import IoEngine
 from deepinfer_kvtier.logs import LogReader
+from deepinfer_kvtier.outgoing import Outgoing
 from deepinfer_kvtier.poller import Poller
 from deepinfer_kvtier.reading import Wanted, plan_runs, read_run
 from deepinfer_kvtier.records import Status
 from deepinfer_kvtier.segments import Segment, SegmentSet
 from deepinfer_kvtier.sharing import open_sharing
-from deepinfer_kvtier.writer import Outgoing, SegmentWriter
+from deepinfer_kvtier.writer import SegmentWriter
 
 _GONE_ERRORS = (errno.ENOENT, errno.ESTALE)
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from deepinfer_kvtier.clock import Clock
 from deepinfer_kvtier.layout import KIND_CODES
 from deepinfer_kvtier.slab import Slab, gather, scatter
-from deepinfer_kvtier.table import APPROXIMATE_BIT
+from deepinfer_kvtier.table import APPROXIMATE_BIT, GENERATION_BITS
 
 _BLOCK = KIND_CODES["block"]
 _STATE = KIND_CODES["state"]
@@ -25,24 +25,31 @@ _EMPTY_SLOTS = 1 << 20  # records of no bytes take no room, only names
 
 @dataclass(slots=True, eq=False)
 class HostRecord:
-    """One record in memory. `pins` counts leases, running copies and the write queue."""
+    """One record in memory. `pins` counts leases, running copies and the write queue.
+
+    marks: approximate bit and replay generation, as in rows of the index.
+    """
 
     kind: int
     digest: bytes
     parent: bytes
     depth: int
     data: NDArray[np.uint8]
-    approximate: bool
-    generation: int
+    marks: int
     checksum: bytes | None = None
     slot: int = -1  # of `data` in the slab of its size
     pins: int = 0
     touched: float = 0.0
 
     @property
-    def marks(self) -> int:
-        """Approximate bit and replay generation, as in rows of the index."""
-        return (APPROXIMATE_BIT if self.approximate else 0) | self.generation
+    def approximate(self) -> bool:
+        """Whether it was computed from windows that bounded replay had rebuilt."""
+        return bool(self.marks & APPROXIMATE_BIT)
+
+    @property
+    def generation(self) -> int:
+        """How many bounded replays lie behind it."""
+        return self.marks & GENERATION_BITS
 
 
 class HostTier:

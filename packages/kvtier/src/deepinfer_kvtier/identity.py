@@ -219,15 +219,17 @@ class ChainHasher:
         n_new = len(pending) // size
         raw = memoryview(pending.tobytes() if n_new else b"")
         step = 4 * size
-        previous = self._digests[-1] if self._digests else self._root
-        secret, media_left = self._secret, self._media
+        digest = self._digests[-1] if self._digests else self._root
+        media_left = self._media
+        hasher = blake3(key=self._secret)  # one for all blocks: making it costs as much as a block
         new: list[bytes] = []
         for i in range(n_new):
-            body = previous + raw[i * step : (i + 1) * step]
+            hasher.reset()
+            hasher.update(digest + raw[i * step : (i + 1) * step])
             if media_left:
-                body += self._extras(hashed_tokens + i * size)
-            previous = blake3(body, key=secret).digest()
-            new.append(previous)
+                hasher.update(self._extras(hashed_tokens + i * size))
+            digest = hasher.digest()
+            new.append(digest)
         self._digests.extend(new)
         self._tail = pending[n_new * size :].copy()
         done = hashed_tokens + n_new * size

@@ -8,7 +8,7 @@ import fcntl
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 Readable = bytes | bytearray | memoryview
 IOV_MAX = 1024
@@ -82,6 +82,9 @@ class PosixIo:
         return os.pwritev(fd, buffers, offset)
 
     def allocate(self, fd: int, offset: int, length: int) -> None:
+        """Reserve the space of a range, where that makes writing there cheaper."""
+        if _in_memory(fd):
+            return  # there it means zeroing every page before it is written
         try:
             os.posix_fallocate(fd, offset, length)
         except OSError as cause:
@@ -174,16 +177,26 @@ def read_fully(
     return max(total, 0)
 
 
-def _load_fallocate() -> Callable[[int, int, int, int], int] | None:
-    """`fallocate` of the C library; the standard library has no way to punch holes."""
+def _in_memory(fd: int) -> bool:
+    """Whether the file lies in a tmpfs."""
+    if _fstatfs is None:
+        return False
+    answer = (ctypes.c_long * 32)()  # more than a `struct statfs`, whose first word is the type
+    return _fstatfs(fd, answer) == 0 and answer[0] == _TMPFS_MAGIC
+
+
+def _libc(name: str, *arguments: Any) -> Callable[..., int] | None:
+    """A function of the C library that the standard library has no counterpart of."""
     try:
-        function = ctypes.CDLL(None).fallocate
+        function = getattr(ctypes.CDLL(None), name)
     except (OSError, AttributeError):
         return None
-    function.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+    function.argtypes = arguments
     return function
 
 
 _KEEP_SIZE = 1
 _PUNCH_HOLE = 2
-_fallocate = _load_fallocate()
+_TMPFS_MAGIC = 0x01021994
+_fallocate = _libc("fallocate", ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+_fstatfs = _libc("fstatfs", ctypes.c_int, ctypes.c_void_p)

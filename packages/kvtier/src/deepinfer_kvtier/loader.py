@@ -22,7 +22,7 @@ from deepinfer_kvtier.reading import Wanted
 from deepinfer_kvtier.records import Status
 from deepinfer_kvtier.sealing import Sealer
 from deepinfer_kvtier.stages import Arrivals
-from deepinfer_kvtier.table import NO_ROW
+from deepinfer_kvtier.table import NO_ROW, marks_of
 from deepinfer_kvtier.tier import GuardedTier
 
 _COPY_RUN: Final = 64  # blocks copied between two looks at the clock
@@ -369,8 +369,7 @@ class Loader:
                 want.parent,
                 want.depth,
                 array,
-                want.approximate,
-                want.generation,
+                marks_of(want.approximate, want.generation),
                 want.checksum,
             )
             for array, want in zip(arrays, members, strict=True)

@@ -11,7 +11,7 @@ import errno
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -136,11 +136,14 @@ def _refresh(tiers: TierSet, directory: DirectoryTier) -> bool:
 def _look(tiers: TierSet, question: Question, *, host_only: bool = False) -> _Survey:
     probe = question.probe
     records = tiers.host.pin_all(_BLOCK, probe)
-    survey = _Survey(
-        records,
-        np.fromiter((_NOWHERE if r is None else _HOST for r in records), np.uint8, len(probe)),
-        np.fromiter((0 if r is None else r.marks for r in records), np.uint8, len(probe)),
-    )
+    if None in records:
+        where = [_NOWHERE if record is None else _HOST for record in records]
+        marks = [0 if record is None else record.marks for record in records]
+        survey = _Survey(records, np.array(where, np.uint8), np.array(marks, np.uint8))
+    else:
+        here = cast("list[HostRecord]", records)
+        marks = np.frombuffer(bytearray([record.marks for record in here]), np.uint8)
+        survey = _Survey(records, np.zeros(len(here), np.uint8), marks)  # zero is _HOST
     if not host_only:
         _look_below(tiers, question, survey)
     there = survey.where != _NOWHERE

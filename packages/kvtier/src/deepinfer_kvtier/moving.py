@@ -11,8 +11,8 @@ from deepinfer_kvtier import format as fmt
 from deepinfer_kvtier.directory import DirectoryTier
 from deepinfer_kvtier.host import checksum_of
 from deepinfer_kvtier.io import is_full
+from deepinfer_kvtier.outgoing import Origin, Outgoing
 from deepinfer_kvtier.survey import SegmentState, alive_rows, rows_by_segment
-from deepinfer_kvtier.writer import Outgoing
 
 COPY_SHARE = 0.05
 """Share of the time between two collections that copying may take."""
@@ -108,26 +108,28 @@ def _read(directory: DirectoryTier, row: Any, cls: str, *, keep_time: bool) -> O
     trailer, payload = read
     seen_s = int(row["seen_s"])
     used_ms = trailer.created_ms if seen_s <= trailer.created_ms // 1000 else seen_s * 1000
-    return Outgoing(
+    known = directory.config.classes.get(cls)
+    origin = Origin(
         kind=trailer.kind,
         shard=trailer.shard,
         cls=cls,
-        cls_code=directory.config.classes[cls].code
-        if cls in directory.config.classes
-        else trailer.cls,
-        digest=trailer.digest,
-        parent=trailer.parent,
-        depth=trailer.depth,
+        cls_code=trailer.cls if known is None else known.code,
         fingerprint=trailer.fingerprint,
         namespace=trailer.namespace,
-        extra=trailer.extra,
-        sealed=bool(trailer.flags & fmt.FLAG_SEALED),
-        views=[payload],
-        nbytes=trailer.payload_bytes,
         approximate=bool(trailer.flags & fmt.FLAG_APPROXIMATE),
         generation=trailer.generation,
+    )
+    return Outgoing(
+        origin,
+        trailer.digest,
+        trailer.parent,
+        trailer.depth,
+        [payload],
+        trailer.payload_bytes,
         checksum=trailer.checksum,
         created_ms=used_ms if keep_time else None,
+        extra=trailer.extra,
+        sealed=bool(trailer.flags & fmt.FLAG_SEALED),
     )
 
 

@@ -22,6 +22,7 @@ from deepinfer_kvtier.layout import KIND_CODES, LayoutSpec
 from deepinfer_kvtier.loading import start_load
 from deepinfer_kvtier.lookup import find_prefix
 from deepinfer_kvtier.match import Match
+from deepinfer_kvtier.outgoing import Origin
 from deepinfer_kvtier.plan import (
     BlockMark,
     Cost,
@@ -376,22 +377,25 @@ class Namespace:
         ticket = put_records(
             self.cache,
             PutRequest(
-                kind=kind,
-                shard=self.shard,
-                fingerprint=self.fingerprint,
-                namespace=namespace_tag(self.root),
+                Origin(
+                    kind=kind,
+                    shard=self.shard,
+                    cls=cls,
+                    cls_code=self.cache.config.classes[cls].code,
+                    fingerprint=self.fingerprint,
+                    namespace=namespace_tag(self.root),
+                    approximate=approximate,
+                    generation=min(max(generation, 0), GENERATION_BITS),
+                    part_sizes=self._summed_parts(kind),
+                    sealer=self._sealer,
+                ),
                 digests=digests,
                 source=source,
-                part_sizes=self._summed_parts(kind),
-                sealer=self._sealer,
                 parents=parents,
                 first_depth=first_depth,
-                cls=cls,
                 durability=durability,
                 copy=copy,
                 confirmed=confirmed,
-                approximate=approximate,
-                generation=min(max(generation, 0), 127),
             ),
         )
         ticket.keep_alive(keep_alive)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -15,40 +17,75 @@ from deepinfer_kvtier.host import checksum_of
 from deepinfer_kvtier.sealing import Sealer
 
 
-@dataclass(slots=True, eq=False)
-class Outgoing:
-    """A record on its way to disk. `views` must not change until it is written.
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What all records of one put have in common.
 
-    namespace: `identity.namespace_tag` of the chain it belongs to.
-    created_ms: time of a copy's last use, for records that are written again; None = now.
-    part_sizes: sizes of the parts whose sums are wanted; empty = none.
-    sealer: encrypts the bytes before anything else is done with them; None = stored in the clear.
-    extra: part sums or seal, 64 bytes or none, known with the checksum.
-    sealed: the bytes in `views` are encrypted.
-    checksum: xxh3_128 of the bytes, known before the record is handed to the writer.
-    dropped:  somebody asked to forget the record while it was waiting; it must not be written.
+    namespace:   `identity.namespace_tag` of the chain they belong to.
+    approximate: computed from windows that bounded replay had rebuilt, `generation` times.
+    part_sizes:  sizes of the parts whose sums are wanted; empty = none.
+    sealer:      encrypts the bytes before anything else is done with them; None = in the clear.
     """
 
     kind: int
     shard: int
     cls: str
     cls_code: int
+    fingerprint: bytes
+    namespace: int
+    approximate: bool = False
+    generation: int = 0
+    part_sizes: tuple[int, ...] = ()
+    sealer: Sealer | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Outgoing:
+    """A record on its way to disk. `views` must not change until it is written.
+
+    checksum: xxh3_128 of the bytes, known before the record is handed to the writer.
+    dropped:  somebody asked to forget the record while it was waiting; it must not be written.
+    created_ms: time of a copy's last use, for records that are written again; None = now.
+    extra: part sums or seal, 64 bytes or none, known with the checksum.
+    sealed: the bytes in `views` are encrypted.
+    """
+
+    origin: Origin
     digest: bytes
     parent: bytes
     depth: int
-    fingerprint: bytes
-    namespace: int
     views: Sequence[memoryview]
     nbytes: int
-    approximate: bool
-    generation: int
     checksum: bytes | None = None
     dropped: bool = False
     created_ms: int | None = None
-    part_sizes: tuple[int, ...] = ()
-    sealer: Sealer | None = None
     extra: bytes = b""
     sealed: bool = False
+
+    @property
+    def kind(self) -> int:
+        """Code of the kind: 0 block, 1 state."""
+        return self.origin.kind
+
+    @property
+    def shard(self) -> int:
+        """Index of the shard."""
+        return self.origin.shard
+
+    @property
+    def cls(self) -> str:
+        """Retention class."""
+        return self.origin.cls
+
+    @property
+    def approximate(self) -> bool:
+        """Computed from windows that bounded replay had rebuilt."""
+        return self.origin.approximate
+
+    @property
+    def generation(self) -> int:
+        """How many bounded replays lie behind it."""
+        return self.origin.generation
 
     def checked(self) -> bytes:
         """The checksum, once it is known."""
@@ -60,10 +97,11 @@ def take_checksums(batch: Sequence[Outgoing]) -> None:
     """Checksums of records as they were handed over: bytes changed later will not fit them."""
     for out in batch:
         if out.checksum is None and not out.dropped:
-            if out.sealer is not None:
-                sealed, out.extra = out.sealer.seal(out.views, out.digest, out.kind, out.depth)
+            sealer = out.origin.sealer
+            if sealer is not None:
+                sealed, out.extra = sealer.seal(out.views, out.digest, out.kind, out.depth)
                 out.views, out.sealed = [sealed], True
-            elif out.part_sizes:
+            elif out.origin.part_sizes:
                 out.extra = fmt.pack_part_sums(_part_sums(out))
             out.checksum = checksum_of(out.views)
 
@@ -73,7 +111,7 @@ def _part_sums(out: Outgoing) -> tuple[int, ...]:
     payload = out.views[0] if len(out.views) == 1 else memoryview(b"".join(out.views))
     sums: list[int] = []
     at = 0
-    for size in out.part_sizes:
+    for size in out.origin.part_sizes:
         # 0 means that there is no sum.
         sums.append(xxhash.xxh3_64_intdigest(payload[at : at + size]))
         at += size
@@ -88,17 +126,26 @@ def entries_of(batch: Sequence[Outgoing], now_ms: int) -> NDArray[Any]:
     entries["key_lo"], entries["key_hi"] = fmt.key_columns([record.digest for record in batch])
     entries["parent"] = np.frombuffer(b"".join([r.parent[:8] for r in batch]), dtype="<u8")
     entries["length"] = [record.nbytes for record in batch]
-    entries["kind"] = [record.kind for record in batch]
-    entries["cls"] = [record.cls_code for record in batch]
-    entries["flags"] = [fmt.FLAG_APPROXIMATE if record.approximate else 0 for record in batch]
     entries["created_s"], entries["created_ms"] = divmod(_created_ms(batch, now_ms), 1000)
     entries["depth"] = [record.depth for record in batch]
     sums = b"".join([record.checked()[-8:] for record in batch])
     entries["sum"] = np.frombuffer(sums, dtype="<u8")
-    entries["shard"] = [record.shard for record in batch]
-    entries["generation"] = [record.generation for record in batch]
-    entries["namespace"] = [record.namespace for record in batch]
+    for origin, some in _by_origin(batch):
+        part = entries[some]
+        part["kind"], part["shard"] = origin.kind, origin.shard
+        part["cls"], part["namespace"] = origin.cls_code, origin.namespace
+        part["flags"] = fmt.FLAG_APPROXIMATE if origin.approximate else 0
+        part["generation"] = origin.generation
     return entries
+
+
+def _by_origin(batch: Sequence[Outgoing]) -> Iterator[tuple[Origin, slice]]:
+    """Runs of records of one put."""
+    start = 0
+    for origin, run in groupby(batch, key=attrgetter("origin")):
+        end = start + len(list(run))
+        yield origin, slice(start, end)
+        start = end
 
 
 def _created_ms(batch: Sequence[Outgoing], now_ms: int) -> NDArray[np.uint64]:
@@ -113,30 +160,29 @@ def trailers_of(batch: Sequence[Outgoing], now_ms: int, sequence: int) -> bytear
         return bytearray()
     trailers["magic"] = fmt.TRAILER_WORD
     trailers["format"] = fmt.FORMAT_VERSION
-    trailers["kind"] = [record.kind for record in batch]
-    trailers["cls"] = [record.cls_code for record in batch]
-    trailers["flags"] = [
-        record.approximate * fmt.FLAG_APPROXIMATE | record.sealed * fmt.FLAG_SEALED
-        for record in batch
-    ]
     trailers["length"] = [record.nbytes for record in batch]
     trailers["depth"] = [record.depth for record in batch]
     for name, column in (
         ("digest", [record.digest for record in batch]),
         ("parent", [record.parent[:16] for record in batch]),
-        ("fingerprint", [record.fingerprint[:8] for record in batch]),
         ("checksum", [record.checked() for record in batch]),
     ):
         flat: NDArray[Any] = np.frombuffer(b"".join(column), dtype=np.uint8)
         trailers[name] = flat.reshape(len(batch), -1)
     trailers["created_ms"] = _created_ms(batch, now_ms)
     trailers["sequence"] = np.arange(sequence + 1, sequence + 1 + len(batch))
-    trailers["generation"] = [record.generation for record in batch]
-    trailers["shard"] = [record.shard for record in batch]
-    trailers["namespace"] = [record.namespace for record in batch]
-    for trailer, record in zip(trailers, batch, strict=True):
+    for origin, some in _by_origin(batch):
+        part = trailers[some]
+        part["kind"], part["shard"] = origin.kind, origin.shard
+        part["cls"], part["namespace"] = origin.cls_code, origin.namespace
+        part["flags"] = fmt.FLAG_APPROXIMATE if origin.approximate else 0
+        part["generation"] = origin.generation
+        part["fingerprint"] = np.frombuffer(origin.fingerprint[:8], dtype=np.uint8)
+    for i, record in enumerate(batch):
+        if record.sealed:
+            trailers["flags"][i] |= fmt.FLAG_SEALED
         if record.extra:
-            trailer["extra"] = np.frombuffer(record.extra, dtype=np.uint8)
+            trailers["extra"][i] = np.frombuffer(record.extra, dtype=np.uint8)
     raw = bytearray(trailers.tobytes())
     fmt.seal_trailers(raw)
     return raw

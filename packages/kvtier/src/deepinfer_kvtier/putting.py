@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -18,12 +19,11 @@ from deepinfer_kvtier.host import HostRecord, HostTier
 from deepinfer_kvtier.identity import check_digests
 from deepinfer_kvtier.index import aged
 from deepinfer_kvtier.layout import KIND_CODES
+from deepinfer_kvtier.outgoing import Origin, Outgoing
 from deepinfer_kvtier.queue import WriteItem, WriteQueue, copy_views
-from deepinfer_kvtier.sealing import Sealer
-from deepinfer_kvtier.table import NO_ROW
+from deepinfer_kvtier.table import NO_ROW, marks_of
 from deepinfer_kvtier.tickets import Durability, PutTicket
 from deepinfer_kvtier.tierset import TierSet
-from deepinfer_kvtier.writer import Outgoing
 
 _STATE = KIND_CODES["state"]
 _MAX_DEPTH = (1 << 32) - 1  # the depth of a record is stored as u32
@@ -33,22 +33,14 @@ _MAX_DEPTH = (1 << 32) - 1  # the depth of a record is stored as u32
 class PutRequest:
     """One checked `put`. The first `confirmed` records may be stored, the others are refused."""
 
-    kind: int
-    shard: int
-    fingerprint: bytes
-    namespace: int
+    origin: Origin
     digests: Sequence[bytes]
     source: Records
-    part_sizes: tuple[int, ...]
-    sealer: Sealer | None
     parents: list[bytes]
     first_depth: int
-    cls: str
     durability: Durability
     copy: bool
     confirmed: int
-    approximate: bool
-    generation: int
 
 
 def check_put(
@@ -77,7 +69,9 @@ def put_records(cache: TierSet, request: PutRequest) -> PutTicket:
     """Take what may be taken; the ticket says what was refused and why."""
     cache.leases.expire()
     ticket = PutTicket(_refusals_by_rule(cache, request))
-    to_disk = cache.queue is not None and (request.kind != _STATE or cache.config.persist_state)
+    to_disk = cache.queue is not None and (
+        request.origin.kind != _STATE or cache.config.persist_state
+    )
     choice = _Choice()
     if to_disk and cache.queue is not None:
         _choose(cache, cache.queue, request, ticket, choice)
@@ -89,37 +83,35 @@ def put_records(cache: TierSet, request: PutRequest) -> PutTicket:
     held, fresh = _into_host(cache.host, request, sorted(to_copy))
     _settle_in_host(request, ticket, choice.host_only, held)
     if cache.queue is not None and queued:
-        now = time.monotonic()
-        items = [_item(cache, request, i, held.get(i), ticket, now) for i in queued]
-        cache.queue.add(items)
+        cache.queue.add(_items(request, queued, held, ticket))
         for i in queued:
             held.pop(i, None)  # the queue gives these pins back
     if held:
         cache.host.unpin(held.values())
     ticket.all_expected()
-    for reason in ticket.reasons:
-        cache.counts["put_records" if reason is None else f"refused_{reason}"] += 1
-    if request.kind != _STATE:
+    for reason, times in Counter(ticket.reasons).items():
+        cache.counts["put_records" if reason is None else f"refused_{reason}"] += times
+    if request.origin.kind != _STATE:
         taken = sum(ticket.accepted)
         cache.counts["blocks_put"] += taken
-        cache.counts["approximate_blocks"] += taken if request.approximate else 0
+        cache.counts["approximate_blocks"] += taken if request.origin.approximate else 0
     cache.published_in_host(fresh)
     return ticket
 
 
 def _refusals_by_rule(cache: TierSet, request: PutRequest) -> list[str | None]:
-    reasons: list[str | None] = []
-    seen: set[bytes] = set()
-    for i, digest in enumerate(request.digests):
-        reason = None
-        if cache.config.read_only:
-            reason = "read_only"
-        elif i >= request.confirmed:
-            reason = "unconfirmed"
-        elif digest in seen:
-            reason = "duplicate_in_call"
-        seen.add(digest)
-        reasons.append(reason)
+    digests, confirmed = request.digests, request.confirmed
+    if cache.config.read_only:
+        return ["read_only"] * len(digests)
+    reasons: list[str | None] = [None] * len(digests)
+    if len(set(digests)) < len(digests):
+        seen: set[bytes] = set()
+        for i, digest in enumerate(digests):
+            if digest in seen:
+                reasons[i] = "duplicate_in_call"
+            seen.add(digest)
+    if confirmed < len(digests):
+        reasons[confirmed:] = ["unconfirmed"] * (len(digests) - confirmed)
     return reasons
 
 
@@ -142,39 +134,50 @@ def _choose(
 ) -> None:
     stored = np.zeros(len(request.digests), dtype=np.bool_)
     if cache.directory is not None and request.digests:
-        rows = cache.directory.index.probe(request.kind, request.shard, request.digests)
+        rows = cache.directory.index.probe(
+            request.origin.kind, request.origin.shard, request.digests
+        )
         if request.durability != "behind" and (rows["length"] != NO_ROW).any():
             # Before "stored" is promised of what is there: has another process dropped it?
             with suppress(OSError):
                 cache.directory.refresh()
-            rows = cache.directory.index.probe(request.kind, request.shard, request.digests)
+            rows = cache.directory.index.probe(
+                request.origin.kind, request.origin.shard, request.digests
+            )
         stored = rows["length"] != NO_ROW
         known = [digest for digest, there in zip(request.digests, stored, strict=True) if there]
         if request.durability != "behind":
             # Elsewhere what is old may be collected before our mark of use is in the log.
             now_s, classes = int(cache.clock.wall()), cache.config.classes.values()
             stored &= ~aged(rows, now_s, classes)
-        cache.directory.touch(request.kind, request.shard, known)
-    there = stored.tolist()
-    nbytes, waiting, continues = request.source.payload, 0, False
-    for i, (digest, accepted) in enumerate(zip(request.digests, ticket.accepted, strict=True)):
-        if not accepted:
-            continue
-        if there[i]:
+        cache.directory.touch(request.origin.kind, request.origin.shard, known)
+    nbytes, origin = request.source.payload, request.origin
+    wanted = [i for i, accepted in enumerate(ticket.accepted) if accepted]
+    continues = False
+    if stored.any():
+        ticket.stored_now([i for i in wanted if stored[i]])
+        continues = any(stored[i] for i in wanted)
+        wanted = [i for i in wanted if not stored[i]]
+    refusal = "disk_full" if cache.counts["disk_full"] else None
+    if cache.directory is not None and origin.cls in cache.directory.full_classes:
+        refusal = "class_full"
+    names = [(origin.kind, request.digests[i]) for i in wanted]
+    if refusal is None and cache.admits_all and queue.takes(names, nbytes * len(names)):
+        choice.queued = wanted
+        return
+    waiting = 0
+    for i, name in zip(wanted, names, strict=True):
+        if stored[:i].any():
             continues = True
-            ticket.stored_now(i)
-        elif not cache.admits(request.kind, digest):
+        if not cache.admits(*name):
             choice.host_only[i] = "first_put"
-        elif not queue.join((request.kind, digest), ticket, i, request.durability):
-            refusal = "disk_full" if cache.counts["disk_full"] else None
-            if cache.directory is not None and request.cls in cache.directory.full_classes:
-                refusal = "class_full"
-            refusal = refusal or queue.refusal(request.cls, nbytes + waiting, continues)
-            if refusal is None:
+        elif not queue.join(name, ticket, i, request.durability):
+            why = refusal or queue.refusal(origin.cls, nbytes + waiting, continues)
+            if why is None:
                 choice.queued.append(i)
                 waiting += nbytes
             else:
-                ticket.refuse(i, refusal)
+                ticket.refuse(i, why)
                 choice.refused.append(i)
 
 
@@ -187,10 +190,11 @@ def _into_host(
     """
     if not which:  # the writing thread may hold the lock of host memory
         return {}, []
-    found = host.pin_all(request.kind, [request.digests[i] for i in which])
+    origin = request.origin
+    found = host.pin_all(origin.kind, [request.digests[i] for i in which])
     held = {i: record for i, record in zip(which, found, strict=True) if record is not None}
     missing = [i for i in which if i not in held]
-    arrays = host.take_many(request.kind, request.source.payload, len(missing))
+    arrays = host.take_many(origin.kind, request.source.payload, len(missing))
     missing = missing[: len(arrays)]
     rows = request.source.rows
     if rows is not None and missing and missing[-1] - missing[0] == len(missing) - 1:
@@ -198,15 +202,15 @@ def _into_host(
     else:
         for i, array in zip(missing, arrays, strict=True):
             copy_views(request.source.views(i), array)
+    kind, marks = origin.kind, marks_of(origin.approximate, origin.generation)
     made = [
         HostRecord(
-            request.kind,
+            kind,
             request.digests[i],
             request.parents[i],
             request.first_depth + i,
             array,
-            request.approximate,
-            request.generation,
+            marks,
         )
         for i, array in zip(missing, arrays, strict=True)
     ]
@@ -226,55 +230,39 @@ def _settle_in_host(
         if i not in held:
             ticket.refuse(i, "no_room")
         elif request.durability == "behind":
-            ticket.stored_now(i)
+            ticket.stored_now([i])
         else:
             ticket.refuse(i, why)
 
 
-def _item(
-    cache: TierSet,
+def _items(
     request: PutRequest,
-    i: int,
-    held: HostRecord | None,
+    which: Sequence[int],
+    held: Mapping[int, HostRecord],
     ticket: PutTicket,
-    now: float,
-) -> WriteItem:
-    nbytes = request.source.payload
-    if held is not None:
-        views = [held.data.data]
+) -> list[WriteItem]:
+    """Records for the queue, with the ticket as their waiter where it has to wait."""
+    now, waits = time.monotonic(), not (request.copy and request.durability == "behind")
+    if waits:
+        ticket.expect(len(which))
     else:
-        views = request.source.views(i)
-        if request.copy:
-            data: NDArray[Any] = np.empty(nbytes, dtype=np.uint8)
-            copy_views(views, data)
-            views = [data.data]
-    item = WriteItem(
-        Outgoing(
-            kind=request.kind,
-            shard=request.shard,
-            cls=request.cls,
-            cls_code=cache.config.classes[request.cls].code,
-            digest=request.digests[i],
-            parent=request.parents[i],
-            depth=request.first_depth + i,
-            fingerprint=request.fingerprint,
-            namespace=request.namespace,
-            views=views,
-            nbytes=nbytes,
-            approximate=request.approximate,
-            generation=request.generation,
-            part_sizes=request.part_sizes,
-            sealer=request.sealer,
-        ),
-        held=held,
-        staged=request.copy,
-        queued_at=now,
-        source=() if request.copy else views,
-        owned=request.copy and held is None,
-    )
-    if request.copy and request.durability == "behind":
-        ticket.stored_now(i)
-    else:
-        ticket.expect()
-        item.waiters.append((ticket, i, request.durability))
-    return item
+        ticket.stored_now(which)
+    source, nbytes, copy = request.source, request.source.payload, request.copy
+    items: list[WriteItem] = []
+    for i in which:
+        record = held.get(i)
+        if record is not None:
+            views = [record.data.data]
+        else:
+            views = source.views(i)
+            if copy:
+                data: NDArray[Any] = np.empty(nbytes, dtype=np.uint8)
+                copy_views(views, data)
+                views = [data.data]
+        digest, parent = request.digests[i], request.parents[i]
+        out = Outgoing(request.origin, digest, parent, request.first_depth + i, views, nbytes)
+        item = WriteItem(out, record, copy, now, () if copy else views, copy and record is None)
+        if waits:
+            item.waiters = [(ticket, i, request.durability)]
+        items.append(item)
+    return items

@@ -26,6 +26,7 @@ from deepinfer_kvtier.host import HostRecord, HostTier
 from deepinfer_kvtier.outgoing import Outgoing
 from deepinfer_kvtier.records import FlushReport, Status
 from deepinfer_kvtier.summing import Summer
+from deepinfer_kvtier.table import marks_of
 from deepinfer_kvtier.tickets import Durability, PutTicket
 
 logger = logging.getLogger(__name__)
@@ -34,6 +35,7 @@ MAX_ATTEMPTS = 5
 BACKOFF_FIRST_S = 0.05
 BACKOFF_MAX_S = 5.0
 _SUMS_AT_ONCE = 16
+_SCRATCH_SHARE = 0.75  # of the budget; beyond it records of short life are refused
 _FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -64,6 +66,9 @@ class WriteItem:
         return self.outgoing.kind, self.outgoing.digest
 
 
+_Fates = dict[PutTicket, list[tuple[int, bool]]]
+
+
 def queue_refusal(
     *, queued_bytes: int, limit: int, nbytes: int, cls: str, continues: bool
 ) -> str | None:
@@ -77,7 +82,7 @@ def queue_refusal(
         return "queue_full"
     if filled > 0.9 and not continues:
         return "queue_full"
-    if filled > 0.75 and cls == "scratch":
+    if filled > _SCRATCH_SHARE and cls == "scratch":
         return "class_pressure"
     return None
 
@@ -151,6 +156,11 @@ class WriteQueue:
             cls=cls,
             continues=continues,
         )
+
+    def takes(self, keys: Sequence[tuple[int, bytes]], nbytes: int) -> bool:
+        """Whether none of these records waits here already and there is room for any class."""
+        room = _SCRATCH_SHARE * self._config.queue_bytes
+        return self._bytes + nbytes <= room and self._by_key.keys().isdisjoint(keys)
 
     def join(self, key: tuple[int, bytes], ticket: PutTicket, index: int, want: Durability) -> bool:
         """Wait for a record that is queued already; False when it is not (any more)."""
@@ -348,16 +358,18 @@ class WriteQueue:
         for item in fresh:
             item.staged = True
             item.owned = item.held is None and item.outgoing.sealed
-            if item.held is not None or item.owned:
-                self._release_source(item)
+        self._release_sources([item for item in fresh if item.held is not None or item.owned])
 
-    def _release_source(self, item: WriteItem) -> None:
+    def _release_sources(self, items: Sequence[WriteItem]) -> None:
         """Tell those who only wait for the source to be free."""
+        fates: _Fates = {}
         with self._cond:
-            waiting = [w for w in item.waiters if w[2] == "behind"]
-            item.waiters = [w for w in item.waiters if w[2] != "behind"]
-        for ticket, index, _ in waiting:
-            ticket.report(index, True)
+            for item in items:
+                for ticket, index, want in item.waiters:
+                    if want == "behind":
+                        fates.setdefault(ticket, []).append((index, True))
+                item.waiters = [w for w in item.waiters if w[2] != "behind"]
+        _report(fates)
 
     def _attempt(self, live: list[WriteItem]) -> set[int]:
         """Write, again after a pause where it failed; returns the `id` of the items now stored."""
@@ -412,27 +424,29 @@ class WriteQueue:
 
     def _finish(self, batch: list[WriteItem], *, stored: set[int]) -> None:
         """Every pin, byte and waiter of a batch is settled here, whatever happened to it."""
+        fates: _Fates = {}
         with self._cond:
             for item in batch:
                 self._bytes -= item.outgoing.nbytes
                 if self._by_key.get(item.key) is item:
                     del self._by_key[item.key]
-            waiters = [
-                (w, id(item) in stored and not item.outgoing.dropped)
-                for item in batch
-                for w in item.waiters
-            ]
+                good = id(item) in stored and not item.outgoing.dropped
+                for ticket, index, _ in item.waiters:
+                    fates.setdefault(ticket, []).append((index, good))
             self._writing = 0
             self._cond.notify_all()
         self._host.unpin(item.held for item in batch if item.held is not None)
-        for (ticket, index, _), good in waiters:
-            ticket.report(index, good)
+        _report(fates)
+
+
+def _report(fates: _Fates) -> None:
+    for ticket, of_records in fates.items():
+        ticket.report(of_records)
 
 
 def _host_record(out: Outgoing, data: NDArray[np.uint8]) -> HostRecord:
-    return HostRecord(
-        out.kind, out.digest, out.parent, out.depth, data, out.approximate, out.generation
-    )
+    marks = marks_of(out.origin.approximate, out.origin.generation)
+    return HostRecord(out.kind, out.digest, out.parent, out.depth, data, marks)
 
 
 def _add_waiter(item: WriteItem, ticket: PutTicket, index: int, want: Durability) -> None:

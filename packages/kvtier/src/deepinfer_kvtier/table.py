@@ -36,6 +36,11 @@ _MIX: Final = np.uint64(0x9E3779B97F4A7C15)
 _MAX_LOAD: Final = 0.6
 
 
+def marks_of(approximate: bool, generation: int) -> int:
+    """Approximate bit and replay generation, saturating, in one byte."""
+    return (APPROXIMATE_BIT if approximate else 0) | min(generation, GENERATION_BITS)
+
+
 class EntryTable:
     """Rows by (16-byte key, kind, shard); not thread-safe, the owner holds the lock."""
 

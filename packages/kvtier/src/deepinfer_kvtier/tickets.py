@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from typing import Literal, overload
 
@@ -57,16 +57,17 @@ class PutTicket:
             if not self._event.is_set():
                 self._source = source
 
-    def expect(self) -> None:
-        """One more record whose fate will be reported."""
+    def expect(self, count: int = 1) -> None:
+        """So many more records whose fate will be reported."""
         with self._lock:
-            self._waiting += 1
+            self._waiting += count
 
-    def report(self, index: int, stored: bool) -> None:
-        """The fate of a record that was expected."""
+    def report(self, fates: Sequence[tuple[int, bool]]) -> None:
+        """Which of the records that were expected are stored, and which never will be."""
         with self._lock:
-            self._stored[index] = stored
-            self._waiting -= 1
+            for index, stored in fates:
+                self._stored[index] = stored
+            self._waiting -= len(fates)
         self._settle()
 
     def refuse(self, index: int, reason: str) -> None:
@@ -75,10 +76,11 @@ class PutTicket:
             self.reasons = (*self.reasons[:index], reason, *self.reasons[index + 1 :])
             self.accepted = (*self.accepted[:index], False, *self.accepted[index + 1 :])
 
-    def stored_now(self, index: int) -> None:
-        """A record that is there already."""
+    def stored_now(self, indices: Iterable[int]) -> None:
+        """Records that are there already."""
         with self._lock:
-            self._stored[index] = True
+            for index in indices:
+                self._stored[index] = True
 
     def all_expected(self) -> None:
         """No more `expect` follows."""

@@ -20,11 +20,11 @@ from deepinfer_kvtier.identity import DIGEST_BYTES
 from deepinfer_kvtier.layout import KIND_CODES
 from deepinfer_kvtier.loader import Loader
 from deepinfer_kvtier.match import LeaseBook
+from deepinfer_kvtier.outgoing import Outgoing
 from deepinfer_kvtier.policy import with_stored_policy
 from deepinfer_kvtier.queue import WriteItem, WriteQueue
 from deepinfer_kvtier.records import FlushReport, KVEvent
 from deepinfer_kvtier.tier import GuardedTier, Tier
-from deepinfer_kvtier.writer import Outgoing
 
 if TYPE_CHECKING:
     from deepinfer_kvtier.windows.exchange import WindowExchange
@@ -134,9 +134,14 @@ class TierSet:
         for queue in self.spills:
             queue.add_copies(items)
 
+    @property
+    def admits_all(self) -> bool:
+        """Whether every record may leave host memory at once, by the policy's `admission`."""
+        return self.config.admission == "all"
+
     def admits(self, kind: int, digest: bytes) -> bool:
         """Whether a record may leave host memory now, by the policy's `admission`."""
-        return self.config.admission == "all" or self._seen.second_time(kind, digest)
+        return self.admits_all or self._seen.second_time(kind, digest)
 
     def check_open(self) -> None:
         """ClosedError after `close`."""

@@ -200,7 +200,7 @@ class SegmentWriter:
     ) -> int:
         """Write what fits one segment and one call; returns the number of records."""
         first = batch[members[0]]
-        segment = self._segment_for(first.cls, first.cls_code, fmt.slot_bytes(first.nbytes))
+        segment = self._segment_for(first.cls, first.origin.cls_code, fmt.slot_bytes(first.nbytes))
         buffers: list[Readable] = []
         offsets: list[int] = []
         offset = segment.end

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from deepinfer_kvtier.host import checksum_of
+from deepinfer_kvtier.outgoing import Origin, Outgoing
 from deepinfer_kvtier.reading import Wanted
 from deepinfer_kvtier.testing import payload_of
-from deepinfer_kvtier.writer import Outgoing
 
 NBYTES = 5_003
 
@@ -18,20 +18,23 @@ def digest_of(n: int) -> bytes:
 def record(n: int, *, nbytes: int = NBYTES, cls: str = "chat", kind: int = 0) -> Outgoing:
     """The record of block `n` of one chain; its bytes follow from its digest."""
     data = payload_of(digest_of(n), nbytes)
-    return Outgoing(
+    origin = Origin(
         kind=kind,
         shard=0,
         cls=cls,
         cls_code={"scratch": 0, "agent": 1, "chat": 2, "pin": 3}[cls],
-        digest=digest_of(n),
-        parent=digest_of(n - 1) if n else bytes(32),
-        depth=n + 1,
         fingerprint=bytes(32),
         namespace=n,
-        views=[data[:1000].data, data[1000:].data],
-        nbytes=nbytes,
         approximate=n % 7 == 6,
         generation=n % 5,
+    )
+    return Outgoing(
+        origin,
+        digest_of(n),
+        digest_of(n - 1) if n else bytes(32),
+        n + 1,
+        [data[:1000].data, data[1000:].data],
+        nbytes,
         checksum=checksum_of([data.data]),
     )
 

@@ -7,6 +7,7 @@ import ctypes
 import random
 import sys
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -106,7 +107,7 @@ def exact(make_record):
 
     def make(n, **keywords):
         record = make_record(n, **keywords)
-        record.approximate, record.generation = False, 0
+        record.origin = replace(record.origin, approximate=False, generation=0)
         return record
 
     return make
@@ -137,7 +138,7 @@ def test_what_was_put_is_found_with_its_size_and_read_back(tier, pool, exact, ma
 
 def test_approximate_records_are_not_kept(tier, pool, exact):
     fuzzy = exact(1)
-    fuzzy.approximate = True
+    fuzzy.origin = replace(fuzzy.origin, approximate=True)
     assert tier.put_from([fuzzy]) == [Status.OK]
     assert pool.values == {}
     assert tier.counts["skipped_approximate"] == 1

@@ -23,6 +23,7 @@ from deepinfer_kvtier.directory import DirectoryTier
 from deepinfer_kvtier.gc import collect
 from deepinfer_kvtier.io import IoEngine
 from deepinfer_kvtier.layout import KIND_CODES
+from deepinfer_kvtier.outgoing import Outgoing
 from deepinfer_kvtier.reading import Wanted
 from deepinfer_kvtier.records import Status
 from deepinfer_kvtier.service.client import DirectoryClient
@@ -32,7 +33,6 @@ from deepinfer_kvtier.store_files import open_store
 from deepinfer_kvtier.table import APPROXIMATE_BIT, GENERATION_BITS, NO_ROW
 from deepinfer_kvtier.tier import FOUND, ScanEntry, TierCaps, scan_page
 from deepinfer_kvtier.tiers.fleet_config import FleetTierConfig
-from deepinfer_kvtier.writer import Outgoing
 
 _BLOCK: Final = KIND_CODES["block"]
 # writer, segment, page, length, approximate bit and generation, class, depth, bucket start

@@ -24,12 +24,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from deepinfer_kvtier import format as fmt
 from deepinfer_kvtier.clock import Clock
 from deepinfer_kvtier.errors import ConfigError
+from deepinfer_kvtier.outgoing import Outgoing
 from deepinfer_kvtier.reading import Wanted
 from deepinfer_kvtier.records import Status
 from deepinfer_kvtier.table import NO_ROW
 from deepinfer_kvtier.tier import FOUND, ScanEntry, TierCaps
 from deepinfer_kvtier.tiers.slots import open_slot, trailer_of
-from deepinfer_kvtier.writer import Outgoing
 
 _R = TypeVar("_R")
 # Documented answers of the store's client.

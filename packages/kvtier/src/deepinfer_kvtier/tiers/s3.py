@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from deepinfer_kvtier import format as fmt
 from deepinfer_kvtier.clock import Clock
+from deepinfer_kvtier.outgoing import Outgoing
 from deepinfer_kvtier.reading import Wanted
 from deepinfer_kvtier.records import Status
 from deepinfer_kvtier.retention import RetentionClass
@@ -50,7 +51,6 @@ from deepinfer_kvtier.tiers.s3_layout import (
     segment_path,
 )
 from deepinfer_kvtier.tiers.slots import open_slot
-from deepinfer_kvtier.writer import Outgoing
 
 READ_THREADS = 8
 MAX_BATCH = 4096

@@ -12,10 +12,10 @@ import xxhash
 from numpy.typing import NDArray
 
 from deepinfer_kvtier import format as fmt
+from deepinfer_kvtier.outgoing import Outgoing
 from deepinfer_kvtier.reading import Wanted
 from deepinfer_kvtier.tiers.objects import Unavailable
 from deepinfer_kvtier.tiers.slots import pack_slot
-from deepinfer_kvtier.writer import Outgoing
 
 MAX_READ_BYTES = 32 << 20
 
@@ -41,7 +41,7 @@ def pack_segment(
 ) -> tuple[list[bytes | memoryview], NDArray[Any], int]:
     """Pieces of a segment of records of one class, their index entries, and its size in bytes."""
     header = fmt.SegmentHeader(
-        records[0].cls_code, now_ms // 1000, number, store, bytes.fromhex(writer)
+        records[0].origin.cls_code, now_ms // 1000, number, store, bytes.fromhex(writer)
     )
     body: list[bytes | memoryview] = [header.pack()]
     entries = np.zeros(len(records), dtype=fmt.ENTRY)
@@ -85,12 +85,13 @@ def _fill(entry: Any, record: Outgoing, number: int, offset: int, now_ms: int) -
     entry["parent"] = int.from_bytes(record.parent[:8], "little")
     entry["segment"], entry["page"] = number, offset // fmt.PAGE
     entry["length"] = record.nbytes
-    entry["kind"], entry["cls"], entry["shard"] = record.kind, record.cls_code, record.shard
-    entry["flags"] = fmt.FLAG_APPROXIMATE if record.approximate else 0
+    origin = record.origin
+    entry["kind"], entry["cls"], entry["shard"] = origin.kind, origin.cls_code, origin.shard
+    entry["flags"] = fmt.FLAG_APPROXIMATE if origin.approximate else 0
     entry["created_s"], entry["created_ms"] = now_ms // 1000, now_ms % 1000
     entry["depth"] = record.depth
-    entry["generation"] = record.generation
-    entry["namespace"] = record.namespace
+    entry["generation"] = origin.generation
+    entry["namespace"] = origin.namespace
 
 
 def _check(store: str) -> str:

@@ -12,28 +12,29 @@ from collections.abc import Sequence
 
 from deepinfer_kvtier import format as fmt
 from deepinfer_kvtier.host import checksum_of
+from deepinfer_kvtier.outgoing import Outgoing
 from deepinfer_kvtier.reading import Wanted
 from deepinfer_kvtier.records import Status
-from deepinfer_kvtier.writer import Outgoing
 
 
 def trailer_of(record: Outgoing, *, now_ms: int, sequence: int) -> fmt.Trailer:
     """What a slot says about a record."""
+    origin = record.origin
     return fmt.Trailer(
-        kind=record.kind,
-        cls=record.cls_code,
-        flags=record.approximate * fmt.FLAG_APPROXIMATE | record.sealed * fmt.FLAG_SEALED,
+        kind=origin.kind,
+        cls=origin.cls_code,
+        flags=origin.approximate * fmt.FLAG_APPROXIMATE | record.sealed * fmt.FLAG_SEALED,
         payload_bytes=record.nbytes,
         depth=record.depth,
         digest=record.digest,
         parent=record.parent,
-        fingerprint=record.fingerprint,
+        fingerprint=origin.fingerprint,
         created_ms=now_ms,
         sequence=sequence,
         checksum=record.checksum or checksum_of(record.views),
-        generation=record.generation,
-        shard=record.shard,
-        namespace=record.namespace,
+        generation=origin.generation,
+        shard=origin.shard,
+        namespace=origin.namespace,
         extra=record.extra,
     )
 

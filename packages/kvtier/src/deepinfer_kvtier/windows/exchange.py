@@ -14,6 +14,7 @@ from deepinfer_kvtier.errors import ConfigError
 from deepinfer_kvtier.host import HostRecord, HostTier, checksum_of
 from deepinfer_kvtier.layout import KIND_CODES
 from deepinfer_kvtier.records import Status
+from deepinfer_kvtier.table import marks_of
 from deepinfer_kvtier.windows import wire
 from deepinfer_kvtier.windows.client import PeerClient, PeerHealth
 from deepinfer_kvtier.windows.directory import LocalDirectory, WindowDirectory
@@ -317,8 +318,7 @@ class WindowExchange:
             bytes(len(digest)),
             answer.n_blocks,
             data,
-            answer.approximate,
-            answer.replay_generation,
+            marks_of(answer.approximate, answer.replay_generation),
             answer.checksum,
         )
         published = self._host.publish(record)

@@ -11,12 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deepinfer_kvtier.layout import KIND_CODES
+from deepinfer_kvtier.outgoing import Outgoing
 from deepinfer_kvtier.reading import Wanted
 from deepinfer_kvtier.records import Status
 from deepinfer_kvtier.table import NO_ROW
 from deepinfer_kvtier.tier import FOUND, ScanEntry, TierCaps
 from deepinfer_kvtier.windows.wire import PullAnswer, WindowRecord
-from deepinfer_kvtier.writer import Outgoing
 
 _STATE = KIND_CODES["state"]
 MAX_HINTS = 10_000
