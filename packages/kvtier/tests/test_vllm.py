@@ -199,6 +199,47 @@ def test_a_block_that_is_gone_between_match_and_load_is_reported_as_failed(start
     assert server.scheduler.get_num_new_matched_tokens(server.request("c", prompt), 0)[0] == 256
 
 
+def test_what_was_promised_is_not_collected_before_the_workers_have_loaded_it(start, tmp_path, cli):
+    prompt = tokens(15, 300)
+    first = start()
+    cold, _, _ = first.prefill(first.request("a", prompt))
+    first.close()
+    evicted = []
+
+    def collect():
+        report = cli.facts("gc", tmp_path / "kv", "--quota-bytes", "4096", "--yes")
+        evicted.append(report["segments_evicted"])
+
+    server = start()
+    warm, external, failed = server.prefill(server.request("b", prompt), damage=collect)
+    assert (external, failed, evicted) == (256, set(), [0])
+    assert torch.equal(warm, cold[256:])
+
+
+def test_a_request_that_ends_before_it_was_scheduled_gives_its_lease_back(start):
+    server = start()
+    prompt = tokens(16, 300)
+    server.prefill(server.request("a", prompt))
+    cache = server.scheduler._scopes.cache
+    request = server.request("b", prompt)
+    assert server.scheduler.get_num_new_matched_tokens(request, 0)[0] == 256
+    assert server.scheduler.get_num_new_matched_tokens(request, 0)[0] == 256
+    assert len(cache.leases) == 1
+    server.scheduler.request_finished(request, [])
+    assert len(cache.leases) == 0
+
+
+def test_leases_of_loads_are_given_back_some_steps_later(start):
+    server = start()
+    prompt = tokens(17, 300)
+    server.prefill(server.request("a", prompt))
+    server.prefill(server.request("b", prompt))
+    for _ in range(8):
+        idle = stubs.SchedulerOutput([], stubs.CachedRequestData(), {})
+        server.scheduler.build_connector_meta(idle)
+    assert len(server.scheduler._scopes.cache.leases) == 0
+
+
 def server_scope(salt="", adapter=None):
     from deepinfer_kvtier.integrations.vllm_config import Scope
 

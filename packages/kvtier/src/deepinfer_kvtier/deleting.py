@@ -33,7 +33,7 @@ class Deleted:
 def delete_segments(
     directory: DirectoryTier, states: Iterable[SegmentState], dry_run: bool
 ) -> Deleted:
-    """Tombstone, forget, unlink. Who reads now keeps its descriptor. raises: OSError."""
+    """Tombstone, forget, unlink; what any process reads or has leased stays. raises: OSError."""
     states = list(states)
     if dry_run:
         return Deleted(
@@ -51,26 +51,33 @@ def delete_segments(
             continue  # it could not be sealed
         if state.local in growing and _records_in(directory, segment) > state.records:
             continue  # it grew between the survey and its sealing: what is new stays
-        tombstone = segment_tombstone(segment.writer, segment.number)
-        try:
-            directory.append_control(tombstone)
-        except OSError as cause:
-            if not is_full(cause):
-                raise
-            # Deleting is what makes room for the tombstone. Until it is written, who looks for
-            # the file finds it missing, and that is a miss.
-            late.append(tombstone)
-        segment.buried = True
-        segment.buried_at = directory.clock.monotonic()
-        directory.index.forget_segment(segment)
-        if late or directory.delete_grace_s <= 0:
-            _unlink(directory, segment)
-        deleted += Deleted(frozenset((state.local,)), state.records, state.bytes)
+        with directory.segments.claimed(segment) as free:
+            if free:
+                _delete(directory, segment, late)
+                deleted += Deleted(frozenset((state.local,)), state.records, state.bytes)
     for tombstone in late:
         directory.queue_control(tombstone)
     if late:
         log_what_waits(directory)
     return deleted
+
+
+def _delete(directory: DirectoryTier, segment: Segment, late: list[NDArray[Any]]) -> None:
+    """One segment that nobody uses; tombstones that find no room join `late`. raises: OSError."""
+    tombstone = segment_tombstone(segment.writer, segment.number)
+    try:
+        directory.append_control(tombstone)
+    except OSError as cause:
+        if not is_full(cause):
+            raise
+        # Deleting is what makes room for the tombstone. Until it is written, who looks for
+        # the file finds it missing, and that is a miss.
+        late.append(tombstone)
+    segment.buried = True
+    segment.buried_at = directory.clock.monotonic()
+    directory.index.forget_segment(segment)
+    if late or directory.delete_grace_s <= 0:
+        _unlink(directory, segment)
 
 
 def log_what_waits(directory: DirectoryTier) -> None:
@@ -108,7 +115,9 @@ def unlink_leftovers(directory: DirectoryTier) -> None:
         if segment.buried_at is None:
             segment.buried_at = now
         if now - segment.buried_at >= directory.delete_grace_s:
-            _unlink(directory, segment)
+            with directory.segments.claimed(segment) as free:
+                if free:
+                    _unlink(directory, segment)
     for path in directory.sharing.leftovers():
         directory.io.unlink(path)
 

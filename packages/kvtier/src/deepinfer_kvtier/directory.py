@@ -48,7 +48,7 @@ class DirectoryTier:
         self.clock = clock
         self.config = config
         names = {policy.code: name for name, policy in config.classes.items()}
-        self.segments = SegmentSet(root, io, names)
+        self.segments = SegmentSet(root, io, names, locks=config.mode != "shared-fs")
         self.sharing = open_sharing(root, io, clock, config)
         self.counts: Counter[str] = Counter()
         self.breaker = Breaker(clock)

@@ -120,6 +120,21 @@ class FaultIo(PosixIo):
         fd = super().try_lock(path, create=create)
         return None if fd is None else self._opened(fd, path)
 
+    def share(self, fd: int) -> bool:
+        self._fail("share")
+        return super().share(fd)
+
+    def unshare(self, fd: int) -> None:
+        with self._lock:
+            if fd not in self._fds:
+                return  # it went with the crash
+        super().unshare(fd)
+
+    def claim(self, path: Path) -> int | None:
+        self._fail("claim")
+        fd = super().claim(path)
+        return None if fd is None else self._opened(fd, path)
+
     def close(self, fd: int) -> None:
         with self._lock:
             if fd not in self._fds:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from deepinfer_kvtier import filelocks
+
 Readable = bytes | bytearray | memoryview
 IOV_MAX = 1024
 
@@ -52,6 +54,14 @@ class IoEngine(Protocol):
     def space(self, path: Path) -> tuple[int, int]: ...
 
     def try_lock(self, path: Path, *, create: bool) -> int | None: ...
+
+    def share(self, fd: int) -> bool: ...
+
+    def unshare(self, fd: int) -> None: ...
+
+    def is_shared(self, path: Path) -> bool: ...
+
+    def claim(self, path: Path) -> int | None: ...
 
 
 def is_full(error: OSError) -> bool:
@@ -140,6 +150,32 @@ class PosixIo:
             os.close(fd)
             raise
         return fd
+
+    def share(self, fd: int) -> bool:
+        """Mark an open file as in use until `unshare`; False when it is being deleted."""
+        return filelocks.share(fd)
+
+    def unshare(self, fd: int) -> None:
+        """End the mark of `share`."""
+        filelocks.unshare(fd)
+
+    def is_shared(self, path: Path) -> bool:
+        """Whether any process marks the file as in use."""
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            return filelocks.is_shared(fd)
+        except OSError:
+            return False  # no locks here, so no marks
+        finally:
+            os.close(fd)
+
+    def claim(self, path: Path) -> int | None:
+        """Descriptor that keeps others from using the file; None while somebody does."""
+        fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        if filelocks.claim(fd):
+            return fd
+        os.close(fd)
+        return None
 
 
 def write_all(io: IoEngine, fd: int, buffers: list[Readable], offset: int) -> None:

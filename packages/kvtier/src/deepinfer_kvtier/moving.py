@@ -37,6 +37,8 @@ def copy_forward(directory: DirectoryTier, states: Sequence[SegmentState]) -> tu
     by_segment = rows_by_segment(stored)
     records = copied = 0
     for state in states:
+        if directory.segments.get(state.local).moved:
+            continue  # somebody leased it before its file could go
         # Readers may have found the last of its records damaged since the survey.
         rows = alive_rows(directory, state.cls, by_segment.get(state.local, stored[:0]))
         try:

@@ -1,13 +1,16 @@
 """Registry of segment files: small numbers for rows, open descriptors as leases.
 
 On a local file system an open descriptor keeps the bytes of an unlinked file readable, so pinning a
-segment means holding its descriptor open.
+segment means holding its descriptor open. There, too, a descriptor that somebody uses carries a
+lock that collectors of all processes respect: what one process has leased, another one can still
+load. The lock ends with its process.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,9 +39,15 @@ class Segment:
 
 
 class SegmentSet:
-    """All segments this process has heard of."""
+    """All segments this process has heard of.
 
-    def __init__(self, root: Path, io: IoEngine, class_names: Mapping[int, str]) -> None:
+    locks: whether the file system has locks by which processes tell each other what they use.
+    """
+
+    def __init__(
+        self, root: Path, io: IoEngine, class_names: Mapping[int, str], *, locks: bool = True
+    ) -> None:
+        self._locks = locks
         self._root = root
         self._class_names = class_names
         self._io = io
@@ -108,9 +117,7 @@ class SegmentSet:
         with self._lock:
             segment = self._by_local[local]
             if segment.fd is not None:
-                segment.users += 1
-                self._idle.pop(local, None)
-                return segment.fd
+                return segment.fd if self._use(segment) else None
             if segment.gone:
                 return None
         try:
@@ -119,11 +126,9 @@ class SegmentSet:
             segment.gone = True
             return None
         with self._lock:
-            segment.users += 1
             if segment.fd is None:
                 segment.fd, fd = fd, -1
-            self._idle.pop(local, None)
-            mine = segment.fd
+            mine = segment.fd if self._use(segment) else None
         if fd >= 0:
             self._io.close(fd)
         return mine
@@ -135,6 +140,8 @@ class SegmentSet:
             segment = self._by_local[local]
             segment.users -= 1
             if segment.users == 0 and segment.fd is not None:
+                if self._locks:
+                    self._io.unshare(segment.fd)
                 self._idle[local] = segment
                 if segment.gone:
                     surplus.append(self._forget_descriptor(segment))
@@ -143,6 +150,33 @@ class SegmentSet:
                     surplus.append(self._forget_descriptor(oldest))
         for fd in surplus:
             self._io.close(fd)
+
+    def is_leased(self, segment: Segment) -> bool:
+        """Whether any process uses the file now. raises: OSError."""
+        if not self._locks:
+            return False
+        try:
+            return self._io.is_shared(segment.path)
+        except FileNotFoundError:
+            return False
+
+    @contextlib.contextmanager
+    def claimed(self, segment: Segment) -> Generator[bool]:
+        """Whether no process uses the file; if so, none can begin to before the block ends.
+
+        raises: OSError.
+        """
+        fd: int | None = None
+        free = True
+        if self._locks:
+            with contextlib.suppress(FileNotFoundError):
+                fd = self._io.claim(segment.path)
+                free = fd is not None
+        try:
+            yield free
+        finally:
+            if fd is not None:
+                self._io.close(fd)
 
     def mark_gone(self, segment: Segment) -> None:
         """The file is unlinked or lost; holders of its descriptor may finish reading."""
@@ -176,6 +210,16 @@ class SegmentSet:
                 self._by_local.append(known)
                 self._by_name[writer, number] = known
             return known
+
+    def _use(self, segment: Segment) -> bool:
+        """One more user of an open segment; False when another process is deleting it."""
+        assert segment.fd is not None
+        if segment.users == 0 and self._locks and not self._io.share(segment.fd):
+            self._idle[segment.local] = segment
+            return False
+        segment.users += 1
+        self._idle.pop(segment.local, None)
+        return True
 
     def _forget_descriptor(self, segment: Segment) -> int:
         assert segment.fd is not None

@@ -70,6 +70,7 @@ def take_survey(directory: DirectoryTier) -> Survey:
         ended = writer_name in logs and logs[writer_name].ended
         mine = writer_name == directory.writer_name
         growing = directory.is_growing(segment)
+        finished = not (growing and members is None) and (segment.sealed or ended or mine)
         states.append(
             SegmentState(
                 local=segment.local,
@@ -79,7 +80,7 @@ def take_survey(directory: DirectoryTier) -> Survey:
                 alive_bytes=0 if members is None else _alive_bytes(directory, segment.cls, members),
                 last_seen_s=seen,
                 youngest_floor=now - seen < config.floor_s,
-                deletable=not (growing and members is None) and (segment.sealed or ended or mine),
+                deletable=finished and not directory.segments.is_leased(segment),
                 growing=growing,
             )
         )

@@ -93,12 +93,15 @@ def enforce_namespace_quotas(directory: DirectoryTier) -> int:
     if not config.namespace_quotas:
         return 0
     found = namespace_rows(directory)
+    leased = [s.local for s in directory.segments.all() if directory.segments.is_leased(s)]
     hidden = 0
     for name, quota in config.namespace_quotas.items():
         rows = found.get(parse_namespace(name), _NO_ROWS)
         excess = over_limit(config, quota, _slot_sum(rows))
         if excess <= 0:
             continue
+        # What some process may be about to load goes at a later collection.
+        rows = rows[~np.isin(rows["segment"], leased)]
         order = np.lexsort((-rows["depth"].astype(np.int64), rows["seen_s"]))
         sizes = np.array([fmt.slot_bytes(int(n)) for n in rows["length"][order]])
         count = int(np.searchsorted(np.cumsum(sizes), excess)) + 1

@@ -19,6 +19,8 @@ from deepinfer_kvtier.integrations.vllm_config import (
 )
 
 MAX_EVENTS = 10_000
+STEPS_IN_FLIGHT = 8
+"""Steps that may have been scheduled and not run yet: as long a load is taken for not done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,11 @@ class _Tracked:
 
 
 class SchedulerSide:
-    """State of the running requests. One thread, as vLLM's scheduler is."""
+    """State of the running requests. One thread, as vLLM's scheduler is.
+
+    What `matched_tokens` promised stays leased until the workers must have loaded it, so that no
+    process collects it in between.
+    """
 
     def __init__(self, scopes: Scopes, geometry: Geometry, settings: ConnectorSettings) -> None:
         self._scopes = scopes
@@ -71,24 +77,31 @@ class SchedulerSide:
         self._settings = settings
         self._tracked: dict[str, _Tracked | None] = {}
         self._external: dict[str, int] = {}
+        self._promised: dict[str, list[kvtier.Match]] = {}
+        self._loading: deque[list[kvtier.Match]] = deque()
         self._stored: deque[Stored] = deque(maxlen=MAX_EVENTS)
         self.lost_events = 0
 
     def matched_tokens(self, request: Any, num_computed_tokens: int) -> int:
-        """Tokens in the cache beyond those computed here; asking again changes nothing."""
+        """Tokens in the cache beyond those computed here; asking again renews the lease."""
         tracked = self._track(request)
         if tracked is None or getattr(request, "skip_reading_prefix_cache", False):
             return 0
         tokens = request.all_token_ids
-        hits: list[int] = []
+        matches: list[kvtier.Match] = []
         for shard, chain in enumerate(self._extended(tracked, len(tokens))):
             ns = self._scopes.namespace(tracked.scope, shard)
-            with ns.match(range(len(tokens)), digests=chain.digests, want=("block",)) as match:
-                hits.append(match.n_blocks)
+            matches.append(ns.match(range(len(tokens)), digests=chain.digests, want=("block",)))
         # Every rank must load the same: what one shard lacks, none may use.
-        n_blocks = min(hits)
+        n_blocks = min(match.n_blocks for match in matches)
         tracked.saved = max(tracked.saved, n_blocks)
-        return max(0, n_blocks * self._geometry.block_tokens - num_computed_tokens)
+        found = max(0, n_blocks * self._geometry.block_tokens - num_computed_tokens)
+        _release(self._promised.pop(request.request_id, []))
+        if found:
+            self._promised[request.request_id] = matches
+        else:
+            _release(matches)
+        return found
 
     def allocated(self, request: Any, num_external_tokens: int) -> None:
         """vLLM has room for what `matched_tokens` promised."""
@@ -116,12 +129,18 @@ class SchedulerSide:
                 tracked.block_ids.extend(fresh[0])
             self._plan(request_id, tracked, cached.num_computed_tokens[i], output, loads, saves)
         self._external.clear()
+        self._loading.append(
+            [match for load in loads for match in self._promised.pop(load.request_id, [])]
+        )
+        if len(self._loading) > STEPS_IN_FLIGHT:
+            _release(self._loading.popleft())
         return loads, saves
 
     def finished(self, request: Any) -> None:
         """Nothing of the request is in flight: saves end before their step does."""
         self._tracked.pop(request.request_id, None)
         self._external.pop(request.request_id, None)
+        _release(self._promised.pop(request.request_id, []))
 
     def take_stored(self) -> list[Stored]:
         """What was saved since the last call; beyond `MAX_EVENTS` the oldest are lost."""
@@ -225,3 +244,8 @@ class SchedulerSide:
                 tracked.scope.adapter[0] if tracked.scope.adapter else None,
             )
         )
+
+
+def _release(matches: Sequence[kvtier.Match]) -> None:
+    for match in matches:
+        match.release()
