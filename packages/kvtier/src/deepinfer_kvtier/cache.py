@@ -247,7 +247,7 @@ class Cache(TierSet):
         for spill in self.spills:
             report += spill.close(timeout)
         self.closed = report
-        self.threads.shutdown(wait=True)
+        self.threads.shutdown()
         if self.windows is not None:
             self.windows.close()
         self.leases.release_all()

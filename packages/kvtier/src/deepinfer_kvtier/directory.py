@@ -21,10 +21,11 @@ from deepinfer_kvtier.io import IoEngine
 from deepinfer_kvtier.logs import LogReader
 from deepinfer_kvtier.outgoing import Outgoing
 from deepinfer_kvtier.poller import Poller
-from deepinfer_kvtier.reading import Wanted, plan_runs, read_run
+from deepinfer_kvtier.reading import Run, Wanted, plan_runs, read_run
 from deepinfer_kvtier.records import Status
 from deepinfer_kvtier.segments import Segment, SegmentSet
 from deepinfer_kvtier.sharing import open_sharing
+from deepinfer_kvtier.turns import ALONE, Turn
 from deepinfer_kvtier.writer import SegmentWriter
 
 _GONE_ERRORS = (errno.ENOENT, errno.ESTALE)
@@ -129,11 +130,13 @@ class DirectoryTier:
         *,
         rows: NDArray[Any] | None = None,
         in_time: Callable[[], bool] = lambda: True,
+        turn: Turn = ALONE,
     ) -> list[Status]:
         """Fill destinations with verified bytes; one status each, never an exception for storage.
 
         rows:    where the records were when their segments were pinned; None = look them up now.
         in_time: asked before each system call; once false, the rest comes back as TIMEOUT.
+        turn:    which reads pass this one between two pieces.
         """
         statuses = [Status.MISS] * len(wanted)
         if not wanted:
@@ -145,13 +148,19 @@ class DirectoryTier:
                 for i in run.members:
                     statuses[i] = Status.TIMEOUT
                 continue
-            outcome = self._read_one_run(kind, shard, run, wanted, rows)
+            outcome = self._read_one_run(kind, shard, run, wanted, rows, turn)
             for i, status in zip(run.members, outcome, strict=True):
                 statuses[i] = status
         return statuses
 
     def _read_one_run(
-        self, kind: int, shard: int, run: Any, wanted: Sequence[Wanted], rows: NDArray[Any]
+        self,
+        kind: int,
+        shard: int,
+        run: Run,
+        wanted: Sequence[Wanted],
+        rows: NDArray[Any],
+        turn: Turn,
     ) -> list[Status]:
         members = [wanted[i] for i in run.members]
         if self.breaker.is_open:
@@ -166,7 +175,9 @@ class DirectoryTier:
             try:
                 at = run.page * fmt.PAGE
                 helpers = self.config.verify_threads
-                outcome = read_run(self.io, fd, at, kind, shard, members, self.verifiers, helpers)
+                outcome = read_run(
+                    self.io, fd, at, kind, shard, members, self.verifiers, helpers, turn
+                )
             finally:
                 self.segments.release(run.segment)
         except OSError as error:

@@ -24,8 +24,17 @@ from deepinfer_kvtier.sealing import Sealer
 from deepinfer_kvtier.stages import Arrivals
 from deepinfer_kvtier.table import NO_ROW, marks_of
 from deepinfer_kvtier.tier import GuardedTier
+from deepinfer_kvtier.turns import ALONE, Turn
 
 _COPY_RUN: Final = 64  # blocks copied between two looks at the clock
+
+
+class Flight(threading.Event):
+    """Set when the reads that one load has claimed have ended."""
+
+    def __init__(self, priority: int) -> None:
+        super().__init__()
+        self.priority = priority
 
 
 class Flights:
@@ -33,12 +42,12 @@ class Flights:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._events: dict[tuple[int, bytes], threading.Event] = {}
+        self._events: dict[tuple[int, bytes], Flight] = {}
 
-    def claim(self, kind: int, digests: Sequence[bytes]) -> dict[bytes, threading.Event]:
-        """Claim what nobody reads yet; returns the events of those that somebody else reads."""
-        others: dict[bytes, threading.Event] = {}
-        mine = threading.Event()
+    def claim(self, kind: int, digests: Sequence[bytes], priority: int) -> dict[bytes, Flight]:
+        """Claim what nobody reads yet; returns the flights of those that somebody else reads."""
+        others: dict[bytes, Flight] = {}
+        mine = Flight(priority)
         with self._lock:
             for digest in digests:
                 event = self._events.setdefault((kind, digest), mine)
@@ -67,6 +76,7 @@ class _Below:
     in_time: Callable[[], bool]
     statuses: list[Status | None]
     sealer: Sealer | None
+    turn: Turn
 
 
 class Loader:
@@ -101,6 +111,7 @@ class Loader:
         statuses: list[Status | None],
         arrivals: Arrivals | None = None,
         sealer: Sealer | None = None,
+        turn: Turn = ALONE,
     ) -> list[Status]:
         """Bytes of records into `dst`; returns the status of each.
 
@@ -110,9 +121,11 @@ class Loader:
         statuses: one item a record, set as soon as its fate is known.
         sealer:   opens what comes from below host memory; None = only records in the clear count.
         arrivals: brings the parts of blocks in stages and records what is there.
+        turn:     which loads pass this one between two pieces.
         """
 
         def in_time() -> bool:
+            turn.give_way()
             return deadline is None or self._clock.monotonic() < deadline
 
         others = [i for i, record in enumerate(leased) if record is None]
@@ -130,7 +143,7 @@ class Loader:
             self._host.unpin(record for record in pinned if record is not None)
         absent = [i for i, status in enumerate(statuses) if status is None]
         if absent:
-            job = _Below(kind, shard, digests, dst, rows, deadline, in_time, statuses, sealer)
+            job = _Below(kind, shard, digests, dst, rows, deadline, in_time, statuses, sealer, turn)
             if arrivals is not None and sealer is None:
                 absent = self._parts_from_directory(job, absent, arrivals)
             self._from_below(job, absent)
@@ -155,6 +168,7 @@ class Loader:
         slots: NDArray[np.int64],
         rows: NDArray[np.uint8],
         statuses: list[Status | None],
+        turn: Turn = ALONE,
     ) -> bool:
         """The short way for blocks that all lie in host memory under a lease the caller holds.
 
@@ -163,6 +177,7 @@ class Loader:
         for start in range(0, len(records), _COPY_RUN):
             chunk = slice(start, start + _COPY_RUN)
             run = records[chunk]
+            turn.give_way()
             self._host.copy_out(run, rows[chunk], slots[chunk])
             statuses[chunk] = [Status.OK] * len(run)
             for record in self._host.damaged(run):
@@ -236,7 +251,7 @@ class Loader:
 
     def _from_below(self, job: _Below, absent: list[int]) -> None:
         digests = job.digests
-        others = self._flights.claim(job.kind, [digests[i] for i in absent])
+        others = self._flights.claim(job.kind, [digests[i] for i in absent], job.turn.priority)
         mine = [i for i in absent if digests[i] not in others]
         try:
             self._read(job, mine)
@@ -246,6 +261,9 @@ class Loader:
         for i in absent:
             event = others.get(digests[i])
             if event is None:
+                continue
+            if event.priority < job.turn.priority:
+                again.append(i)  # its reader may be waiting for us to pass
                 continue
             left = None
             if job.deadline is not None:
@@ -257,7 +275,7 @@ class Loader:
                 job.statuses[i] = Status.OK
             else:
                 again.append(i)
-        # The other reader failed, or host memory had no room for what it read.
+        # The other reader is less urgent or failed, or host memory had no room for what it read.
         self._read(job, again)
 
     def _read(self, job: _Below, which: list[int]) -> None:
@@ -294,11 +312,14 @@ class Loader:
         kind, shard, in_time = job.kind, job.shard, job.in_time
         if leased is not None and (leased["length"] == NO_ROW).any():
             leased = None
-        statuses = directory.get_into(kind, shard, members, rows=leased, in_time=in_time)
+        turn = job.turn
+        statuses = directory.get_into(kind, shard, members, rows=leased, in_time=in_time, turn=turn)
         missed = [j for j, status in enumerate(statuses) if status is Status.MISS]
         if missed and leased is not None:
             # The leased place is gone; another writer may have stored the same record.
-            second = directory.get_into(kind, shard, [members[j] for j in missed], in_time=in_time)
+            second = directory.get_into(
+                kind, shard, [members[j] for j in missed], in_time=in_time, turn=turn
+            )
             for j, status in zip(missed, second, strict=True):
                 statuses[j] = status
         self._open(job, members, statuses, in_clear=False)

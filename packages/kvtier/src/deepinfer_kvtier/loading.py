@@ -16,6 +16,7 @@ from deepinfer_kvtier.sealing import Sealer
 from deepinfer_kvtier.stages import Arrivals, plan_stages
 from deepinfer_kvtier.tickets import LoadJob
 from deepinfer_kvtier.tierset import TierSet
+from deepinfer_kvtier.turns import Turn
 
 _BLOCK = KIND_CODES["block"]
 _STATE = KIND_CODES["state"]
@@ -33,6 +34,7 @@ def start_load(
     state_dst: Any,
     parts: Sequence[str] | None,
     deadline_ms: float | None,
+    priority: int,
     wait: bool,
 ) -> LoadJob:
     """Everything behind `Namespace.load`. raises: BufferShapeError, ConfigError."""
@@ -54,9 +56,11 @@ def start_load(
             named, len(chosen), plan_stages(named, parts), None if room is None else room.deliver
         )
 
-    def work() -> None:
+    def work(turn: Turn) -> None:
         try:
-            result = _fill(tiers, shard, sealer, match, chosen, room, state_room, deadline, job)
+            result = _fill(
+                tiers, shard, sealer, match, chosen, room, state_room, deadline, job, turn
+            )
         except BaseException as error:
             job.future.set_exception(error)
             raise
@@ -66,9 +70,10 @@ def start_load(
         job.future.set_result(result)
 
     if wait:
-        work()
+        with tiers.threads.in_own_thread(priority) as turn:
+            work(turn)
     else:
-        tiers.threads.submit(work)
+        tiers.threads.submit(work, priority)
     return job
 
 
@@ -94,11 +99,14 @@ def _fill(
     state_room: Records | None,
     deadline: float | None,
     job: LoadJob,
+    turn: Turn,
 ) -> LoadResult:
     started = time.perf_counter()
     held = tiers.leases.hold(match.lease)
     try:
-        statuses = _fill_blocks(tiers, shard, sealer, match, chosen, room, deadline, job, held)
+        statuses = _fill_blocks(
+            tiers, shard, sealer, match, chosen, room, deadline, job, held, turn
+        )
         if room is not None:
             _learn(tiers, match.only_tier(chosen), room, statuses, started)
         state: Status | None = None
@@ -114,6 +122,7 @@ def _fill(
                 deadline=deadline,
                 statuses=[None],
                 sealer=sealer,
+                turn=turn,
             )
             _learn(tiers, match.state.tier, state_room, [state], state_started)
     finally:
@@ -135,14 +144,17 @@ def _fill_blocks(
     deadline: float | None,
     job: LoadJob,
     held: bool,
+    turn: Turn,
 ) -> Sequence[Status]:
     if room is None:
         return ()
     if room.deliver is None:
-        return _bring(tiers, shard, sealer, match, chosen, room, deadline, job, held, job.statuses)
+        return _bring(
+            tiers, shard, sealer, match, chosen, room, deadline, job, held, turn, job.statuses
+        )
     # Nothing is ready before it has left the staging memory.
     staged: list[Status | None] = [None] * len(room)
-    found = _bring(tiers, shard, sealer, match, chosen, room, deadline, job, held, staged)
+    found = _bring(tiers, shard, sealer, match, chosen, room, deadline, job, held, turn, staged)
     room.deliver(None)
     job.statuses[:] = found
     return found
@@ -158,6 +170,7 @@ def _bring(
     deadline: float | None,
     job: LoadJob,
     held: bool,
+    turn: Turn,
     statuses: list[Status | None],
 ) -> Sequence[Status]:
     within = slice(chosen.start, chosen.stop)
@@ -166,7 +179,7 @@ def _bring(
     slots = match.slots() if held and deadline is None and job.arrivals is None else None
     if slots is not None and room.rows is not None and room.payload and len(room):
         records = cast("tuple[HostRecord, ...]", leased)
-        if tiers.loader.fill_from_host(records, slots[within], room.rows, statuses):
+        if tiers.loader.fill_from_host(records, slots[within], room.rows, statuses, turn):
             return (Status.OK,) * len(room)
         done = zip(leased, statuses, strict=True)
         leased = tuple(None if status is None else record for record, status in done)
@@ -181,6 +194,7 @@ def _bring(
         statuses=statuses,
         arrivals=job.arrivals,
         sealer=sealer,
+        turn=turn,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -179,6 +180,7 @@ class Namespace:
         state_dst: Any = None,
         parts: Sequence[str] | None = None,
         deadline_ms: float | None = None,
+        priority: int = 0,
         wait: bool = False,
     ) -> LoadJob:
         """Bring matched records into caller memory, each one complete and verified or reported as
@@ -191,10 +193,16 @@ class Namespace:
         parts:       order of arrival: names of parts or patterns such as "L2.*"; what none names
                      comes last. `job.ready("L2.*")` tells when it is there in every block.
         deadline_ms: after this long nothing more is started; what is missing comes back as TIMEOUT.
+        priority:    larger is more urgent: loads of running prefills above those that prefetch. A
+                     less urgent load lets more urgent ones pass between two pieces of its reads.
         wait:        load in this thread and return a job that is done.
         raises:      BufferShapeError, ConfigError, ClosedError; never for storage trouble.
         """
         self.cache.check_open()
+        try:
+            priority = operator.index(priority)
+        except TypeError:
+            raise ConfigError(f"priority is a whole number, got {priority!r}") from None
         return start_load(
             self.cache,
             self.layout,
@@ -206,6 +214,7 @@ class Namespace:
             state_dst=state_dst,
             parts=parts,
             deadline_ms=deadline_ms,
+            priority=priority,
             wait=wait,
         )
 

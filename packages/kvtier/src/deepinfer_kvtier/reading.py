@@ -16,6 +16,7 @@ from deepinfer_kvtier import format as fmt
 from deepinfer_kvtier.host import checksum_of
 from deepinfer_kvtier.io import IOV_MAX, IoEngine, read_fully
 from deepinfer_kvtier.records import Status
+from deepinfer_kvtier.turns import ALONE, Turn
 
 _MAX_RUN_BYTES = 32 << 20
 _CACHED_BYTES = 1 << 20  # stays in the second-level cache of one core until it is hashed
@@ -100,6 +101,7 @@ def read_run(
     members: Sequence[Wanted],
     pool: Executor | None = None,
     helpers: int = 0,
+    turn: Turn = ALONE,
 ) -> Outcome:
     """Read slots that lie next to each other and verify each one. raises: OSError.
 
@@ -107,6 +109,7 @@ def read_run(
     the checksum finds the bytes there.
     pool: up to `helpers` of its threads take pieces from the same list, as far as they come to it
           before the calling thread has taken them all.
+    turn: more urgent reads pass between two pieces; helpers leave the rest to the calling thread.
     """
     size, slot = members[0].nbytes, members[0].slot_bytes
     vectors = max([len(want.views) for want in members]) + 1
@@ -115,8 +118,12 @@ def read_run(
     sums: list[bytes | None] = [None] * len(members)
     pieces = deque(range(0, len(members), step))
 
-    def work() -> None:
+    def work(*, helping: bool = False) -> None:
         while pieces:
+            if turn.contested:
+                if helping:
+                    return
+                turn.give_way()
             try:
                 start = pieces.popleft()
             except IndexError:  # another thread took the last one
@@ -135,7 +142,7 @@ def read_run(
                 pieces.clear()
 
     helpers = min(helpers, len(pieces) - 1)
-    others = [] if pool is None else [pool.submit(work) for _ in range(helpers)]
+    others = [] if pool is None else [pool.submit(work, helping=True) for _ in range(helpers)]
     try:
         work()
     finally:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from deepinfer_kvtier.admission import PutHistory
@@ -25,6 +24,7 @@ from deepinfer_kvtier.policy import with_stored_policy
 from deepinfer_kvtier.queue import WriteItem, WriteQueue
 from deepinfer_kvtier.records import FlushReport, KVEvent
 from deepinfer_kvtier.tier import GuardedTier, Tier
+from deepinfer_kvtier.turns import LoadQueue
 
 if TYPE_CHECKING:
     from deepinfer_kvtier.windows.exchange import WindowExchange
@@ -77,7 +77,7 @@ class TierSet:
         self.costs = CostModel()
         self.leases = LeaseBook(self.host, directory.segments if directory else None, clock)
         self.loader = Loader(self.host, directory, self.readable, clock)
-        self.threads = ThreadPoolExecutor(config.io_threads, thread_name_prefix="kvtier-load")
+        self.threads = LoadQueue(config.io_threads)
         self.closed: FlushReport | None = None
         self._seen = PutHistory()
         self.queue: WriteQueue | None = None
