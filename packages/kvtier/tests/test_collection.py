@@ -421,7 +421,7 @@ def test_a_sparse_segment_whose_records_vanish_before_they_are_read_is_no_error(
         clock.advance(30 * HOUR)
         sparse = choose_sparse(take_survey(cache.directory).states)
         assert len(sparse) == 1
-        cache.directory.drop(0, 0, model.digests(prompts[3]))
+        cache.directory.delete(0, 0, model.digests(prompts[3]))
         for tokens in prompts:
-            cache.directory.drop(0, 0, model.digests(tokens))
+            cache.directory.delete(0, 0, model.digests(tokens))
         assert copy_forward(cache.directory, sparse) == (0, 0)

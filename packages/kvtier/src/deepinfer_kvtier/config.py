@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from deepinfer_kvtier.errors import ConfigError
+from deepinfer_kvtier.handover import HandoverCheck
 from deepinfer_kvtier.mount import Mode, MountSettings
 from deepinfer_kvtier.retention import DEFAULT_CLASSES, RetentionClass, check_class_name
 from deepinfer_kvtier.windows.settings import WindowSettings
@@ -48,6 +49,8 @@ class KVTierConfig(BaseModel):
     part_sums:         store a sum of each part too (layouts of 2 to 8 parts), so that
                        `load(parts=...)` can read parts of a record from the directory alone.
     io_threads:        threads for loads that are not waited for.
+    handover_check:    how a source that is changed before its `put(copy=False)` is done is noticed:
+                       "sampled" words of it are compared, a "full" checksum, or "off".
     verify_threads:    threads that help to read and check the pieces of a long run of blocks; 0 =
                        the reading thread does all of it.
     read_only:         open for inspection; every put is refused.
@@ -91,6 +94,7 @@ class KVTierConfig(BaseModel):
     classes: dict[str, RetentionClass] = Field(default_factory=lambda: dict(DEFAULT_CLASSES))
     part_sums: bool = False
     encryption_key: bytes | None = Field(default=None, min_length=32, max_length=32, repr=False)
+    handover_check: HandoverCheck = "sampled"
     verify_threads: int = Field(default=1, ge=0, le=64)
     io_threads: int = Field(default=2, ge=1, le=64)
     read_only: bool = False

@@ -257,7 +257,7 @@ class DirectoryTier:
         self._collected_at = self.clock.monotonic()
         self._collected_bytes = self._writer.file_bytes if self._writer else 0
 
-    def drop(self, kind: int, shard: int, digests: Sequence[bytes]) -> int:
+    def delete(self, kind: int, shard: int, digests: Sequence[bytes]) -> int:
         """`bury` for records that may be on their way to disk in this process.
 
         A write that runs now is older than the tombstone; a later one sees `Outgoing.dropped`.

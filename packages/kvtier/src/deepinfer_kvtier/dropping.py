@@ -16,7 +16,7 @@ def drop_records(tiers: TierSet, kinds: Sequence[int], shard: int, digests: Sequ
                 queue.discard(kind, digests)
         known = [sum(tiers.host.remove(kind, digest) is not None for digest in digests)]
         if tiers.directory is not None:
-            known.append(tiers.directory.drop(kind, shard, digests))
+            known.append(tiers.directory.delete(kind, shard, digests))
         if not tiers.config.read_only:
             known.extend(tier.delete(kind, shard, digests) for tier in tiers.further)
         found += max(known)

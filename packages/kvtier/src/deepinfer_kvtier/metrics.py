@@ -67,6 +67,13 @@ _PLAIN: tuple[tuple[str, Kind, str, str, str], ...] = (
     ),
     ("queue_bytes", "gauge", "Bytes waiting for the directory.", "queue", "queued_bytes"),
     ("queue_failed_records_total", "counter", "Records given up on.", "queue", "failed_records"),
+    (
+        "queue_source_changed_total",
+        "counter",
+        "Sources changed too early.",
+        "queue",
+        "source_changed",
+    ),
     ("queue_write_errors_total", "counter", "Writes that failed.", "queue", "write_errors"),
     ("approximate_share", "gauge", "Of the blocks put.", "replay", "approximate_share"),
     ("approximate_blocks_total", "counter", "Put as such.", "replay", "approximate_blocks"),

@@ -13,6 +13,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from deepinfer_kvtier import format as fmt
+from deepinfer_kvtier.handover import Witness
 from deepinfer_kvtier.host import checksum_of
 from deepinfer_kvtier.sealing import Sealer
 
@@ -48,6 +49,8 @@ class Outgoing:
     created_ms: time of a copy's last use, for records that are written again; None = now.
     extra: part sums or seal, 64 bytes or none, known with the checksum.
     sealed: the bytes in `views` are encrypted.
+    witness: of a source that was handed over without a copy; `changed`: it did not fit any more.
+    plain_checksum: of the bytes before they were encrypted.
     """
 
     origin: Origin
@@ -61,6 +64,9 @@ class Outgoing:
     created_ms: int | None = None
     extra: bytes = b""
     sealed: bool = False
+    witness: Witness | None = None
+    changed: bool = False
+    plain_checksum: bytes | None = None
 
     @property
     def kind(self) -> int:
@@ -87,6 +93,11 @@ class Outgoing:
         """How many bounded replays lie behind it."""
         return self.origin.generation
 
+    @property
+    def content_checksum(self) -> bytes | None:
+        """Checksum of the bytes as they lie in host memory."""
+        return self.plain_checksum if self.sealed else self.checksum
+
     def checked(self) -> bytes:
         """The checksum, once it is known."""
         assert self.checksum is not None
@@ -97,13 +108,23 @@ def take_checksums(batch: Sequence[Outgoing]) -> None:
     """Checksums of records as they were handed over: bytes changed later will not fit them."""
     for out in batch:
         if out.checksum is None and not out.dropped:
-            sealer = out.origin.sealer
-            if sealer is not None:
-                sealed, out.extra = sealer.seal(out.views, out.digest, out.kind, out.depth)
-                out.views, out.sealed = [sealed], True
+            if out.origin.sealer is not None:
+                _seal(out, out.origin.sealer)
             elif out.origin.part_sizes:
                 out.extra = fmt.pack_part_sums(_part_sums(out))
             out.checksum = checksum_of(out.views)
+            if out.witness is not None and not out.sealed:
+                out.changed = not out.witness.fits(out.views)
+
+
+def _seal(out: Outgoing, sealer: Sealer) -> None:
+    if out.witness is not None:
+        # Of one moment: what is summed, compared and encrypted must be the same bytes.
+        out.views = [memoryview(b"".join(out.views))]
+        out.changed = not out.witness.fits(out.views)
+    out.plain_checksum = checksum_of(out.views)
+    sealed, out.extra = sealer.seal(out.views, out.digest, out.kind, out.depth)
+    out.views, out.sealed = [sealed], True
 
 
 def _part_sums(out: Outgoing) -> tuple[int, ...]:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from deepinfer_kvtier.buffers import Records
 from deepinfer_kvtier.config import KVTierConfig
 from deepinfer_kvtier.errors import ConfigError
+from deepinfer_kvtier.handover import HandoverCheck, Witness, take_witnesses
 from deepinfer_kvtier.host import HostRecord, HostTier
 from deepinfer_kvtier.identity import check_digests
 from deepinfer_kvtier.index import aged
@@ -83,7 +84,7 @@ def put_records(cache: TierSet, request: PutRequest) -> PutTicket:
     held, fresh = _into_host(cache.host, request, sorted(to_copy))
     _settle_in_host(request, ticket, choice.host_only, held)
     if cache.queue is not None and queued:
-        cache.queue.add(_items(request, queued, held, ticket))
+        cache.queue.add(_items(request, queued, held, ticket, cache.config.handover_check))
         for i in queued:
             held.pop(i, None)  # the queue gives these pins back
     if held:
@@ -240,6 +241,7 @@ def _items(
     which: Sequence[int],
     held: Mapping[int, HostRecord],
     ticket: PutTicket,
+    check: HandoverCheck,
 ) -> list[WriteItem]:
     """Records for the queue, with the ticket as their waiter where it has to wait."""
     now, waits = time.monotonic(), not (request.copy and request.durability == "behind")
@@ -265,4 +267,14 @@ def _items(
         if waits:
             item.waiters = [(ticket, i, request.durability)]
         items.append(item)
+    if not copy:
+        _witness(items, take_witnesses(source, which, check))
     return items
+
+
+def _witness(items: Sequence[WriteItem], witnesses: Sequence[Witness | None]) -> None:
+    for item, witness in zip(items, witnesses, strict=True):
+        out = item.outgoing
+        out.witness = witness
+        if witness is not None and not (out.origin.sealer or out.origin.part_sizes):
+            out.checksum = witness.checksum  # where it is one: no second look is needed

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from deepinfer_kvtier.breaker import Breaker
 from deepinfer_kvtier.config import KVTierConfig
-from deepinfer_kvtier.host import HostRecord, HostTier
+from deepinfer_kvtier.host import HostRecord, HostTier, checksum_of
 from deepinfer_kvtier.outgoing import Outgoing
 from deepinfer_kvtier.records import FlushReport, Status
 from deepinfer_kvtier.summing import Summer
@@ -96,6 +96,8 @@ class WriteTarget(Protocol):
     def put_from(self, batch: Sequence[Outgoing]) -> Sequence[Status]: ...
 
     def write_control(self) -> None: ...
+
+    def delete(self, kind: int, shard: int, digests: Sequence[bytes]) -> int: ...
 
     def sync(self) -> None: ...
 
@@ -331,10 +333,11 @@ class WriteQueue:
                 if summed is not None:
                     summed.result()
             self._stage(batch)
-            live = [item for item in batch if not item.outgoing.dropped]
+            live = [i for i in batch if not (i.outgoing.dropped or i.outgoing.changed)]
             stored = self._attempt(live)
+            self._compare_sources(live, stored)
             if self._hand_on is not None:
-                self._hand_on(live)
+                self._hand_on([item for item in live if not item.outgoing.changed])
         finally:
             self._finish(batch, stored=stored)
 
@@ -348,17 +351,23 @@ class WriteQueue:
             some = [i for i in fresh if (i.outgoing.kind, i.outgoing.nbytes) == (kind, nbytes)]
             arrays = self._host.take_many(kind, nbytes, len(some))
             made: list[HostRecord] = []
+            kept: list[WriteItem] = []
             for item, data in zip(some, arrays, strict=False):
                 copy_views(item.source, data)
-                made.append(_host_record(item.outgoing, data))
-            for item, record in zip(some, self._host.publish_all(made), strict=False):
+                if _differs(item.outgoing, data):
+                    self._host.give(data)
+                else:
+                    made.append(_host_record(item.outgoing, data))
+                    kept.append(item)
+            for item, record in zip(kept, self._host.publish_all(made), strict=True):
                 item.held = record
                 if not item.outgoing.sealed:
                     item.outgoing.views = [record.data.data]
         for item in fresh:
             item.staged = True
             item.owned = item.held is None and item.outgoing.sealed
-        self._release_sources([item for item in fresh if item.held is not None or item.owned])
+        free = [i for i in fresh if (i.held is not None or i.owned) and not i.outgoing.changed]
+        self._release_sources(free)
 
     def _release_sources(self, items: Sequence[WriteItem]) -> None:
         """Tell those who only wait for the source to be free."""
@@ -374,8 +383,8 @@ class WriteQueue:
     def _attempt(self, live: list[WriteItem]) -> set[int]:
         """Write, again after a pause where it failed; returns the `id` of the items now stored."""
         for item in live:
-            if item.held is not None and not item.outgoing.sealed:
-                item.held.checksum = item.outgoing.checksum
+            if item.held is not None:
+                item.held.checksum = item.outgoing.content_checksum
         stored: set[int] = set()
         left = live
         backoff = BACKOFF_FIRST_S
@@ -407,6 +416,16 @@ class WriteQueue:
         self.counts["failed_records"] += len(left)
         return stored
 
+    def _compare_sources(self, live: list[WriteItem], stored: set[int]) -> None:
+        """Take back what was written from a source that is not any more what was handed over."""
+        for item in live:
+            out = item.outgoing
+            if out.witness is None or item.held is not None or item.owned:
+                continue
+            if id(item) in stored and not out.witness.fits(item.source):
+                out.changed = True
+                self._target.delete(out.kind, out.shard, [out.digest])
+
     def _put(self, items: list[WriteItem]) -> tuple[Sequence[Status], bool]:
         """Status of each item after one call, and whether the tier said it is full."""
         try:
@@ -425,18 +444,42 @@ class WriteQueue:
     def _finish(self, batch: list[WriteItem], *, stored: set[int]) -> None:
         """Every pin, byte and waiter of a batch is settled here, whatever happened to it."""
         fates: _Fates = {}
+        self._expose(batch)
         with self._cond:
             for item in batch:
                 self._bytes -= item.outgoing.nbytes
                 if self._by_key.get(item.key) is item:
                     del self._by_key[item.key]
-                good = id(item) in stored and not item.outgoing.dropped
+                good = id(item) in stored and not (item.outgoing.dropped or item.outgoing.changed)
                 for ticket, index, _ in item.waiters:
                     fates.setdefault(ticket, []).append((index, good))
             self._writing = 0
             self._cond.notify_all()
         self._host.unpin(item.held for item in batch if item.held is not None)
         _report(fates)
+
+    def _expose(self, batch: list[WriteItem]) -> None:
+        """Say which sources were changed while they belonged to the cache."""
+        changed = [item for item in batch if item.outgoing.changed]
+        if not changed:
+            return
+        if not self.counts["source_changed"]:
+            logger.warning(
+                "a source of put(copy=False) was changed before its ticket was done: %d records are"
+                " not stored; wait for the ticket before reusing the memory",
+                len(changed),
+            )
+        self.counts["source_changed"] += len(changed)
+        for item in changed:
+            for ticket, index, _ in item.waiters:
+                ticket.note(index, "source_changed")
+
+
+def _differs(out: Outgoing, copy: NDArray[np.uint8]) -> bool:
+    """Whether a copy taken from a source is not what was handed over and summed."""
+    if out.witness is not None and not out.changed:
+        out.changed = checksum_of([copy.data]) != out.content_checksum
+    return out.changed
 
 
 def _report(fates: _Fates) -> None:

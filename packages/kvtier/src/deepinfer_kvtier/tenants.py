@@ -115,7 +115,7 @@ def _bury(directory: DirectoryTier, rows: NDArray[Any]) -> int:
     for kind, shard in {(int(row["kind"]), int(row["shard"])) for row in rows}:
         some = rows[(rows["kind"] == kind) & (rows["shard"] == shard)]
         # The index knows 16 bytes of a digest, and a tombstone needs no more.
-        hidden += directory.drop(kind, shard, [fmt.key_bytes(row) + bytes(16) for row in some])
+        hidden += directory.delete(kind, shard, [fmt.key_bytes(row) + bytes(16) for row in some])
     directory.write_control()
     return hidden
 

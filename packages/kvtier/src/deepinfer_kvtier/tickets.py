@@ -20,7 +20,8 @@ class PutTicket:
     accepted: for each record, whether the cache took it.
     reasons:  for each record, None or why not: "queue_full", "unconfirmed", "read_only",
               "disk_full", "no_room", "class_pressure", "duplicate_in_call", "not_persistent". A
-              record refused for the directory may still have been kept in host memory.
+              record refused for the directory may still have been kept in host memory. An accepted
+              one that was not stored because its source had changed says "source_changed".
     """
 
     def __init__(self, reasons: Sequence[str | None]) -> None:
@@ -69,6 +70,11 @@ class PutTicket:
                 self._stored[index] = stored
             self._waiting -= len(fates)
         self._settle()
+
+    def note(self, index: int, reason: str) -> None:
+        """Why an accepted record will not be stored."""
+        with self._lock:
+            self.reasons = (*self.reasons[:index], reason, *self.reasons[index + 1 :])
 
     def refuse(self, index: int, reason: str) -> None:
         """A record that could not be taken after all."""

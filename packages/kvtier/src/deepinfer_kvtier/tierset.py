@@ -180,7 +180,7 @@ class TierSet:
             self.host.remove_keys({(kind, key) for kind, _, key in drops})
             if self.directory is not None and not self.config.read_only:
                 for kind, shard, key in drops:
-                    self.directory.drop(kind, shard, [key.ljust(DIGEST_BYTES, b"\0")])
+                    self.directory.delete(kind, shard, [key.ljust(DIGEST_BYTES, b"\0")])
 
     def published_in_host(self, records: Sequence[HostRecord]) -> None:
         """Tell listeners and other machines about records that were put into host memory."""

@@ -141,7 +141,7 @@ class FleetTier:
     def delete(self, kind: int, shard: int, digests: Sequence[bytes]) -> int:
         """Bury what is known here, and take back all hints. raises: OSError."""
         found = int((self.probe(kind, shard, digests)["length"] != NO_ROW).sum())
-        self._files.drop(kind, shard, digests)
+        self._files.delete(kind, shard, digests)
         self._client.retract([key_of(digest, kind, shard) for digest in digests])
         self._files.write_control()
         return found
