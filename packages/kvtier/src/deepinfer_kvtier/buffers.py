@@ -62,6 +62,13 @@ class Records:
         assert self.rows is not None
         return [self.rows[i].data] if self.payload else [memoryview(b"")]
 
+    def views_of(self, which: Sequence[int]) -> list[Views]:
+        """`views` of several records."""
+        if self._flat is None:
+            return [self.views(i) for i in which]
+        flat, size = self._flat, self.payload
+        return [[flat[i * size : (i + 1) * size]] for i in which]
+
     def part_views(self, i: int, offset: int, size: int) -> Views:
         """Byte views of `size` bytes of record `i` from `offset` on."""
         found: Views = []

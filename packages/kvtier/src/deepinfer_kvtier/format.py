@@ -33,8 +33,6 @@ _SEGMENT_HEADER = struct.Struct("<8sHBxxxxxQI16s16s")
 # reserved
 _TRAILER_BODY = struct.Struct("<8sHBBIII32s16s8sQQ16s64sBBI6s")
 _PART_SUMS = struct.Struct("<8Q")
-_EXTRA_AT: Final = 112
-_EXTRA_BYTES: Final = 64
 MAX_PART_SUMS: Final = 8
 _CRC = struct.Struct("<I")
 TRAILER_BYTES: Final = _TRAILER_BODY.size + _CRC.size
@@ -209,31 +207,21 @@ def pack_part_sums(sums: Sequence[int]) -> bytes:
     return _PART_SUMS.pack(*sums, *([0] * (MAX_PART_SUMS - len(sums))))
 
 
-def part_sums(raw: bytearray, at: int = 0) -> tuple[int, ...]:
-    """The eight xxh3_64 sums of parts in a trailer; 0 = no such part."""
-    return _PART_SUMS.unpack_from(raw, at + _EXTRA_AT)
+def part_sums(extra: bytes) -> tuple[int, ...]:
+    """The eight xxh3_64 sums of parts in the `extra` of a trailer; 0 = no such part."""
+    return _PART_SUMS.unpack(extra)
 
 
-def extra_of(raw: bytearray, at: int) -> bytes:
-    """The 64 bytes of a trailer that hold part sums, or the seal of an encrypted record."""
-    return bytes(raw[at + _EXTRA_AT : at + _EXTRA_AT + _EXTRA_BYTES])
-
-
-def read_trailer(
-    raw: bytearray, at: int
-) -> tuple[int, bytes, bytes, int, bytes, int, int, int, int] | None:
-    """(flags, digest, parent, depth, checksum, generation, kind, shard, payload bytes) of the
-    trailer at `raw[at:]`; None when there is none, or a damaged one. For the reading path."""
-    (
-        magic, version, kind, _, flags, nbytes, depth, digest, parent, _,
-        _, _, checksum, _, generation, shard, _, _,
-    ) = _TRAILER_BODY.unpack_from(raw, at)  # fmt: skip
-    if magic != TRAILER_MAGIC or version != FORMAT_VERSION:
-        return None
-    end = at + _TRAILER_BODY.size
-    if zlib.crc32(raw[at:end]) != _CRC.unpack_from(raw, end)[0]:
-        return None
-    return flags, digest, parent, depth, checksum, generation, kind, shard, nbytes
+def trailers_in(raw: bytearray, step: int, at: int) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+    """The trailers at `raw[at]`, `raw[at + step]`, ...: rows of TRAILER, and which are intact."""
+    cells = np.frombuffer(raw, dtype=np.uint8).reshape(-1, step)[:, at : at + TRAILER_BYTES]
+    packed = cells.tobytes()
+    rows: NDArray[Any] = np.frombuffer(packed, dtype=TRAILER)
+    starts = range(0, len(packed), TRAILER_BYTES)
+    crcs = [zlib.crc32(packed[start : start + _TRAILER_BODY.size]) for start in starts]
+    intact = rows["crc"] == np.array(crcs, dtype=np.uint32)
+    intact &= (rows["magic"] == TRAILER_WORD) & (rows["format"] == FORMAT_VERSION)
+    return rows, intact
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,30 +72,37 @@ class DirectoryIndex:
 
     def apply(self, batches: list[tuple[bytes, NDArray[Any]]]) -> None:
         """Tombstones of all logs first: the order between logs is only known by their times."""
-        for _, entries in batches:
-            control = entries[(entries["flags"] & fmt.CONTROL_FLAGS) != 0]
-            for entry in control[(control["flags"] & fmt.FLAG_TOMB_KEY) != 0]:
+        masks = [(entries["flags"] & fmt.CONTROL_FLAGS) != 0 for _, entries in batches]
+        control = [
+            (writer, entries[mask])
+            for (writer, entries), mask in zip(batches, masks, strict=True)
+            if mask.any()
+        ]
+        for _, entries in control:
+            for entry in _flagged(entries, fmt.FLAG_TOMB_KEY):
                 self._bury_key(entry)
-            for entry in control[(control["flags"] & fmt.FLAG_TOMB_SEGMENT) != 0]:
+            for entry in _flagged(entries, fmt.FLAG_TOMB_SEGMENT):
                 segment = self._segments.need(fmt.key_bytes(entry), int(entry["segment"]))
                 segment.buried = True
                 self.forget_segment(segment)
-        for writer, entries in batches:
-            is_control = (entries["flags"] & fmt.CONTROL_FLAGS) != 0
-            for entry in entries[(entries["flags"] & fmt.FLAG_SEGMENT) != 0]:
+        for writer, entries in control:
+            for entry in _flagged(entries, fmt.FLAG_SEGMENT):
                 cls, bucket = int(entry["cls"]), int(entry["created_s"])
                 self._segments.announced(writer, int(entry["segment"]), cls, bucket)
-            self._insert(writer, entries[~is_control])
-            for entry in entries[(entries["flags"] & fmt.FLAG_SEAL) != 0]:
+        for (writer, entries), mask in zip(batches, masks, strict=True):
+            self._insert(writer, entries[~mask] if mask.any() else entries)
+        for writer, entries in control:
+            for entry in _flagged(entries, fmt.FLAG_SEAL):
                 self._segments.need(writer, int(entry["segment"])).sealed = True
-        for _, entries in batches:
-            touches = entries[(entries["flags"] & fmt.FLAG_TOUCH) != 0]
-            with self._lock:
-                for kind, shard in {(int(t["kind"]), int(t["shard"])) for t in touches}:
-                    some = touches[(touches["kind"] == kind) & (touches["shard"] == shard)]
-                    found = self._table.find(some["key_lo"], some["key_hi"], kind, shard)
-                    there = found >= 0
-                    self._table.touch(found[there], some["created_s"][there])
+            self._apply_touches(_flagged(entries, fmt.FLAG_TOUCH))
+
+    def _apply_touches(self, touches: NDArray[Any]) -> None:
+        with self._lock:
+            for kind, shard in {(int(t["kind"]), int(t["shard"])) for t in touches}:
+                some = touches[(touches["kind"] == kind) & (touches["shard"] == shard)]
+                found = self._table.find(some["key_lo"], some["key_hi"], kind, shard)
+                there = found >= 0
+                self._table.touch(found[there], some["created_s"][there])
 
     def bury(
         self, kind: int, shard: int, digests: Sequence[bytes], wall_ms: int
@@ -215,9 +222,10 @@ class DirectoryIndex:
         approximate = (entries["flags"] & fmt.FLAG_APPROXIMATE) != 0
         rows["flags"][approximate] |= APPROXIMATE_BIT
         keep = alive[inverse] & ~self.buried(entries)
+        whole = bool(keep.all())
+        fresh, entries = (rows, entries) if whole else (rows[keep], entries[keep])
         with self._lock:
-            self._remember(entries[keep])
-            fresh = rows[keep]
+            self._remember(entries)
             added = self._table.insert(fresh)
             if not added.all():
                 self._keep_spares(fresh[~added])
@@ -292,6 +300,10 @@ def aged(rows: NDArray[Any], now_s: int, classes: Iterable[RetentionClass]) -> N
 
 def _place(rows: NDArray[Any]) -> NDArray[Any]:
     return rows["segment"].astype(np.uint64) << np.uint64(32) | rows["page"].astype(np.uint64)
+
+
+def _flagged(entries: NDArray[Any], flag: int) -> NDArray[Any]:
+    return entries[(entries["flags"] & flag) != 0]
 
 
 def _tomb_key(entry: Any) -> tuple[int, int, int, int]:

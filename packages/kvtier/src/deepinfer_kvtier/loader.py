@@ -155,8 +155,8 @@ class Loader:
         final = [status or Status.MISS for status in statuses]
         with self._counts_lock:
             if absent:
-                for status, times in Counter(final).items():
-                    self.counts[f"records_{status.value}"] += times
+                for status in Status:
+                    self.counts[f"records_{status.value}"] += final.count(status)
             else:
                 self.counts["records_ok"] += final.count(Status.OK)
                 self.counts["records_timeout"] += final.count(Status.TIMEOUT)
@@ -282,7 +282,9 @@ class Loader:
         if not which:
             return
         size = job.dst.payload
-        members = [Wanted(job.digests[i], job.dst.views(i), size) for i in which]
+        digests = [job.digests[i] for i in which]
+        views = job.dst.views_of(which)
+        members = [Wanted(*pair, size) for pair in zip(digests, views, strict=True)]
         statuses = [Status.MISS] * len(members)
         if self._directory is not None:
             leased = None if job.rows is None else job.rows[np.array(which)]

@@ -120,19 +120,17 @@ def _part_sums(
     at = start + fmt.trailer_offset(want.nbytes)
     if directory.io.preadv(fd, [tail], at) < len(tail):
         return None
-    trailer = fmt.read_trailer(tail, 0)
-    if trailer is None:
+    trailer = fmt.parse_trailer(tail)
+    if trailer is None or trailer.flags & fmt.FLAG_SEALED or trailer.digest != want.digest:
         return None
-    flags, digest, parent, depth, checksum, generation, *identity = trailer
-    if flags & fmt.FLAG_SEALED:
+    if (trailer.kind, trailer.shard, trailer.payload_bytes) != (kind, shard, want.nbytes):
         return None
-    if digest != want.digest or identity != [kind, shard, want.nbytes]:
-        return None
-    sums = fmt.part_sums(tail)
+    sums = fmt.part_sums(trailer.extra)
     if not any(sums):
         return None
-    want.parent, want.depth, want.checksum = parent, depth, checksum
-    want.approximate, want.generation = bool(flags & fmt.FLAG_APPROXIMATE), generation
+    want.parent, want.depth, want.checksum = trailer.parent, trailer.depth, trailer.checksum
+    want.approximate = bool(trailer.flags & fmt.FLAG_APPROXIMATE)
+    want.generation = trailer.generation
     return sums
 
 

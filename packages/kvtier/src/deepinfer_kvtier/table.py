@@ -34,6 +34,9 @@ _EMPTY: Final = np.uint32(0xFFFFFFFF)
 _DEAD: Final = np.uint32(0xFFFFFFFE)
 _MIX: Final = np.uint64(0x9E3779B97F4A7C15)
 _MAX_LOAD: Final = 0.6
+_PROBE: Final = 8  # slots looked at together by those that did not end at their first
+_STEPS: Final = np.arange(_PROBE)
+_CHUNK: Final = 1 << 16  # rows placed together: bounds the memory of their windows
 
 
 def marks_of(approximate: bool, generation: int) -> int:
@@ -138,24 +141,25 @@ class EntryTable:
         result: NDArray[Any] = np.full(len(lo), -1, dtype=np.int64)
         waiting = np.arange(len(lo))
         at = self._home(lo, kind, shard)
-        mask = np.int64(len(self._slots) - 1)
+        lows, width = self._rows["key_lo"], 1  # most are where they should be
         while len(waiting):
-            entry = self._slots[at]
+            entry = self._slots[self._window(at, width)]
             real = entry < _DEAD
             number = np.where(real, entry, 0).astype(np.int64)
-            rows = self._rows[number]
-            hit = (
-                real
-                & (rows["key_lo"] == lo[waiting])
-                & (rows["key_hi"] == hi[waiting])
-                & (rows["kind"] == kind[waiting])
-                & (rows["shard"] == shard[waiting])
-            )
-            result[waiting[hit]] = number[hit]
-            on = ~hit & (entry != _EMPTY)
-            waiting = waiting[on]
-            at = (at[on] + 1) & mask
+            line, column = np.nonzero(real & (lows[number] == lo[waiting, None]))
+            found, asked = number[line, column], waiting[line]
+            rows = self._rows[found]
+            same = rows["key_hi"] == hi[asked]
+            same &= (rows["kind"] == kind[asked]) & (rows["shard"] == shard[asked])
+            result[asked[same]] = found[same]
+            settled = (entry == _EMPTY).any(axis=1)
+            settled[line[same]] = True
+            waiting, at, width = waiting[~settled], at[~settled] + width, _PROBE
         return result
+
+    def _window(self, at: NDArray[Any], width: int) -> NDArray[Any]:
+        """Positions of `width` slots from each of `at` on, int64 [len(at), width]."""
+        return (at[:, None] + _STEPS[:width]) & np.int64(len(self._slots) - 1)
 
     def _home(self, lo: NDArray[Any], kind: NDArray[Any], shard: NDArray[Any]) -> NDArray[Any]:
         # Keys of ours are keyed-hash output, hence uniform; others may not be. The product's high
@@ -193,20 +197,25 @@ class EntryTable:
             self._slots = np.full(_slots_for(len(self)), _EMPTY, dtype=np.uint32)
             self._filled = 0
             numbers = np.flatnonzero(self._live[: self._used])
+        for start in range(0, len(numbers), _CHUNK):
+            self._place_some(numbers[start : start + _CHUNK])
+
+    def _place_some(self, numbers: NDArray[Any]) -> None:
+        """Each row to the first free slot from where it should be on."""
         rows = self._rows[numbers]
-        at = self._home(rows["key_lo"], rows["kind"], rows["shard"])
-        mask = np.int64(len(self._slots) - 1)
-        while len(numbers):
-            free = np.flatnonzero(self._slots[at] == _EMPTY)
-            wanted = numbers[free].astype(np.uint32)
-            self._slots[at[free]] = wanted
+        at, width = self._home(rows["key_lo"], rows["kind"], rows["shard"]), 1
+        wanted = numbers.astype(np.uint32)
+        self._filled += len(wanted)
+        while len(wanted):
+            window = self._window(at, width)
+            free = self._slots[window] == _EMPTY
+            has_room = free.any(axis=1)
+            spot = window[np.arange(len(window)), free.argmax(axis=1)]
+            self._slots[spot[has_room]] = wanted[has_room]
             # Of several that want one slot, the one written last has it.
-            winners = free[self._slots[at[free]] == wanted]
-            self._filled += len(winners)
-            losers = np.ones(len(numbers), dtype=np.bool_)
-            losers[winners] = False
-            numbers = numbers[losers]
-            at = (at[losers] + 1) & mask
+            lost = ~has_room | (self._slots[spot] != wanted)
+            at = np.where(has_room, at, at + width)[lost]
+            wanted, width = wanted[lost], _PROBE
 
 
 def _slots_for(rows: int) -> int:
