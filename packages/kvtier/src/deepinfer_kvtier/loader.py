@@ -257,26 +257,29 @@ class Loader:
             self._read(job, mine)
         finally:
             self._flights.land(job.kind, [digests[i] for i in mine])
-        again: list[int] = []
-        for i in absent:
-            event = others.get(digests[i])
-            if event is None:
-                continue
-            if event.priority < job.turn.priority:
-                again.append(i)  # its reader may be waiting for us to pass
-                continue
+        theirs = [i for i in absent if digests[i] in others]
+        for event in {others[digests[i]] for i in theirs}:
             left = None
             if job.deadline is not None:
                 left = max(0.0, job.deadline - self._clock.monotonic())
             event.wait(left)
-            if self._copy_from_host(job, i):
-                with self._counts_lock:
-                    self.counts["shared_reads"] += 1
-                job.statuses[i] = Status.OK
-            else:
-                again.append(i)
-        # The other reader is less urgent or failed, or host memory had no room for what it read.
-        self._read(job, again)
+        self._share(job, theirs)
+        # The other reader failed, or host memory had no room for what it read.
+        self._read(job, [i for i in theirs if job.statuses[i] is None])
+
+    def _share(self, job: _Below, which: list[int]) -> None:
+        """Copy what other loads have read from host memory, where they have left it."""
+        found = self._host.pin_all(job.kind, [job.digests[i] for i in which])
+        records: list[HostRecord | None] = [None] * len(job.digests)
+        for i, record in zip(which, found, strict=True):
+            records[i] = record
+        try:
+            self._from_host(records, job.dst, lambda: True, job.statuses)
+        finally:
+            self._host.unpin(record for record in found if record is not None)
+        shared = [job.statuses[i] for i in which].count(Status.OK)
+        with self._counts_lock:
+            self.counts["shared_reads"] += shared
 
     def _read(self, job: _Below, which: list[int]) -> None:
         if not which:
@@ -351,18 +354,6 @@ class Loader:
             statuses[j] = Status.MISS
             with self._counts_lock:
                 self.counts["not_opened"] += 1
-
-    def _copy_from_host(self, job: _Below, i: int) -> bool:
-        record = self._host.pin(job.kind, job.digests[i])
-        if record is None:
-            return False
-        try:
-            if not _fits(record, job.dst):
-                return False
-            _copy_to(record, job.dst.views(i))
-            return self._host.verified(record)
-        finally:
-            self._host.unpin([record])
 
     def _promote(self, job: _Below, which: Sequence[int], members: Sequence[Wanted]) -> None:
         """Keep what was read in host memory, as far as there is room."""
