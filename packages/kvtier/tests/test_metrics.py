@@ -4,7 +4,7 @@ import re
 
 from deepinfer_kvtier.metrics import Histogram
 
-SAMPLE = re.compile(r'kvtier_[a-z_]+(\{[a-z]+="[^"]+"\})? [0-9.e+-]+')
+SAMPLE = re.compile(r'kvtier_[a-z0-9_]+(\{[a-z]+="[^"]+"\})? [0-9.e+-]+')
 
 
 def samples(text: str) -> dict[str, float]:

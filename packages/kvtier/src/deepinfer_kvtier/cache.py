@@ -189,6 +189,7 @@ class Cache(TierSet):
         ]
         hits = {name: self.counts[name] for name in names}
         disk = _disk_stats(self.directory) if self.directory else {}
+        readback = {} if self.readback is None else self.readback.stats()
         queue: dict[str, int] = {}
         if self.queue is not None:
             queue = {"queued_bytes": self.queue.queued_bytes, **self.queue.counts}
@@ -197,6 +198,8 @@ class Cache(TierSet):
             or disk.get("breaker_open")
             or disk.get("corrupt")
             or disk.get("low_space")
+            or readback.get("l2_readback_bad")
+            or readback.get("l2_silent")
         )
         return {
             "health": "degraded" if degraded else "ok",
@@ -206,6 +209,7 @@ class Cache(TierSet):
             "load_seconds": self.loader.seconds.snapshot(),
             "host": self.host.usage(),
             "disk": disk,
+            "readback": readback,
             "queue": queue,
             "tiers": {tier.name: tier.usage() for tier in self.further},
             "spills": {

@@ -53,6 +53,8 @@ class KVTierConfig(BaseModel):
                        "sampled" words of it are compared, a "full" checksum, or "off".
     verify_threads:    threads that help to read and check the pieces of a long run of blocks; 0 =
                        the reading thread does all of it.
+    readback_every:    one record in so many written is read back from storage to see whether it is
+                       there and right (`stats()["readback"]`); 0 = none.
     read_only:         open for inspection; every put is refused.
     mode:              "embedded": processes of one machine; "shared-fs": machines on one mount.
                        Kept with the store; None = as it was made, "embedded" for a new one.
@@ -97,6 +99,7 @@ class KVTierConfig(BaseModel):
     handover_check: HandoverCheck = "sampled"
     verify_threads: int = Field(default=1, ge=0, le=64)
     io_threads: int = Field(default=2, ge=1, le=64)
+    readback_every: int = Field(default=1000, ge=0)
     read_only: bool = False
     windows: WindowSettings | None = None
     mode: Mode | None = None

@@ -65,6 +65,21 @@ _PLAIN: tuple[tuple[str, Kind, str, str, str], ...] = (
         "disk",
         "evicted_before_floor",
     ),
+    (
+        "l2_readback_ok_ratio",
+        "gauge",
+        "Of the written records that were read back as a test.",
+        "readback",
+        "l2_readback_ok_ratio",
+    ),
+    (
+        "l2_readback_bad_total",
+        "counter",
+        "Of those, not as written.",
+        "readback",
+        "l2_readback_bad",
+    ),
+    ("l2_silent", "gauge", "1 = written to and asked, no hit for 10 min.", "readback", "l2_silent"),
     ("queue_bytes", "gauge", "Bytes waiting for the directory.", "queue", "queued_bytes"),
     ("queue_failed_records_total", "counter", "Records given up on.", "queue", "failed_records"),
     (

@@ -22,6 +22,7 @@ from deepinfer_kvtier.match import LeaseBook
 from deepinfer_kvtier.outgoing import Outgoing
 from deepinfer_kvtier.policy import with_stored_policy
 from deepinfer_kvtier.queue import WriteItem, WriteQueue
+from deepinfer_kvtier.readback import ReadBack, from_directory, from_tier
 from deepinfer_kvtier.records import FlushReport, KVEvent
 from deepinfer_kvtier.tier import GuardedTier, Tier
 from deepinfer_kvtier.turns import LoadQueue
@@ -42,6 +43,7 @@ class TierSet:
 
     given:   settings as the caller named them; `config` adds the policy stored with the directory.
     queue:   write queue of the first tier below host memory; None when nothing can be written.
+    readback: looks whether the first persistent tier gives back what it took; None without one.
     spills:  write queues of the other tiers, fed by the first one with what it has in hand.
     windows: exchange of state slots with other machines; None without settings for it.
     peers:   the other machines as a tier of state slots that is only read from; None without.
@@ -82,6 +84,7 @@ class TierSet:
         self._seen = PutHistory()
         self.queue: WriteQueue | None = None
         self.spills: tuple[WriteQueue, ...] = ()
+        self.readback: ReadBack | None = None
         if not config.read_only:
             self._start_queues()
 
@@ -104,6 +107,7 @@ class TierSet:
             if isinstance(target, GuardedTier)
         )
         first = targets[0]
+        self.readback = self._open_readback(first)
         self.queue = WriteQueue(
             first,
             self.host,
@@ -113,6 +117,16 @@ class TierSet:
             maintain=self._maintain,
             hand_on=self._hand_on if self.spills else None,
         )
+
+    def _open_readback(self, tier: DirectoryTier | GuardedTier) -> ReadBack | None:
+        if isinstance(tier, DirectoryTier):
+            read = from_directory(tier)
+        elif tier.tier.caps.persistent:
+            read = from_tier(tier)
+        else:
+            return None  # what it forgets it may forget
+        every = self.config.readback_every
+        return ReadBack(read, every=every, lookups=self.counts, clock=self.clock)
 
     def _open_windows(self) -> WindowExchange | None:
         if self.config.windows is None:
@@ -227,6 +241,8 @@ class TierSet:
 
         def after(batch: Sequence[Outgoing]) -> None:
             announce(batch)
+            if self.readback is not None:
+                self.readback.written(batch)
             if self.directory is not None and self.directory.collection_due:
                 # A quota must not be passed by more than the segment that was being written.
                 self._maintain()
