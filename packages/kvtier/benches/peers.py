@@ -40,7 +40,9 @@ class LMCache:
         logging.disable(logging.WARNING)
         torch.set_num_threads(1)
         self._torch = torch
-        settings: dict[str, Any] = {"chunk_size": 128, "local_cpu": True, "max_local_cpu_size": 0.5}
+        in_memory = disk is None  # with a disk, memory only stages what goes there
+        settings: dict[str, Any] = {"chunk_size": 128, "max_local_cpu_size": 0.5}
+        settings["local_cpu"] = in_memory
         if disk is not None:
             disk.mkdir(exist_ok=True)
             settings |= {"local_disk": str(disk), "max_local_disk_size": 2.0}
@@ -56,6 +58,7 @@ class LMCache:
         )
         self.database = ChunkedTokenDatabase(config, metadata)
         self.manager = StorageManager(config, metadata, EventManager())
+        self._disk = self.manager.storage_backends.get("LocalDiskBackend")
 
     def keys(self, tokens: np.ndarray) -> list[Any]:
         whole = tokens[: len(tokens) // 128 * 128].tolist()
@@ -75,12 +78,13 @@ class LMCache:
         """Stores rows; returns the work that copies them all out again."""
         tokens = np.arange(len(source) * 128 + 1)
         keys = self.keys(tokens)
-        self._put(keys, source)
+        self._settle(keys, self._put(keys, source))
+        get = self.manager.batched_get if self._disk is None else self._disk.batched_get_blocking
         target = self._torch.empty(source.shape, dtype=self._torch.uint8)
 
         def work() -> None:
             for start in range(0, len(keys), BATCH):
-                found = self.manager.batched_get(keys[start : start + BATCH])
+                found = get(keys[start : start + BATCH])
                 for i, item in enumerate(found, start=start):
                     target[i].copy_(item.tensor.view(-1))
                     item.ref_count_down()
@@ -89,8 +93,28 @@ class LMCache:
         assert np.array_equal(target.numpy(), source)
         return work
 
-    def _put(self, keys: list[Any], rows: np.ndarray) -> None:
-        torch = self._torch
+    def disk_writer(self, source: np.ndarray) -> Work:
+        """Work that stores rows under new keys and waits until the disk has them."""
+        number = 0
+
+        def work() -> None:
+            nonlocal number
+            number += 1
+            keys = self.keys(np.arange(len(source) * 128 + 1) + number * (1 << 24))
+            self._settle(keys, self._put(keys, source))
+
+        return work
+
+    def _settle(self, keys: list[Any], items: list[Any]) -> None:
+        """Wait until the disk has them, then let go of their staging memory."""
+        if self._disk is not None:
+            while any(map(self._disk.exists_in_put_tasks, keys)):
+                time.sleep(0.0005)
+            for item in items:
+                item.ref_count_down()
+
+    def _put(self, keys: list[Any], rows: np.ndarray) -> list[Any]:
+        torch, all_items = self._torch, []
         data = torch.from_numpy(rows)
         for start in range(0, len(keys), 16):
             items: list[Any] = []
@@ -99,6 +123,8 @@ class LMCache:
                 item.tensor.view(-1).copy_(data[i])
                 items.append(item)
             self.manager.batched_put(keys[start : start + 16], items)
+            all_items += items
+        return all_items
 
     def close(self) -> None:
         self.manager.close()
