@@ -11,11 +11,12 @@ from typing import Any
 from deepinfer_kvtier.clock import Clock, SystemClock
 from deepinfer_kvtier.config import KVTierConfig, parse_config
 from deepinfer_kvtier.directory import DirectoryTier
+from deepinfer_kvtier.engines import IoName, build_io
 from deepinfer_kvtier.errors import ConfigError
 from deepinfer_kvtier.events import Callback
 from deepinfer_kvtier.gc import GcReport, collect
 from deepinfer_kvtier.identity import Shard, chain_root, fingerprint, salt_bytes
-from deepinfer_kvtier.io import IoEngine, PosixIo
+from deepinfer_kvtier.io import IoEngine
 from deepinfer_kvtier.layout import LayoutSpec
 from deepinfer_kvtier.metrics import render
 from deepinfer_kvtier.mount import Mode
@@ -209,6 +210,7 @@ class Cache(TierSet):
             "load_seconds": self.loader.seconds.snapshot(),
             "host": self.host.usage(),
             "disk": disk,
+            "io": dict(self.directory.io.facts()) if self.directory else {},
             "readback": readback,
             "queue": queue,
             "tiers": {tier.name: tier.usage() for tier in self.further},
@@ -294,21 +296,25 @@ def open(
     config: KVTierConfig | Path | str | None = None,
     *,
     clock: Clock | None = None,
-    io: IoEngine | None = None,
+    io: IoEngine | IoName | None = None,
     tiers: Sequence[Tier | TierConfig | str] = (),
     **settings: Any,
 ) -> Cache:
     """Open a cache: `open("dir")`, `open(host_bytes=1 << 30)` for memory only, or a ready config.
 
+    io:       how segments are read and written: the setting `io` of the configuration, or an object
+              with the methods of `IoEngine`.
     tiers:    stores below the directory, asked in this order; they are closed with the cache. A URL
               ("s3://bucket/prefix"), a tier's config, or an object with the methods of `Tier`.
     settings: single fields of `KVTierConfig`. Those about keeping and deleting are stored with the
               directory and hold for whoever opens it later without naming them.
     raises:   ConfigError, StoreFormatError.
     """
+    if isinstance(io, str):
+        settings["io"], io = io, None
     given = parse_config(config, **settings)
     clock = clock or SystemClock()
-    io = io or PosixIo()
+    io = io or build_io(given.io, given.path)
     opened = open_tiers(tiers, given, clock, io)
     try:
         cache = Cache(given, clock, io, opened)

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from deepinfer_kvtier.engines import IoName
 from deepinfer_kvtier.errors import ConfigError
 from deepinfer_kvtier.handover import HandoverCheck
 from deepinfer_kvtier.mount import Mode, MountSettings
@@ -48,6 +49,9 @@ class KVTierConfig(BaseModel):
                        derived from it (extra `[crypto]`). None = in the clear.
     part_sums:         store a sum of each part too (layouts of 2 to 8 parts), so that
                        `load(parts=...)` can read parts of a record from the directory alone.
+    io:                how segments are read and written: "posix" through the page cache, "odirect"
+                       past it (where the file system refuses, `stats()["io"]` says so), "usrbio"
+                       by 3FS's user-space rings (untried on a real 3FS).
     io_threads:        threads for loads that are not waited for.
     handover_check:    how a source that is changed before its `put(copy=False)` is done is noticed:
                        "sampled" words of it are compared, a "full" checksum, or "off".
@@ -98,6 +102,7 @@ class KVTierConfig(BaseModel):
     encryption_key: bytes | None = Field(default=None, min_length=32, max_length=32, repr=False)
     handover_check: HandoverCheck = "sampled"
     verify_threads: int = Field(default=1, ge=0, le=64)
+    io: IoName = "posix"
     io_threads: int = Field(default=2, ge=1, le=64)
     readback_every: int = Field(default=1000, ge=0)
     read_only: bool = False

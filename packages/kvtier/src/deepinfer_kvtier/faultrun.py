@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from deepinfer_kvtier.cache import Cache, open
 from deepinfer_kvtier.errors import ConfigError, StoreFormatError
 from deepinfer_kvtier.faults import Effect, FaultIo
+from deepinfer_kvtier.io import IoEngine, PosixIo
 from deepinfer_kvtier.layout import LayoutSpec, parts
 from deepinfer_kvtier.namespace import Namespace
 from deepinfer_kvtier.records import Status
@@ -94,8 +95,12 @@ def run_faults(
     reads: int,
     seed: int = 0,
     plan: Mapping[str, Mapping[Effect, float]] | None = None,
+    engine: Callable[[], IoEngine] = PosixIo,
 ) -> FaultRun:
-    """Store, load, drop and collect until `reads` records came back as good, each one compared."""
+    """Store, load, drop and collect until `reads` records came back as good, each one compared.
+
+    engine: makes what does the file operations that are not made to fail.
+    """
     run = FaultRun()
     chooser = random.Random(seed)
     clock = ManualClock()
@@ -106,7 +111,7 @@ def run_faults(
     life = 0
     while run.reads < reads and not run.wrong:
         life += 1
-        io = FaultIo(seed * 1_000_003 + life, plan or PLAN, track=True)
+        io = FaultIo(seed * 1_000_003 + life, plan or PLAN, track=True, over=engine())
         try:
             cache = _open(root, clock, io)
         except (ConfigError, StoreFormatError):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import random
 import threading
 import time
@@ -12,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-from deepinfer_kvtier.io import PosixIo, Readable
+from deepinfer_kvtier.io import IoEngine, PosixIo, Readable
 
 Effect = Literal[
     "eio",
@@ -30,7 +29,7 @@ Effect = Literal[
 DELAY_S = 0.0005
 
 
-class FaultIo(PosixIo):
+class FaultIo:
     """File operations that fail by plan, reproducibly from a seed.
 
     rates: operation ("preadv", "pwritev", "datasync", "create", "open_read", "unlink") -> effect ->
@@ -45,6 +44,7 @@ class FaultIo(PosixIo):
            "stale": ("disk_bytes") the size of an earlier time, 0, is reported;
            "reordered": ("datasync") success is reported before anything is safe.
     track:    remember what is not safe yet, for `power_loss`.
+    over:     the engine below that does what is not made to fail; default `PosixIo`.
     injected: how often each effect happened.
     """
 
@@ -55,7 +55,9 @@ class FaultIo(PosixIo):
         *,
         crash_at: int | None = None,
         track: bool = False,
+        over: IoEngine | None = None,
     ) -> None:
+        self._over = over or PosixIo()
         self._random = random.Random(seed)
         self._rates = dict(rates or {})
         self._crash_at = crash_at
@@ -82,7 +84,7 @@ class FaultIo(PosixIo):
             self._crashed = True
             fds, self._fds = self._fds, {}
         for fd in fds:
-            super().close(fd)
+            self._over.close(fd)
 
     def power_loss(self) -> int:
         """`crash`, and of the writes that were not safe each is undone or not, by chance.
@@ -105,34 +107,34 @@ class FaultIo(PosixIo):
 
     def create(self, path: Path) -> int:
         self._fail("create")
-        return self._opened(super().create(path), path)
+        return self._opened(self._over.create(path), path)
 
     def open_read(self, path: Path) -> int:
         self._fail("open_read")
-        return self._opened(super().open_read(path), path)
+        return self._opened(self._over.open_read(path), path)
 
     def open_write(self, path: Path) -> int:
         self._fail("open_write")
-        return self._opened(super().open_write(path), path)
+        return self._opened(self._over.open_write(path), path)
 
     def try_lock(self, path: Path, *, create: bool) -> int | None:
         self._fail("try_lock")
-        fd = super().try_lock(path, create=create)
+        fd = self._over.try_lock(path, create=create)
         return None if fd is None else self._opened(fd, path)
 
     def share(self, fd: int) -> bool:
         self._fail("share")
-        return super().share(fd)
+        return self._over.share(fd)
 
     def unshare(self, fd: int) -> None:
         with self._lock:
             if fd not in self._fds:
                 return  # it went with the crash
-        super().unshare(fd)
+        self._over.unshare(fd)
 
     def claim(self, path: Path) -> int | None:
         self._fail("claim")
-        fd = super().claim(path)
+        fd = self._over.claim(path)
         return None if fd is None else self._opened(fd, path)
 
     def close(self, fd: int) -> None:
@@ -140,14 +142,14 @@ class FaultIo(PosixIo):
             if fd not in self._fds:
                 return
             del self._fds[fd]
-        super().close(fd)
+        self._over.close(fd)
 
     def preadv(self, fd: int, buffers: Sequence[bytearray | memoryview], offset: int) -> int:
         effect = self._fail("preadv")
         targets = [memoryview(buffer) for buffer in buffers]
         if effect == "short":
             targets = _first_half(targets)
-        got = super().preadv(fd, targets, offset)
+        got = self._over.preadv(fd, targets, offset)
         if effect == "flip" and got:
             self._flip_in(targets, got)
         return got
@@ -162,22 +164,22 @@ class FaultIo(PosixIo):
         if effect == "flip" and whole:
             self._flip_in([memoryview(whole)], len(whole))
         if effect == "short":
-            return super().pwritev(fd, [whole[: max(1, len(whole) // 2)]], offset)
+            return self._over.pwritev(fd, [whole[: max(1, len(whole) // 2)]], offset)
         if effect == "torn":
             keep = self._random.randrange(len(whole) + 1)
-            super().pwritev(fd, [whole[:keep]], offset)
+            self._over.pwritev(fd, [whole[:keep]], offset)
             if dying:
                 self.crash()
             raise OSError(errno.EIO, "injected torn write")
         if effect == "duplicate":
-            super().pwritev(fd, [whole], offset + len(whole))
-        return super().pwritev(fd, [whole], offset)
+            self._over.pwritev(fd, [whole], offset + len(whole))
+        return self._over.pwritev(fd, [whole], offset)
 
     def truncate(self, fd: int, length: int) -> None:
         if self._step():
             self.crash()
         self._fail("truncate")
-        super().truncate(fd, length)
+        self._over.truncate(fd, length)
 
     def datasync(self, fd: int) -> None:
         if self._step():
@@ -187,23 +189,44 @@ class FaultIo(PosixIo):
                 self._unsafe.pop(self._fds.get(fd, Path()), None)
 
     def disk_bytes(self, path: Path) -> int:
-        return 0 if self._fail("disk_bytes") == "stale" else super().disk_bytes(path)
+        return 0 if self._fail("disk_bytes") == "stale" else self._over.disk_bytes(path)
 
     def rename(self, source: Path, target: Path) -> None:
         if self._step():
             self.crash()
         self._fail("rename")
-        super().rename(source, target)
+        self._over.rename(source, target)
 
     def punch(self, fd: int, offset: int, length: int) -> None:
         self._fail("punch")
-        super().punch(fd, offset, length)
+        self._over.punch(fd, offset, length)
 
     def unlink(self, path: Path) -> None:
         if self._step():
             self.crash()
         self._fail("unlink")
-        super().unlink(path)
+        self._over.unlink(path)
+
+    def allocate(self, fd: int, offset: int, length: int) -> None:
+        self._over.allocate(fd, offset, length)
+
+    def listdir(self, path: Path) -> list[str]:
+        return self._over.listdir(path)
+
+    def mkdir(self, path: Path) -> None:
+        self._over.mkdir(path)
+
+    def rmdir(self, path: Path) -> None:
+        self._over.rmdir(path)
+
+    def space(self, path: Path) -> tuple[int, int]:
+        return self._over.space(path)
+
+    def is_shared(self, path: Path) -> bool:
+        return self._over.is_shared(path)
+
+    def facts(self) -> Mapping[str, str | int]:
+        return self._over.facts()
 
     def _opened(self, fd: int, path: Path) -> int:
         with self._lock:
@@ -213,10 +236,11 @@ class FaultIo(PosixIo):
     def _remember(self, fd: int, offset: int, length: int) -> None:
         """Keep what a write is about to replace."""
         if self._unsafe is not None:
-            before = os.pread(fd, length, offset)
+            before = bytearray(length)
+            del before[max(0, self._over.preadv(fd, [before], offset)) :]
             with self._lock:
                 path = self._fds.get(fd, Path())
-                self._unsafe.setdefault(path, []).append((offset, length, before))
+                self._unsafe.setdefault(path, []).append((offset, length, bytes(before)))
 
     def _step(self) -> bool:
         """Count a step that changes the disk; True when the process dies in it."""

@@ -6,7 +6,7 @@ import ctypes
 import errno
 import fcntl
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -63,6 +63,8 @@ class IoEngine(Protocol):
 
     def claim(self, path: Path) -> int | None: ...
 
+    def facts(self) -> Mapping[str, str | int]: ...
+
 
 def is_full(error: OSError) -> bool:
     """Whether the file system, or a quota on it, has no room."""
@@ -73,14 +75,14 @@ class PosixIo:
     """The operating system's own calls."""
 
     def create(self, path: Path) -> int:
-        return os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        return self._open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR)
 
     def open_read(self, path: Path) -> int:
         # Without O_NONBLOCK a pipe under the name of a segment would hang whoever opens it.
-        return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        return self._open(path, os.O_RDONLY | os.O_NONBLOCK)
 
     def open_write(self, path: Path) -> int:
-        return os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        return self._open(path, os.O_RDWR)
 
     def close(self, fd: int) -> None:
         os.close(fd)
@@ -176,6 +178,13 @@ class PosixIo:
             return fd
         os.close(fd)
         return None
+
+    def facts(self) -> Mapping[str, str | int]:
+        """For `stats()`: which engine this is and what it has to report."""
+        return {"engine": "posix"}
+
+    def _open(self, path: Path, flags: int) -> int:
+        return os.open(path, flags | os.O_CLOEXEC, 0o600)
 
 
 def write_all(io: IoEngine, fd: int, buffers: list[Readable], offset: int) -> None:

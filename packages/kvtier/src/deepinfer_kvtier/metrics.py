@@ -65,6 +65,8 @@ _PLAIN: tuple[tuple[str, Kind, str, str, str], ...] = (
         "disk",
         "evicted_before_floor",
     ),
+    ("io_fallbacks_total", "counter", "Segments opened without O_DIRECT.", "io", "fallbacks"),
+    ("io_timeouts_total", "counter", "Requests 3FS did not answer in time.", "io", "timeouts"),
     (
         "l2_readback_ok_ratio",
         "gauge",

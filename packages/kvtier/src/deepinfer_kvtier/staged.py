@@ -1,0 +1,143 @@
+"""Segment files by way of staging memory: for engines that cannot move bytes to any address.
+
+Only segments take this way. Logs, marks of life and the rest are small, unaligned and few.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from deepinfer_kvtier.io import PosixIo, Readable
+
+SEGMENT_SUFFIX: Final = ".kvs"
+
+
+class StagedIo(PosixIo):
+    """`PosixIo` whose segment files are read and written in pieces through `_staging`.
+
+    granule: offsets and lengths of a transfer are multiples of this; reads take the granules
+             around what is wanted, writes have to fit them (all but repairs do).
+    """
+
+    granule = 1
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._segments: set[int] = set()
+
+    def close(self, fd: int) -> None:
+        if fd in self._segments:
+            with self._lock:
+                self._segments.discard(fd)
+            self._leave(fd)
+        os.close(fd)
+
+    def preadv(self, fd: int, buffers: Sequence[bytearray | memoryview], offset: int) -> int:
+        if fd not in self._segments:
+            return super().preadv(fd, buffers, offset)
+        targets = _Cursor(buffers)
+        done = 0
+        while done < targets.nbytes:
+            at = offset + done
+            lead = at % self.granule
+            room = self._staging()
+            span = min(len(room), _up(lead + targets.nbytes - done, self.granule))
+            got = self._read(fd, room[:span], at - lead)
+            useful = min(got - lead, targets.nbytes - done)
+            if useful <= 0:
+                break
+            targets.put(room[lead : lead + useful])
+            done += useful
+            if got < span:
+                break
+        return done
+
+    def pwritev(self, fd: int, buffers: Sequence[Readable], offset: int) -> int:
+        total = sum([len(buffer) for buffer in buffers])
+        if fd not in self._segments or offset % self.granule or total % self.granule:
+            return self._write_plainly(fd, buffers, offset)
+        sources = _Cursor(buffers)
+        done = 0
+        while done < total:
+            room = self._staging()
+            span = min(len(room), total - done)
+            sources.take(room[:span])
+            written = self._write(fd, room[:span], offset + done)
+            done += max(written, 0)
+            if written < span:
+                break
+        return done
+
+    def _open(self, path: Path, flags: int) -> int:
+        if path.suffix != SEGMENT_SUFFIX:
+            return super()._open(path, flags)
+        fd, staged = self._open_segment(path, flags)
+        if staged:
+            with self._lock:
+                self._segments.add(fd)
+        return fd
+
+    # -- what an engine is made of
+
+    def _open_segment(self, path: Path, flags: int) -> tuple[int, bool]:
+        """Descriptor, and whether its bytes go through staging memory."""
+        raise NotImplementedError
+
+    def _leave(self, fd: int) -> None:
+        """A segment is about to be closed."""
+
+    def _staging(self) -> memoryview:
+        """Memory of this thread, some granules long."""
+        raise NotImplementedError
+
+    def _read(self, fd: int, room: memoryview, offset: int) -> int:
+        """Fill staging memory; how many bytes there were. raises: OSError."""
+        raise NotImplementedError
+
+    def _write(self, fd: int, span: memoryview, offset: int) -> int:
+        """Write staging memory; how many bytes were taken. raises: OSError."""
+        raise NotImplementedError
+
+    def _write_plainly(self, fd: int, buffers: Sequence[Readable], offset: int) -> int:
+        return super().pwritev(fd, buffers, offset)
+
+
+class _Cursor:
+    """A list of buffers as one sequence of bytes that is passed once."""
+
+    def __init__(self, buffers: Sequence[Any]) -> None:
+        self._views = [memoryview(buffer) for buffer in buffers]
+        self.nbytes = sum([view.nbytes for view in self._views])
+        self._number = 0
+        self._at = 0
+
+    def put(self, source: memoryview) -> None:
+        """The next bytes become those of `source`."""
+        for view, start, end in self._next(len(source)):
+            view[:] = source[start:end]
+
+    def take(self, target: memoryview) -> None:
+        """`target` becomes the next bytes."""
+        for view, start, end in self._next(len(target)):
+            target[start:end] = view
+
+    def _next(self, count: int) -> list[tuple[memoryview, int, int]]:
+        parts: list[tuple[memoryview, int, int]] = []
+        done = 0
+        while done < count:
+            view = self._views[self._number]
+            size = min(view.nbytes - self._at, count - done)
+            parts.append((view[self._at : self._at + size], done, done + size))
+            done += size
+            self._at += size
+            if self._at == view.nbytes:
+                self._number, self._at = self._number + 1, 0
+        return parts
+
+
+def _up(value: int, granule: int) -> int:
+    return -(-value // granule) * granule
