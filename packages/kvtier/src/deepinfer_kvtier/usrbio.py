@@ -29,7 +29,7 @@ TIMEOUT_S: Final = 10.0
 
 
 class _SharedMemory:
-    """Memory that 3FS can map by its name under /dev/shm; it lives as long as something refers to it.
+    """Memory that 3FS can map by its name under /dev/shm; it lives while something refers to it.
 
     Not the standard library's class: that one watches names by a process of its own, and complains
     when the last view of memory goes after it.

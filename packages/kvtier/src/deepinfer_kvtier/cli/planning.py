@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from deepinfer_kvtier.cli.output import AsJson, parse_pairs, parse_seconds, show
+from deepinfer_kvtier.engines import IoName
 from deepinfer_kvtier.errors import ConfigError
 from deepinfer_kvtier.plot import line_chart
 from deepinfer_kvtier.policies import POLICIES
@@ -28,10 +29,14 @@ def bench(
     where: Annotated[Path, typer.Argument(help="Directory on the file system to measure.")],
     blocks: Annotated[int, typer.Option(min=64, help="How many blocks.")] = 1024,
     block_bytes: Annotated[int, typer.Option(min=1, help="Size of one.")] = 113_920,
+    io: Annotated[IoName, typer.Option(help="Through the page cache, past it, or 3FS's rings.")] = (
+        "posix"
+    ),
     as_json: AsJson = False,
 ) -> None:
     """Put and load blocks beside plain writes and reads of the same bytes."""
-    show(dataclasses.asdict(run_bench(where, blocks=blocks, block_bytes=block_bytes)), as_json)
+    report = run_bench(where, blocks=blocks, block_bytes=block_bytes, io=io)
+    show(dataclasses.asdict(report), as_json)
 
 
 def simulate(
