@@ -7,16 +7,32 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from deepinfer_kvtier.eviction import Use
 from deepinfer_kvtier.host import HostRecord, HostTier, checksum_of
+from deepinfer_kvtier.policies import ONLINE
 from deepinfer_kvtier.testing import ManualClock
 
 SIZE = 100
 
 
-def tier(records: int = 4, state_share: float = 0.5, clock: ManualClock | None = None) -> HostTier:
+def tier(
+    records: int = 4,
+    state_share: float = 0.5,
+    clock: ManualClock | None = None,
+    policy: str = "tail-lru",
+) -> HostTier:
     return HostTier(
-        records * SIZE, state_share=state_share, state_ttl_s=180, clock=clock or ManualClock()
+        records * SIZE,
+        state_share=state_share,
+        state_ttl_s=180,
+        clock=clock or ManualClock(),
+        policy=ONLINE[policy](),
     )
+
+
+def touch(host: HostTier, *numbers: int, at_s: float = 0.0) -> None:
+    chain = [digest(number) for number in numbers]
+    host.used(Use(chain, len(chain), 128 * len(chain), 128, at_s))
 
 
 def digest(number: int) -> bytes:
@@ -41,7 +57,7 @@ def test_the_least_recently_used_record_goes_first():
     host = tier()
     for number in range(4):
         store(host, number)
-    host.touch(0, [digest(0)])
+    touch(host, 0)
     store(host, 4)
     assert there(host, 0, 1, 2, 3, 4) == [True, False, True, True, True]
 
@@ -50,7 +66,7 @@ def test_a_touched_chain_loses_its_tail_before_its_head():
     host = tier()
     for number in range(4):
         store(host, number)
-    host.touch(0, [digest(number) for number in range(4)])
+    touch(host, 0, 1, 2, 3)
     store(host, 4)
     assert there(host, 0, 1, 2, 3) == [True, True, True, False]
 
@@ -114,6 +130,7 @@ def test_sampled_verification_finds_a_record_that_changed_in_memory():
     assert host.usage()["corrupt"] == 1
 
 
+@pytest.mark.parametrize("policy", ONLINE)
 @given(
     st.lists(
         st.tuples(
@@ -125,9 +142,9 @@ def test_sampled_verification_finds_a_record_that_changed_in_memory():
         max_size=60,
     )
 )
-def test_books_balance_and_bytes_stay_right_whatever_happens(operations):
+def test_books_balance_and_bytes_stay_right_whatever_happens(policy, operations):
     clock = ManualClock()
-    host = tier(records=5, clock=clock)
+    host = tier(records=5, clock=clock, policy=policy)
     held: list[tuple[HostRecord, int]] = []
     for name, number, kind, size in operations:
         if name == "store":
@@ -141,7 +158,10 @@ def test_books_balance_and_bytes_stay_right_whatever_happens(operations):
         elif name == "remove":
             host.remove(kind, digest(number))
         elif name == "touch":
-            host.touch(kind, [digest(number)])
+            if kind:
+                host.used_state(digest(number))
+            else:
+                touch(host, number, at_s=clock.monotonic())
         elif name == "expire":
             host.expire()
         else:
@@ -151,11 +171,14 @@ def test_books_balance_and_bytes_stay_right_whatever_happens(operations):
             assert (record.data == content).all(), "a pinned record was overwritten"
     host.unpin([record for record, _ in held])
     assert host.pins() == 0
+    assert host.usage()["policy_failures"] == 0
 
 
 @pytest.mark.parametrize("capacity", [0, 50])
 def test_a_tier_without_room_refuses_everything(capacity):
-    host = HostTier(capacity, state_share=0.1, state_ttl_s=1, clock=ManualClock())
+    host = HostTier(
+        capacity, state_share=0.1, state_ttl_s=1, clock=ManualClock(), policy=ONLINE["lru"]()
+    )
     assert host.take(0, SIZE) is None
     assert host.take(1, SIZE) is None
     assert isinstance(host.take(0, 0), np.ndarray)

@@ -2,9 +2,10 @@ from __future__ import annotations
 
 import re
 
-from deepinfer_kvtier.metrics import Histogram
+import deepinfer_kvtier as kvtier
+from deepinfer_kvtier.metrics import HOST_REMOVAL_REASONS, Histogram
 
-SAMPLE = re.compile(r'kvtier_[a-z0-9_]+(\{[a-z]+="[^"]+"\})? [0-9.e+-]+')
+SAMPLE = re.compile(r'kvtier_[a-z0-9_]+(\{[a-z]+="[^"]+"(,[a-z]+="[^"]+")*\})? [0-9.e+-]+')
 
 
 def samples(text: str) -> dict[str, float]:
@@ -32,6 +33,23 @@ def test_the_page_is_valid_and_agrees_with_what_happened(cache, model):
     assert found["kvtier_load_seconds_count"] == 1
     assert found["kvtier_health"] == 1
     assert found[f'kvtier_namespace_hit_tokens_total{{namespace="{model.ns.id}"}}'] == 512
+
+
+def test_what_left_memory_is_counted_by_reason_and_policy(make_model):
+    with kvtier.open(host_bytes=8 * 5_000, host_policy="session") as cache:
+        model = make_model(cache)
+        model.store(model.prompt(1, 8))
+        model.store(model.prompt(2, 3))
+        model.ns.drop(model.digests(model.prompt(2, 3))[:2])
+        found = samples(cache.metrics())
+    removed = {
+        reason: found[f'kvtier_host_removed_records_total{{policy="session",reason="{reason}"}}']
+        for reason in HOST_REMOVAL_REASONS
+    }
+    assert removed == {
+        "evicted": 3, "state_evicted": 0, "state_expired": 0, "dropped": 2, "damaged": 0
+    }  # fmt: skip
+    assert found["kvtier_host_policy_failures_total"] == 0
 
 
 def test_every_family_is_declared_once(cache):

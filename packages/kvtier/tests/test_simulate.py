@@ -9,10 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import deepinfer_kvtier as kvtier
+from deepinfer_kvtier.eviction import Use
 from deepinfer_kvtier.hazard import ReturnRates, age_bin
-from deepinfer_kvtier.policies import POLICIES, Request, SessionAware
-from deepinfer_kvtier.simulate import read_trace, simulate
+from deepinfer_kvtier.policies import ONLINE
+from deepinfer_kvtier.sessions import SessionAware
+from deepinfer_kvtier.simulate import simulate
 from deepinfer_kvtier.stretch import DAY_S, StretchLoad, generate
+from deepinfer_kvtier.trace import Request, read_trace
 
 
 def trace(*prompts: tuple[int, ...], every_s: float = 1.0) -> list[Request]:
@@ -63,7 +66,7 @@ PROMPTS = st.lists(
 def test_nothing_beats_no_limit_and_the_capacity_holds(prompts, capacity):
     requests = trace(*prompts)
     best = simulate(requests).hit_tokens
-    for policy in POLICIES:
+    for policy in (*ONLINE, "oracle"):
         result = simulate(requests, capacity_blocks=capacity, policy=policy)
         assert result.hit_tokens <= best
         assert result.peak_blocks <= capacity
@@ -127,14 +130,18 @@ def test_knowing_sessions_keeps_what_goes_on_and_loses_what_does_not():
 
 
 def test_what_is_remembered_of_evicted_blocks_is_bounded():
-    policy = SessionAware(block_tokens=512, memory_blocks=200)
+    policy = SessionAware(remember=2, slack=100)
     cached: set[int] = set()
-    for number, request in enumerate(conversations(rounds=60, loyal_every=10)):
-        policy.use(request, number)
-        cached.update(request.blocks)
+    for request in conversations(rounds=60, loyal_every=10):
+        policy.used(Use(request.blocks, 0, request.tokens, 512, request.at_s))
+        new = [block for block in request.blocks if block not in cached]
+        policy.entered(new, [None] * len(new), request.at_s)
+        cached.update(new)
         while len(cached) > 50:
-            cached.remove(policy.victim())
-        assert policy.remembered <= 200 + 50
+            victim = policy.victim(lambda name: False)
+            policy.left(victim)
+            cached.remove(victim)
+        assert policy.remembered <= 2 * 50 + 100
     assert simulate(conversations(60, 10), capacity_blocks=50, policy="session").hit_tokens > 0
 
 

@@ -19,6 +19,7 @@ from deepinfer_kvtier.errors import (
     UncacheableInput,
 )
 from deepinfer_kvtier.events import EventQueue
+from deepinfer_kvtier.eviction import EvictionPolicy, Use
 from deepinfer_kvtier.gc import GcReport
 from deepinfer_kvtier.group import GroupAgree
 from deepinfer_kvtier.identity import ChainHasher, MediaItem, Shard
@@ -50,6 +51,7 @@ __all__ = [
     "Cost",
     "DevicePool",
     "EventQueue",
+    "EvictionPolicy",
     "FleetTierConfig",
     "FlushReport",
     "GcReport",
@@ -82,6 +84,7 @@ __all__ = [
     "Tier",
     "TierCaps",
     "UncacheableInput",
+    "Use",
     "WindowSettings",
     "__version__",
     "init",

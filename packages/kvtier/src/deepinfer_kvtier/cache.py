@@ -21,6 +21,7 @@ from deepinfer_kvtier.layout import LayoutSpec
 from deepinfer_kvtier.metrics import render
 from deepinfer_kvtier.mount import Mode
 from deepinfer_kvtier.namespace import Namespace
+from deepinfer_kvtier.policies import make_policy
 from deepinfer_kvtier.policy import POLICY_FIELDS, remember_policy, with_stored_policy
 from deepinfer_kvtier.queue import WriteQueue
 from deepinfer_kvtier.records import FlushReport
@@ -45,6 +46,7 @@ class Cache(TierSet):
     ) -> None:
         check_names(tiers)
         given, config = config, with_stored_policy(config)
+        host_policy = make_policy(config.host_policy)
         started = time.perf_counter()
         directory: DirectoryTier | None = None
         self._secret = config.secret or bytes(32)
@@ -71,7 +73,7 @@ class Cache(TierSet):
             directory.index.drain_tombs()
             directory.index.drain_removed()
         self.recovery_s = time.perf_counter() - started
-        super().__init__(given, config, clock, directory, tiers)
+        super().__init__(given, config, clock, directory, tiers, host_policy)
 
     def namespace(
         self,
@@ -208,7 +210,7 @@ class Cache(TierSet):
             "puts": {k: v for k, v in self.counts.items() if k.startswith(("put_", "refused_"))},
             "loads": dict(self.loader.counts),
             "load_seconds": self.loader.seconds.snapshot(),
-            "host": self.host.usage(),
+            "host": {**self.host.usage(), "policy": self.host.policy_name},
             "disk": disk,
             "io": dict(self.directory.io.facts()) if self.directory else {},
             "readback": readback,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -27,6 +28,9 @@ class KVTierConfig(BaseModel):
     secret:            32 bytes that key all digests; None = kept in the directory (mode 0600).
     allow_shared_scope: whether a namespace may have an empty salt.
     persist_state:     whether state slots reach the directory or live in host memory only.
+    host_policy:       which block leaves host memory when it is full: "session", "tail-lru", "lru",
+                       `module:Class`, or your own `EvictionPolicy` (an object for one cache, or
+                       the class). `kvtier simulate` tries them on a trace.
     state_ttl_s:       seconds after its last use that a state slot stays in host memory.
     state_share:       share of host_bytes that state slots may occupy.
     queue_bytes:       bytes that may wait for the directory before puts are refused.
@@ -73,6 +77,7 @@ class KVTierConfig(BaseModel):
 
     path: Path | None = None
     host_bytes: int = Field(default=1 << 30, ge=0)
+    host_policy: str | Callable[[], Any] = "tail-lru"
     secret: bytes | None = Field(default=None, min_length=32, max_length=32, repr=False)
     allow_shared_scope: bool = True
     persist_state: bool = True
@@ -118,6 +123,12 @@ class KVTierConfig(BaseModel):
         if isinstance(value, str) and "\0" in value:
             raise ValueError("a path has no null character")
         return value
+
+    @field_validator("host_policy", mode="before")
+    @classmethod
+    def _policy_object(cls, value: object) -> object:
+        # An object would be taken apart when settings are merged; what returns it is not.
+        return value if isinstance(value, str) or callable(value) else lambda: value
 
     @model_validator(mode="after")
     def _water_marks(self) -> KVTierConfig:

@@ -1,9 +1,8 @@
-"""Host-memory tier: fixed-size slots, least recently used out first, nothing pinned ever freed."""
+"""Host-memory tier: fixed-size slots; a policy says who leaves, nothing pinned ever does."""
 
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +12,10 @@ import xxhash
 from numpy.typing import NDArray
 
 from deepinfer_kvtier.clock import Clock
+from deepinfer_kvtier.eviction import EvictionPolicy, Lru, Use
+from deepinfer_kvtier.guarding import GuardedPolicy
 from deepinfer_kvtier.layout import KIND_CODES
+from deepinfer_kvtier.policies import policy_name
 from deepinfer_kvtier.slab import Slab, gather, scatter
 from deepinfer_kvtier.table import APPROXIMATE_BIT, GENERATION_BITS
 
@@ -53,17 +55,27 @@ class HostRecord:
 
 
 class HostTier:
-    """Records by digest, bounded by `capacity_bytes`; state slots by a share of it and by age."""
+    """Records by digest, bounded by `capacity_bytes`; state slots by a share of it and by age.
+
+    policy: decides which block leaves; of state slots it is the least recently used.
+    """
 
     def __init__(
-        self, capacity_bytes: int, *, state_share: float, state_ttl_s: float, clock: Clock
+        self,
+        capacity_bytes: int,
+        *,
+        state_share: float,
+        state_ttl_s: float,
+        clock: Clock,
+        policy: EvictionPolicy,
     ) -> None:
         self.capacity_bytes = capacity_bytes
         self._state_capacity = int(capacity_bytes * state_share)
         self._state_ttl_s = state_ttl_s
         self._clock = clock
         self._lock = threading.Lock()
-        self._records: tuple[OrderedDict[bytes, HostRecord], ...] = (OrderedDict(), OrderedDict())
+        self._records: tuple[dict[bytes, HostRecord], ...] = ({}, {})
+        self._order = tuple(map(GuardedPolicy, (policy, Lru()), self._records))
         self._slabs: dict[int, Slab] = {}
         # Slots of arrays that were taken and not published yet, by the identity of the array.
         self._taken: dict[int, tuple[NDArray[np.uint8], int]] = {}
@@ -72,7 +84,9 @@ class HostTier:
         self._bytes = [0, 0]
         self._gets = 0
         self._changes: list[tuple[bool, HostRecord]] = []
-        self.counts = {"evicted": 0, "expired": 0, "corrupt": 0, "no_room": 0}
+        self.counts = dict.fromkeys(
+            ("evicted", "evicted_states", "expired", "dropped", "damaged", "corrupt", "no_room"), 0
+        )
 
     # -- finding
 
@@ -117,16 +131,20 @@ class HostTier:
                     self._loose_bytes -= record.data.nbytes
                     self._keep_spare(record.data.nbytes, record.slot)
 
-    def touch(self, kind: int, digests: Sequence[bytes]) -> None:
-        """Mark as used, deepest first, so that the tail of a chain is evicted before its head."""
+    def used(self, use: Use) -> None:
+        """A request asked for a chain of blocks; what of it is here counts as used."""
+        if self.capacity_bytes:
+            with self._lock:
+                self._order[_BLOCK].used(use)
+
+    def used_state(self, digest: bytes) -> None:
+        """A request found this state slot, here or elsewhere."""
         now = self._clock.monotonic()
         with self._lock:
-            table = self._records[kind]
-            for digest in reversed(digests):
-                record = table.get(digest)
-                if record is not None:
-                    record.touched = now
-                    table.move_to_end(digest)
+            record = self._records[_STATE].get(digest)
+            if record is not None:
+                record.touched = now
+                self._order[_STATE].used(Use((digest,), 1, 1, 1, now))
 
     def verified(self, record: HostRecord) -> bool:
         """Check every 64th read against the checksum taken when the record was written or read."""
@@ -203,13 +221,12 @@ class HostTier:
         return self.publish_all([record])[0]
 
     def publish_all(self, records: Sequence[HostRecord]) -> list[HostRecord]:
-        """`publish` for a batch of one chain, first to last; its tail counts as used before its
-        head and so is evicted first."""
+        """`publish` for a batch of one kind, the records of a chain first to last."""
         now = self._clock.monotonic()
         found: list[HostRecord] = []
-        came: list[tuple[bool, HostRecord]] = []
+        came: list[HostRecord] = []
         with self._lock:
-            for record in reversed(records):
+            for record in records:
                 table = self._records[record.kind]
                 existing = table.get(record.digest)
                 if existing is not None:
@@ -225,16 +242,20 @@ class HostTier:
                 record.pins += 1
                 table[record.digest] = record
                 found.append(record)
-                came.append((True, record))
-            self._changes.extend(reversed(came))
-        found.reverse()
+                came.append(record)
+            if came:
+                names, parents = [r.digest for r in came], [r.parent for r in came]
+                self._order[came[0].kind].entered(names, parents, now)
+                self._changes.extend([(True, record) for record in came])
         return found
 
-    def remove(self, kind: int, digest: bytes) -> HostRecord | None:
+    def remove(self, kind: int, digest: bytes, *, damaged: bool = False) -> HostRecord | None:
         """Forget a record now; memory that is pinned lives on until its holder is done."""
         with self._lock:
             record = self._records[kind].pop(digest, None)
             if record is not None:
+                self._order[kind].left(digest)
+                self.counts["damaged" if damaged else "dropped"] += 1
                 self._changes.append((False, record))
                 self._bytes[kind] -= record.data.nbytes
                 if record.pins == 0:
@@ -277,8 +298,14 @@ class HostTier:
                 "states": len(self._records[_STATE]),
                 "block_bytes": self._bytes[_BLOCK],
                 "state_bytes": self._bytes[_STATE],
+                "policy_failures": sum(order.failures for order in self._order),
                 **self.counts,
             }
+
+    @property
+    def policy_name(self) -> str:
+        """The policy that decides about blocks now."""
+        return policy_name(self._order[_BLOCK].policy)
 
     def audit(self) -> None:
         """Raise AssertionError where the books are wrong."""
@@ -341,25 +368,26 @@ class HostTier:
                 self._spare_bytes -= other.nbytes
                 if not other.live and not other.warm:
                     del self._slabs[other.nbytes]
-            elif not (self._evict_oldest(_BLOCK) or self._evict_oldest(_STATE)):
+            elif not (self._evict_one(_BLOCK) or self._evict_one(_STATE)):
                 return
 
     def _shrink(self, kind: int, limit: int) -> bool:
         while self._bytes[kind] > limit:
-            if not self._evict_oldest(kind):
+            if not self._evict_one(kind):
                 return False
         return True
 
-    def _evict_oldest(self, kind: int) -> bool:
-        victim = next((r for r in self._records[kind].values() if r.pins == 0), None)
+    def _evict_one(self, kind: int) -> bool:
+        victim = self._order[kind].victim()
         if victim is None:
             return False
-        self._evict(victim)
-        self.counts["evicted"] += 1
+        self._evict(self._records[kind][victim])
+        self.counts["evicted" if kind == _BLOCK else "evicted_states"] += 1
         return True
 
     def _evict(self, record: HostRecord) -> None:
         del self._records[record.kind][record.digest]
+        self._order[record.kind].left(record.digest)
         self._bytes[record.kind] -= record.data.nbytes
         self._keep_spare(record.data.nbytes, record.slot)
         self._changes.append((False, record))

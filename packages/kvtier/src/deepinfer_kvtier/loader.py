@@ -182,7 +182,7 @@ class Loader:
             statuses[chunk] = [Status.OK] * len(run)
             for record in self._host.damaged(run):
                 statuses[start + run.index(record)] = None
-                self._host.remove(record.kind, record.digest)
+                self._host.remove(record.kind, record.digest, damaged=True)
         whole = None not in statuses
         if whole:
             with self._counts_lock:
@@ -226,7 +226,7 @@ class Loader:
             statuses[at:end] = [Status.OK] * len(run)
             for record in bad:
                 statuses[at + run.index(record)] = None
-                self._host.remove(record.kind, record.digest)
+                self._host.remove(record.kind, record.digest, damaged=True)
             at = end
 
     # -- from below

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deepinfer_kvtier.directory import DirectoryTier
+from deepinfer_kvtier.eviction import Use
 from deepinfer_kvtier.host import HostRecord
 from deepinfer_kvtier.layout import KIND_CODES, LayoutSpec
 from deepinfer_kvtier.match import Match, spans_of
@@ -357,12 +358,19 @@ def _account(
 ) -> None:
     """Recency and counters; the head of a chain ends up younger than its tail."""
     hit = match.digests[: match.n_blocks]
-    tiers.host.touch(_BLOCK, hit)
+    tiers.host.used(
+        Use(
+            match.digests,
+            match.block_prefix,
+            match.prompt_tokens,
+            layout.block_tokens,
+            tiers.clock.monotonic(),
+        )
+    )
+    state_digest: tuple[bytes, ...] = ()
     if match.state is not None:
         state_digest = (match.digests[match.state.n_blocks - 1],)
-        tiers.host.touch(_STATE, state_digest)
-    else:
-        state_digest = ()
+        tiers.host.used_state(*state_digest)
     if tiers.directory is not None:
         tiers.directory.touch(_BLOCK, shard, hit)
         tiers.directory.touch(_STATE, shard, state_digest)

@@ -21,7 +21,7 @@ _PLAIN: tuple[tuple[str, Kind, str, str, str], ...] = (
     ("host_capacity_bytes", "gauge", "Size of the memory tier.", "host", "capacity_bytes"),
     ("host_block_bytes", "gauge", "Blocks in memory.", "host", "block_bytes"),
     ("host_state_bytes", "gauge", "State slots in memory.", "host", "state_bytes"),
-    ("host_evictions_total", "counter", "Records evicted from memory.", "host", "evicted"),
+    ("host_policy_failures_total", "counter", "Policies replaced.", "host", "policy_failures"),
     ("host_corrupt_total", "counter", "Records damaged in memory.", "host", "corrupt"),
     ("disk_entries", "gauge", "Records in the index.", "disk", "entries"),
     ("disk_index_bytes", "gauge", "Memory of the index.", "disk", "index_bytes"),
@@ -113,6 +113,14 @@ _PLAIN: tuple[tuple[str, Kind, str, str, str], ...] = (
     ("leases_expired_total", "counter", "Leases that ran out.", "leases", "expired"),
 )
 
+HOST_REMOVAL_REASONS = {
+    "evicted": "evicted",
+    "state_evicted": "evicted_states",
+    "state_expired": "expired",
+    "dropped": "dropped",
+    "damaged": "damaged",
+}
+
 REMOVAL_REASONS = {
     "expired": "gc_expired_records",
     "evicted": "gc_evicted_records",
@@ -180,6 +188,15 @@ def _lines(stats: Mapping[str, Any]) -> Iterator[str]:
             (f'{{what="{key}"}}', count)
             for key, count in sorted(stats["windows"].items())
             if key not in _WINDOW_GAUGES
+        ],
+    )
+    yield from _family(
+        "host_removed_records_total",
+        "counter",
+        "Records that left memory: blocks by the policy, state slots, all by reason.",
+        [
+            (f'{{policy="{stats["host"]["policy"]}",reason="{reason}"}}', stats["host"][key])
+            for reason, key in HOST_REMOVAL_REASONS.items()
         ],
     )
     yield from _family(

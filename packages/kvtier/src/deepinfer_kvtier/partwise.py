@@ -36,7 +36,7 @@ def copy_stages(
     ]
     damaged = host.damaged([record for _, record in found])
     for record in damaged:
-        host.remove(record.kind, record.digest)
+        host.remove(record.kind, record.digest, damaged=True)
     found = [(i, record) for i, record in found if record not in damaged]
     which = [i for i, _ in found]
     for stage in arrivals.stages:

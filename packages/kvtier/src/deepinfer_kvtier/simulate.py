@@ -1,22 +1,21 @@
 """What hit rate a capacity, a lifetime and a policy would give on a trace of requests.
 
-A trace is a JSON object a line: `timestamp` (ms), `input_length` (tokens) and `hash_ids` (one id
-for each block of the input; an equal id at an equal position means an equal prefix). The hit rate
-is tokens hit / tokens asked for, as a request sees it.
+The hit rate is tokens hit / tokens asked for, as a request sees it.
 """
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from deepinfer_kvtier.errors import ConfigError
-from deepinfer_kvtier.policies import POLICIES, Request
+from deepinfer_kvtier.eviction import EvictionPolicy, Name, Use
+from deepinfer_kvtier.oracle import Oracle
+from deepinfer_kvtier.policies import make_policy
 from deepinfer_kvtier.retention import RetentionClass
+from deepinfer_kvtier.trace import Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,38 +34,14 @@ class SimulationResult:
     hit_rate_by_class: dict[str, float]
 
 
-def read_trace(path: Path) -> list[Request]:
-    """Requests of a trace file, in order of arrival.
-
-    raises: ConfigError with the number of the first line that cannot be read.
-    """
-    requests: list[Request] = []
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as cause:
-        raise ConfigError(f"cannot read {path}: {cause}") from cause
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            record: Any = json.loads(line)
-            blocks = tuple(int(block) for block in record["hash_ids"])
-            at_s, tokens = float(record["timestamp"]) / 1000, int(record["input_length"])
-        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as cause:
-            raise ConfigError(
-                f"{path}, line {number}: expected timestamp, input_length and hash_ids: {cause!r}"
-            ) from cause
-        requests.append(Request(at_s, tokens, blocks))
-    return requests
-
-
 def simulate(
     requests: Sequence[Request],
     *,
     capacity_blocks: int | None = None,
     ttl_s: float | None = None,
     refresh: bool = True,
-    policy: str = "tail-lru",
+    policy: str | Callable[[], EvictionPolicy] = "tail-lru",
+    as_host: bool = False,
     block_tokens: int = 512,
     classes: Mapping[str, RetentionClass] | None = None,
     measure_from_s: float = 0.0,
@@ -76,22 +51,28 @@ def simulate(
     capacity_blocks: None = without limit.
     ttl_s:           seconds after which a block is no hit any more; None = never.
     refresh:         whether a hit renews the lifetime.
+    policy:          a name, `module:Class`, or what makes an object of `EvictionPolicy`.
+    as_host:         as host memory does it: only whole blocks are stored, and room for a request's
+                     blocks is made before they come, at the cost of others.
     block_tokens:    tokens a block id of the trace stands for.
     classes:         lifetimes by the class of the request that used a block last; in place of
                      `ttl_s`.
     measure_from_s:  arrival of the first request that counts.
     raises:          ConfigError.
     """
-    if policy not in POLICIES:
-        raise ConfigError(f"unknown policy {policy!r}: use one of {sorted(POLICIES)}")
     if capacity_blocks is not None and capacity_blocks < 0:
         raise ConfigError(f"capacity_blocks must be at least 0, got {capacity_blocks}")
-    order = POLICIES[policy](requests, block_tokens)
-    fresh_until: dict[int, float] = {}
+    if block_tokens < 1:
+        raise ConfigError(f"block_tokens must be at least 1, got {block_tokens}")
+    if as_host:
+        requests = [replace(r, blocks=r.blocks[: r.tokens // block_tokens]) for r in requests]
+    made = Oracle(requests) if policy == "oracle" else make_policy(policy)
+    cache = _Blocks(made, capacity_blocks, as_host)
+    fresh_until = cache.fresh_until
     hit: Counter[str] = Counter()
     asked: Counter[str] = Counter()
-    counted = peak = evicted = 0
-    for number, request in enumerate(requests):
+    counted = 0
+    for request in requests:
         leading = 0
         for block in request.blocks:
             if fresh_until.get(block, -1.0) < request.at_s:
@@ -102,23 +83,69 @@ def simulate(
             asked[request.cls] += request.tokens
             hit[request.cls] += min(leading * block_tokens, request.tokens)
         lifetime = _lifetime(request, ttl_s, classes)
-        for block in request.blocks:
-            if refresh or fresh_until.get(block, -1.0) < request.at_s:
-                fresh_until[block] = request.at_s + lifetime
-        order.use(request, number)
-        while capacity_blocks is not None and len(fresh_until) > capacity_blocks:
-            del fresh_until[order.victim()]
-            evicted += 1
-        peak = max(peak, len(fresh_until))
+        if refresh or leading < len(request.blocks):
+            for block in request.blocks:
+                if block in fresh_until and (refresh or fresh_until[block] < request.at_s):
+                    fresh_until[block] = request.at_s + lifetime
+        try:
+            cache.serve(request, leading, block_tokens, request.at_s + lifetime)
+        except Exception as cause:
+            raise ConfigError(f"the policy {policy!r} failed: {cause!r}") from cause
     return SimulationResult(
         requests=counted,
         prompt_tokens=asked.total(),
         hit_tokens=hit.total(),
         hit_rate=hit.total() / asked.total() if asked.total() else 0.0,
-        peak_blocks=peak,
-        evicted_blocks=evicted,
+        peak_blocks=cache.peak,
+        evicted_blocks=cache.evicted,
         hit_rate_by_class={cls: hit[cls] / tokens for cls, tokens in asked.items() if tokens},
     )
+
+
+class _Blocks:
+    """A cache of block names under one policy."""
+
+    def __init__(self, policy: EvictionPolicy, capacity: int | None, as_host: bool) -> None:
+        self._policy = policy
+        self._capacity = capacity
+        self._as_host = as_host
+        self.fresh_until: dict[Name, float] = {}
+        self.peak = self.evicted = 0
+
+    def serve(self, request: Request, found: int, block_tokens: int, fresh_until: float) -> None:
+        """A request found its first blocks; the others are computed and stored."""
+        held, chain = self.fresh_until, request.blocks
+        self._policy.used(Use(chain, found, request.tokens, block_tokens, request.at_s))
+        new = [(block, before) for before, block in pairwise((None, *chain)) if block not in held]
+        if self._as_host:
+            pinned = {block for block in chain if block in held}
+            new = new[: self._make_room(len(new), pinned.__contains__)]
+        names = [block for block, _ in new]
+        held.update(dict.fromkeys(names, fresh_until))
+        self._policy.entered(names, [before for _, before in new], request.at_s)
+        self._make_room(0, _unpinned)
+        self.peak = max(self.peak, len(held))
+
+    def _make_room(self, count: int, pinned: Callable[[Name], bool]) -> int:
+        """Evict until `count` blocks fit; returns how many of them do."""
+        if self._capacity is None:
+            return count
+        while len(self.fresh_until) + count > self._capacity:
+            victim = self._policy.victim(pinned)
+            if victim is None and not all(map(pinned, self.fresh_until)):
+                raise LookupError("named no victim although there is one")
+            if victim is None:
+                break
+            if pinned(victim):
+                raise LookupError("named a victim that is in use")
+            del self.fresh_until[victim]
+            self._policy.left(victim)
+            self.evicted += 1
+        return min(count, self._capacity - len(self.fresh_until))
+
+
+def _unpinned(name: Name) -> bool:
+    return False
 
 
 def _lifetime(

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from deepinfer_kvtier.errors import ConfigError
-from deepinfer_kvtier.policies import Request
+from deepinfer_kvtier.trace import Request
 
 DAY_S = 86_400.0
 

@@ -13,6 +13,7 @@ from deepinfer_kvtier.costs import CostModel
 from deepinfer_kvtier.directory import DirectoryTier
 from deepinfer_kvtier.errors import ClosedError, ConfigError, KVTierError
 from deepinfer_kvtier.events import EventHub
+from deepinfer_kvtier.eviction import EvictionPolicy
 from deepinfer_kvtier.gc import collect
 from deepinfer_kvtier.host import HostRecord, HostTier
 from deepinfer_kvtier.identity import DIGEST_BYTES
@@ -41,6 +42,7 @@ _KIND_NAMES = {code: name for name, code in KIND_CODES.items()}
 class TierSet:
     """Host memory, the local directory if there is one, then further tiers in order.
 
+    host_policy: decides which block leaves host memory.
     given:   settings as the caller named them; `config` adds the policy stored with the directory.
     queue:   write queue of the first tier below host memory; None when nothing can be written.
     readback: looks whether the first persistent tier gives back what it took; None without one.
@@ -58,6 +60,7 @@ class TierSet:
         clock: Clock,
         directory: DirectoryTier | None,
         further: Sequence[Tier],
+        host_policy: EvictionPolicy,
     ) -> None:
         self._given = given
         self.config = config
@@ -70,6 +73,7 @@ class TierSet:
             state_share=config.state_share,
             state_ttl_s=config.state_ttl_s,
             clock=clock,
+            policy=host_policy,
         )
         self.directory = directory
         self.further = tuple(GuardedTier(tier, clock) for tier in further)

@@ -14,13 +14,14 @@ from deepinfer_kvtier.cli.output import AsJson, parse_pairs, parse_seconds, show
 from deepinfer_kvtier.engines import IoName
 from deepinfer_kvtier.errors import ConfigError
 from deepinfer_kvtier.plot import line_chart
-from deepinfer_kvtier.policies import POLICIES
+from deepinfer_kvtier.policies import ONLINE
 from deepinfer_kvtier.quickbench import run_bench
 from deepinfer_kvtier.retention import RetentionClass
-from deepinfer_kvtier.simulate import SimulationResult, read_trace
+from deepinfer_kvtier.simulate import SimulationResult
 from deepinfer_kvtier.simulate import simulate as run_simulation
 from deepinfer_kvtier.sizing import Traffic, size_for
 from deepinfer_kvtier.stretch import DAY_S, StretchLoad, generate
+from deepinfer_kvtier.trace import read_trace
 
 _PETABYTE = 1e15
 
@@ -51,8 +52,13 @@ def simulate(
     ] = None,
     refresh: Annotated[bool, typer.Option(help="Whether a hit renews the lifetime.")] = True,
     policy: Annotated[
-        list[str] | None, typer.Option(help=f"{', '.join(POLICIES)}; repeatable.")
+        list[str] | None,
+        typer.Option(help=f"{', '.join(ONLINE)}, oracle, or module:Class of your own; repeatable."),
     ] = None,
+    as_host: Annotated[
+        bool,
+        typer.Option(help="Exactly as host memory does it: whole blocks, room before they come."),
+    ] = False,
     block_tokens: Annotated[int, typer.Option(min=1, help="Tokens of one id of the trace.")] = 512,
     stretch: Annotated[
         bool, typer.Option(help="Days of synthetic load instead of a trace; see --days.")
@@ -84,6 +90,7 @@ def simulate(
                     ttl_s=seconds,
                     refresh=refresh,
                     policy=name,
+                    as_host=as_host,
                     block_tokens=block_tokens,
                 )
                 chosen = {"policy": name, "capacity_blocks": blocks, "ttl_s": seconds}
