@@ -257,14 +257,16 @@ class Loader:
             self._read(job, mine)
         finally:
             self._flights.land(job.kind, [digests[i] for i in mine])
+        # Not for a less urgent reader: it may be waiting for us to pass.
         theirs = [i for i in absent if digests[i] in others]
-        for event in {others[digests[i]] for i in theirs}:
+        waited = {others[digests[i]] for i in theirs}
+        for event in {event for event in waited if event.priority >= job.turn.priority}:
             left = None
             if job.deadline is not None:
                 left = max(0.0, job.deadline - self._clock.monotonic())
             event.wait(left)
         self._share(job, theirs)
-        # The other reader failed, or host memory had no room for what it read.
+        # The other reader is less urgent or failed, or host memory had no room for what it read.
         self._read(job, [i for i in theirs if job.statuses[i] is None])
 
     def _share(self, job: _Below, which: list[int]) -> None:
