@@ -17,7 +17,7 @@ from deepinfer_kvtier.directory import DirectoryTier
 from deepinfer_kvtier.host import HostRecord, HostTier, checksum_of
 from deepinfer_kvtier.metrics import Histogram
 from deepinfer_kvtier.partwise import copy_stages, read_stages
-from deepinfer_kvtier.queue import copy_views
+from deepinfer_kvtier.queued import copy_views
 from deepinfer_kvtier.reading import Wanted
 from deepinfer_kvtier.records import Status
 from deepinfer_kvtier.sealing import Sealer

@@ -21,11 +21,13 @@ from deepinfer_kvtier.identity import check_digests
 from deepinfer_kvtier.index import aged
 from deepinfer_kvtier.layout import KIND_CODES
 from deepinfer_kvtier.outgoing import Origin, Outgoing
-from deepinfer_kvtier.queue import WriteItem, WriteQueue, copy_views
+from deepinfer_kvtier.queue import WriteQueue
+from deepinfer_kvtier.queued import WriteItem, copy_views
 from deepinfer_kvtier.table import NO_ROW, marks_of
 from deepinfer_kvtier.tickets import Durability, PutTicket
 from deepinfer_kvtier.tierset import TierSet
 
+_BLOCK = KIND_CODES["block"]
 _STATE = KIND_CODES["state"]
 _MAX_DEPTH = (1 << 32) - 1  # the depth of a record is stored as u32
 
@@ -167,6 +169,7 @@ def _choose(
         choice.queued = wanted
         return
     waiting = 0
+    continues |= _continues(cache, request)
     for i, name in zip(wanted, names, strict=True):
         if stored[:i].any():
             continues = True
@@ -180,6 +183,16 @@ def _choose(
             else:
                 ticket.refuse(i, why)
                 choice.refused.append(i)
+
+
+def _continues(cache: TierSet, request: PutRequest) -> bool:
+    """Whether the chain of these records has a prefix in the directory."""
+    if cache.directory is None or not request.digests:
+        return False
+    origin = request.origin
+    before = request.digests[0] if origin.kind == _STATE else request.parents[0]
+    rows = cache.directory.index.probe(_BLOCK, origin.shard, [before])
+    return bool(rows["length"][0] != NO_ROW)
 
 
 def _into_host(

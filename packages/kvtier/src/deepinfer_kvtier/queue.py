@@ -7,99 +7,35 @@ or when somebody asked for a flush.
 
 from __future__ import annotations
 
-import errno
 import logging
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
-from typing import Protocol
+from dataclasses import replace
 
-import numpy as np
-from numpy.typing import NDArray
-
-from deepinfer_kvtier.breaker import Breaker
+from deepinfer_kvtier.attempts import BACKOFF_MAX_S, Attempts, WriteTarget
 from deepinfer_kvtier.config import KVTierConfig
-from deepinfer_kvtier.host import HostRecord, HostTier, checksum_of
+from deepinfer_kvtier.host import HostRecord, HostTier
 from deepinfer_kvtier.outgoing import Outgoing
-from deepinfer_kvtier.records import FlushReport, Status
+from deepinfer_kvtier.queued import (
+    SCRATCH_SHARE,
+    Fates,
+    WriteItem,
+    add_waiter,
+    copy_views,
+    differs,
+    host_record,
+    queue_refusal,
+    report_all,
+)
+from deepinfer_kvtier.records import FlushReport
 from deepinfer_kvtier.summing import Summer
-from deepinfer_kvtier.table import marks_of
 from deepinfer_kvtier.tickets import Durability, PutTicket
 
 logger = logging.getLogger(__name__)
 
-MAX_ATTEMPTS = 5
-BACKOFF_FIRST_S = 0.05
-BACKOFF_MAX_S = 5.0
 _SUMS_AT_ONCE = 16
-_SCRATCH_SHARE = 0.75  # of the budget; beyond it records of short life are refused
-_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT)
-
-
-@dataclass(slots=True, eq=False)
-class WriteItem:
-    """One record in the queue with everybody who waits for it.
-
-    held:   the host record whose memory is written; pinned until the item leaves the queue.
-    staged: False while the bytes still lie in the caller's buffer.
-    source: where the caller's bytes lie, as long as they are not staged.
-    summed: done when the checksum of the bytes is known.
-    owned:  the bytes lie in memory of the queue's own, for want of room in host memory.
-    """
-
-    outgoing: Outgoing
-    held: HostRecord | None
-    staged: bool
-    queued_at: float
-    source: Sequence[memoryview] = ()
-    owned: bool = False
-    summed: Future[None] | None = None
-    waiters: list[tuple[PutTicket, int, Durability]] = field(
-        default_factory=list[tuple[PutTicket, int, Durability]]
-    )
-
-    @property
-    def key(self) -> tuple[int, bytes]:
-        return self.outgoing.kind, self.outgoing.digest
-
-
-_Fates = dict[PutTicket, list[tuple[int, bool]]]
-
-
-def queue_refusal(
-    *, queued_bytes: int, limit: int, nbytes: int, cls: str, continues: bool
-) -> str | None:
-    """Why a record may not join the queue, or None.
-
-    Above 75% scratch is refused, above 90% everything but continuations of chains that are on disk
-    already, at 100% all.
-    """
-    filled = (queued_bytes + nbytes) / limit
-    if filled > 1:
-        return "queue_full"
-    if filled > 0.9 and not continues:
-        return "queue_full"
-    if filled > _SCRATCH_SHARE and cls == "scratch":
-        return "class_pressure"
-    return None
-
-
-class WriteTarget(Protocol):
-    """What a queue writes to: the local directory, or a further tier behind its guard."""
-
-    @property
-    def breaker(self) -> Breaker: ...
-
-    def put_from(self, batch: Sequence[Outgoing]) -> Sequence[Status]: ...
-
-    def write_control(self) -> None: ...
-
-    def delete(self, kind: int, shard: int, digests: Sequence[bytes]) -> int: ...
-
-    def sync(self) -> None: ...
 
 
 class WriteQueue:
@@ -127,7 +63,6 @@ class WriteQueue:
         self._hand_on = hand_on
         self._host = host
         self._config = config
-        self._on_stored = on_stored
         self._maintain = maintain
         self._cond = threading.Condition()
         self._items: deque[WriteItem] = deque()
@@ -138,6 +73,13 @@ class WriteQueue:
         self._closing = False
         self._give_up = False
         self.counts: Counter[str] = Counter()
+        self._attempts = Attempts(
+            target,
+            counts=self.counts,
+            on_stored=on_stored,
+            maintain=maintain,
+            pause=self._pause,
+        )
         self._next_maintenance = time.monotonic() + config.gc_interval_s
         # Checksums run ahead of the writes, in the order of the queue.
         self._summer = Summer(f"kvtier-sum-{name}")
@@ -161,7 +103,7 @@ class WriteQueue:
 
     def takes(self, keys: Sequence[tuple[int, bytes]], nbytes: int) -> bool:
         """Whether none of these records waits here already and there is room for any class."""
-        room = _SCRATCH_SHARE * self._config.queue_bytes
+        room = SCRATCH_SHARE * self._config.queue_bytes
         return self._bytes + nbytes <= room and self._by_key.keys().isdisjoint(keys)
 
     def join(self, key: tuple[int, bytes], ticket: PutTicket, index: int, want: Durability) -> bool:
@@ -172,7 +114,7 @@ class WriteQueue:
             item = self._by_key.get(key)
             if item is None or item.outgoing.dropped:
                 return False
-            _add_waiter(item, ticket, index, want)
+            add_waiter(item, ticket, index, want)
             return True
 
     def add(self, items: Iterable[WriteItem]) -> None:
@@ -334,7 +276,13 @@ class WriteQueue:
                     summed.result()
             self._stage(batch)
             live = [i for i in batch if not (i.outgoing.dropped or i.outgoing.changed)]
-            stored = self._attempt(live)
+            for item in live:
+                if item.held is not None:
+                    item.held.checksum = item.outgoing.content_checksum
+            written = self._attempts.write([item for item in live if not item.orphaned])
+            stored = written.stored
+            if written.failed:
+                self._orphan(written.failed)
             self._compare_sources(live, stored)
             if self._hand_on is not None:
                 self._hand_on([item for item in live if not item.outgoing.changed])
@@ -354,10 +302,10 @@ class WriteQueue:
             kept: list[WriteItem] = []
             for item, data in zip(some, arrays, strict=False):
                 copy_views(item.source, data)
-                if _differs(item.outgoing, data):
+                if differs(item.outgoing, data):
                     self._host.give(data)
                 else:
-                    made.append(_host_record(item.outgoing, data))
+                    made.append(host_record(item.outgoing, data))
                     kept.append(item)
             for item, record in zip(kept, self._host.publish_all(made), strict=True):
                 item.held = record
@@ -371,50 +319,24 @@ class WriteQueue:
 
     def _release_sources(self, items: Sequence[WriteItem]) -> None:
         """Tell those who only wait for the source to be free."""
-        fates: _Fates = {}
+        fates: Fates = {}
         with self._cond:
             for item in items:
                 for ticket, index, want in item.waiters:
                     if want == "behind":
                         fates.setdefault(ticket, []).append((index, True))
                 item.waiters = [w for w in item.waiters if w[2] != "behind"]
-        _report(fates)
+        report_all(fates)
 
-    def _attempt(self, live: list[WriteItem]) -> set[int]:
-        """Write, again after a pause where it failed; returns the `id` of the items now stored."""
-        for item in live:
-            if item.held is not None:
-                item.held.checksum = item.outgoing.content_checksum
-        stored: set[int] = set()
-        left = live
-        backoff = BACKOFF_FIRST_S
-        for attempt in range(MAX_ATTEMPTS):
-            if not left:
-                return stored
-            if self._target.breaker.is_open:
-                self.counts["breaker_drops"] += len(left)
-                break
-            statuses, full = self._put(left)
-            done = [i for i, s in zip(left, statuses, strict=True) if s is Status.OK]
-            stored.update(map(id, done))
-            if done:
-                self._on_stored([item.outgoing for item in done if not item.outgoing.dropped])
-            final = (Status.OK, Status.SKIPPED)
-            left = [i for i, s in zip(left, statuses, strict=True) if s not in final]
-            if not left:
-                self._target.breaker.success()
-                return stored
-            self.counts["write_errors"] += 1
-            if full:
-                self.counts["disk_full_errors"] += 1
-                self._maintain()
-            else:
-                self._target.breaker.error()
-            if attempt + 1 == MAX_ATTEMPTS or self._pause(backoff):
-                break
-            backoff = min(2 * backoff, BACKOFF_MAX_S)
-        self.counts["failed_records"] += len(left)
-        return stored
+    def _orphan(self, failed: Sequence[WriteItem]) -> None:
+        """What waits and builds on records that could not be written is given up with them."""
+        gone = {item.key for item in failed}
+        with self._cond:
+            for item in self._items:
+                if item.follows() in gone and not item.orphaned:
+                    item.orphaned = True
+                    gone.add(item.key)
+                    self.counts["failed_records"] += 1
 
     def _compare_sources(self, live: list[WriteItem], stored: set[int]) -> None:
         """Take back what was written from a source that is not any more what was handed over."""
@@ -426,16 +348,6 @@ class WriteQueue:
                 out.changed = True
                 self._target.delete(out.kind, out.shard, [out.digest])
 
-    def _put(self, items: list[WriteItem]) -> tuple[Sequence[Status], bool]:
-        """Status of each item after one call, and whether the tier said it is full."""
-        try:
-            statuses = self._target.put_from([item.outgoing for item in items])
-            if any(want == "fsync" for item in items for _, _, want in item.waiters):
-                self._target.sync()
-        except OSError as error:
-            return [Status.ERROR] * len(items), error.errno in _FULL_ERRORS
-        return statuses, Status.FULL in statuses
-
     def _pause(self, seconds: float) -> bool:
         """Wait before the next attempt; True when the cache gives up meanwhile."""
         with self._cond:
@@ -443,7 +355,7 @@ class WriteQueue:
 
     def _finish(self, batch: list[WriteItem], *, stored: set[int]) -> None:
         """Every pin, byte and waiter of a batch is settled here, whatever happened to it."""
-        fates: _Fates = {}
+        fates: Fates = {}
         self._expose(batch)
         with self._cond:
             for item in batch:
@@ -456,7 +368,7 @@ class WriteQueue:
             self._writing = 0
             self._cond.notify_all()
         self._host.unpin(item.held for item in batch if item.held is not None)
-        _report(fates)
+        report_all(fates)
 
     def _expose(self, batch: list[WriteItem]) -> None:
         """Say which sources were changed while they belonged to the cache."""
@@ -473,33 +385,3 @@ class WriteQueue:
         for item in changed:
             for ticket, index, _ in item.waiters:
                 ticket.note(index, "source_changed")
-
-
-def _differs(out: Outgoing, copy: NDArray[np.uint8]) -> bool:
-    """Whether a copy taken from a source is not what was handed over and summed."""
-    if out.witness is not None and not out.changed:
-        out.changed = checksum_of([copy.data]) != out.content_checksum
-    return out.changed
-
-
-def _report(fates: _Fates) -> None:
-    for ticket, of_records in fates.items():
-        ticket.report(of_records)
-
-
-def _host_record(out: Outgoing, data: NDArray[np.uint8]) -> HostRecord:
-    marks = marks_of(out.origin.approximate, out.origin.generation)
-    return HostRecord(out.kind, out.digest, out.parent, out.depth, data, marks)
-
-
-def _add_waiter(item: WriteItem, ticket: PutTicket, index: int, want: Durability) -> None:
-    ticket.expect()
-    item.waiters.append((ticket, index, want))
-
-
-def copy_views(views: Sequence[memoryview], data: NDArray[np.uint8]) -> None:
-    """Gather byte views into one array of the same total length."""
-    at = 0
-    for view in views:
-        data[at : at + view.nbytes] = np.frombuffer(view, dtype=np.uint8)
-        at += view.nbytes

@@ -22,7 +22,8 @@ from deepinfer_kvtier.loader import Loader
 from deepinfer_kvtier.match import LeaseBook
 from deepinfer_kvtier.outgoing import Outgoing
 from deepinfer_kvtier.policy import with_stored_policy
-from deepinfer_kvtier.queue import WriteItem, WriteQueue
+from deepinfer_kvtier.queue import WriteQueue
+from deepinfer_kvtier.queued import WriteItem
 from deepinfer_kvtier.readback import ReadBack, from_directory, from_tier
 from deepinfer_kvtier.records import FlushReport, KVEvent
 from deepinfer_kvtier.tier import GuardedTier, Tier
