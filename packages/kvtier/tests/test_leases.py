@@ -106,6 +106,23 @@ def test_a_lease_ends_with_its_process_however_it_dies(stored, process, cli):
     assert collect(stored, cli) == 1
 
 
+def test_a_quota_is_kept_by_evicting_what_nobody_leases(store, make_model):
+    clock = ManualClock()
+    settings = {"clock": clock, "host_bytes": 0, "auto_gc": False}
+    with kvtier.open(store, **settings) as cache:
+        model = make_model(cache)
+        old, new = model.prompt(1, 4), model.prompt(2, 4)
+        for tokens in (old, new):
+            assert model.store(tokens, durability="flushed").wait(10)
+            cache.directory.seal()
+            clock.advance(60)
+        match = model.ns.match(old, want=("block",))
+        with kvtier.open(store, quota_bytes=50_000, **settings) as other:
+            assert other.gc().segments_evicted == 1
+        assert (model.block_hits(old), model.block_hits(new)) == (4, 0)
+        match.release()
+
+
 def test_a_quota_of_a_namespace_spares_what_is_leased(store, make_model):
     clock = ManualClock()
     with kvtier.open(store, clock=clock, host_bytes=0, auto_gc=False) as cache:

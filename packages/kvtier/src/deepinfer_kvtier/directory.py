@@ -391,6 +391,7 @@ class DirectoryTier:
                 sync_bytes=self.config.sync_bytes,
                 sync_s=self.config.sync_s,
                 sharing=self.sharing,
+                files=self.config.mount.segment_files if self.sharing.shared else 1,
             )
         return writer
 

@@ -10,7 +10,7 @@ Mode = Literal["embedded", "shared-fs"]
 
 
 class MountSettings(BaseModel):
-    """How machines on one mount keep in touch, in seconds.
+    """How machines on one mount keep in touch, in seconds, and how they write.
 
     poll_s:        between two looks at the logs of the others; a block is visible that much later.
     heartbeat_s:   between two signs of life of a writer.
@@ -19,6 +19,9 @@ class MountSettings(BaseModel):
     grace_s:       between the tombstone of a segment and the deletion of its file; longer than the
                    leases in use.
     listing_s:     at least, between two listings of the directory.
+
+    segment_files: segments of each class that a writer fills at a time, side by side: a mount
+                   serialises the writes to one file.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -28,6 +31,7 @@ class MountSettings(BaseModel):
     adopt_after_s: float = Field(default=600.0, gt=0)
     grace_s: float = Field(default=120.0, ge=0)
     listing_s: float = Field(default=30.0, ge=0)
+    segment_files: int = Field(default=2, ge=1, le=16)
 
     @model_validator(mode="after")
     def _patience(self) -> MountSettings:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,9 @@ _SNAPSHOT_FRAMES = 1024
 _LAST_SNAPSHOT_FRAMES = 256  # of shorter logs readers take the frames at once
 
 
+_FEWEST_A_FILE = 8  # records; fewer are not worth being spread over files
+
+
 @dataclass(slots=True)
 class _OpenSegment:
     number: int
@@ -38,11 +42,25 @@ class _OpenSegment:
     unsynced: bool = False
 
 
+@dataclass(slots=True)
+class _Run:
+    """Records that one call appends to one segment."""
+
+    key: tuple[str, int]
+    segment: _OpenSegment
+    members: list[int]
+    buffers: list[Readable]
+    payload_bytes: int
+    end: int
+
+
 class SegmentWriter:
     """Appends records; not thread-safe, the directory tier serialises the calls.
 
     A failed write abandons its segment: the next one starts a new file, so a bad place on the
     device is not hit twice and nothing half-written is ever continued.
+
+    files: segments of each class that grow at a time; they are written and flushed side by side.
     """
 
     def __init__(
@@ -57,7 +75,13 @@ class SegmentWriter:
         sync_bytes: int,
         sync_s: float,
         sharing: Sharing,
+        files: int = 1,
     ) -> None:
+        self._files = files
+        self._next_file = 0
+        self._helpers = (
+            ThreadPoolExecutor(files, thread_name_prefix="kvtier-files") if files > 1 else None
+        )
         self._io = io
         self._clock = clock
         self._store = store
@@ -73,7 +97,7 @@ class SegmentWriter:
         self._log_end = 0
         self._log_frames = 0
         self._snapshots = Snapshotter(self.path, store, self.id, io)
-        self._segments: dict[str, _OpenSegment] = {}
+        self._segments: dict[tuple[str, int], _OpenSegment] = {}
         self._next_segment = 0
         self._sequence = 0
         self._last_stamp_ms = 0
@@ -98,9 +122,15 @@ class SegmentWriter:
         for i, record in enumerate(batch):
             by_class.setdefault(record.cls, []).append(i)
         for members in by_class.values():
-            at = 0
-            while at < len(members):
-                at += self._append_run(batch, members[at:], trailers, entries)
+            parts = self._spread(members)
+            while parts:
+                runs = [self._plan_run(batch, part, n, trailers, entries) for n, part in parts]
+                self._write_runs(runs)
+                parts = [
+                    (run.key[1], part[len(run.members) :])
+                    for run, (_, part) in zip(runs, parts, strict=True)
+                    if len(run.members) < len(part)
+                ]
         if self._sharing.shared:
             # Another machine must find the bytes before it is told of them.
             self._sync_segments()
@@ -132,9 +162,9 @@ class SegmentWriter:
 
     def seal(self, choose: Callable[[int], bool] = lambda number: True) -> None:
         """Seal the open segments whose number `choose` accepts. raises: OSError."""
-        for cls, segment in list(self._segments.items()):
+        for key, segment in list(self._segments.items()):
             if choose(segment.number):
-                self._retire(cls)
+                self._retire(key)
 
     def open_segments(self) -> set[int]:
         """Numbers of the segments that may still grow."""
@@ -164,6 +194,7 @@ class SegmentWriter:
 
     def abandon(self) -> None:
         """Let go without another write: somebody else may be finishing the log."""
+        self._end_helpers()
         for segment in (*self._retired, *self._segments.values()):
             self._io.close(segment.fd)
         self._io.close(self._log_fd)
@@ -188,19 +219,37 @@ class SegmentWriter:
                 remove_folder(self._io, self.path)
             if self._lock_fd is not None:
                 self._io.close(self._lock_fd)
+            self._end_helpers()
+
+    def _end_helpers(self) -> None:
+        if self._helpers is not None:
+            self._helpers.shutdown(wait=False)
 
     # -- segments
 
-    def _append_run(
+    def _spread(self, members: list[int]) -> list[tuple[int, list[int]]]:
+        """Records of one class by the file they go to, neighbours together."""
+        count = max(1, min(self._files, len(members) // _FEWEST_A_FILE))
+        first, self._next_file = self._next_file, (self._next_file + count) % self._files
+        size = -(-len(members) // count)
+        starts = range(0, len(members), size)
+        return [
+            ((first + i) % self._files, members[start : start + size])
+            for i, start in enumerate(starts)
+        ]
+
+    def _plan_run(
         self,
         batch: Sequence[Outgoing],
         members: list[int],
+        file: int,
         trailers: memoryview,
         entries: NDArray[Any],
-    ) -> int:
-        """Write what fits one segment and one call; returns the number of records."""
+    ) -> _Run:
+        """The first of these records, as many as fit one segment and one call."""
         first = batch[members[0]]
-        segment = self._segment_for(first.cls, first.origin.cls_code, fmt.slot_bytes(first.nbytes))
+        key = first.cls, file
+        segment = self._segment_for(key, first.origin.cls_code, fmt.slot_bytes(first.nbytes))
         buffers: list[Readable] = []
         offsets: list[int] = []
         offset = segment.end
@@ -218,38 +267,60 @@ class SegmentWriter:
             buffers.append(tail)
             offsets.append(offset)
             offset += size
-        taken = len(offsets)
-        some = members[:taken]
+        some = members[: len(offsets)]
         entries["segment"][some] = segment.number
         entries["page"][some] = [at // fmt.PAGE for at in offsets]
-        try:
-            self._grow(segment, offset)
-            write_all(self._io, segment.fd, buffers, segment.end)
-        except OSError:
-            # What this file already holds stays readable; nothing more is ever written to it.
-            del self._segments[first.cls]
-            self._retired.append(segment)
-            with contextlib.suppress(OSError):
-                self._io.truncate(segment.fd, segment.end)
-            raise
-        self.payload_bytes += sum([batch[member].nbytes for member in some])
-        self.file_bytes += offset - segment.end
-        self._unsynced_bytes += offset - segment.end
-        segment.end = offset
-        segment.unsynced = True
-        return taken
+        payload_bytes = sum([batch[member].nbytes for member in some])
+        return _Run(key, segment, some, buffers, payload_bytes, offset)
 
-    def _segment_for(self, cls: str, cls_code: int, need: int) -> _OpenSegment:
+    def _write_runs(self, runs: list[_Run]) -> None:
+        """Append runs to their segments, each a different one. raises: OSError of the first."""
+        if self._helpers is None or len(runs) == 1:
+            errors = [self._write_run(run) for run in runs]
+        else:
+            futures = [self._helpers.submit(self._write_run, run, flush=True) for run in runs]
+            errors = [future.result() for future in futures]
+        for run, error in zip(runs, errors, strict=True):
+            if error is None:
+                grown = run.end - run.segment.end
+                self.payload_bytes += run.payload_bytes
+                self.file_bytes += grown
+                self._unsynced_bytes += grown
+                run.segment.end = run.end
+            else:
+                # What this file already holds stays readable; nothing more is ever written to it.
+                self._retired.append(self._segments.pop(run.key))
+                with contextlib.suppress(OSError):
+                    self._io.truncate(run.segment.fd, run.segment.end)
+        for error in errors:
+            if error is not None:
+                raise error
+
+    def _write_run(self, run: _Run, *, flush: bool = False) -> OSError | None:
+        """Changes nothing but the file of the segment, so that several can go on at a time."""
+        segment = run.segment
+        segment.unsynced = True
+        try:
+            self._grow(segment, run.end)
+            write_all(self._io, segment.fd, run.buffers, segment.end)
+            if flush:
+                self._io.datasync(segment.fd)
+                segment.unsynced = False
+        except OSError as error:
+            return error
+        return None
+
+    def _segment_for(self, key: tuple[str, int], cls_code: int, need: int) -> _OpenSegment:
         bucket = int(self._clock.wall()) // self._bucket_s * self._bucket_s
-        segment = self._segments.get(cls)
+        segment = self._segments.get(key)
         if segment is not None and (
             segment.bucket != bucket or segment.end + need > self.segment_bytes
         ):
-            self._retire(cls)
+            self._retire(key)
             segment = None
         if segment is None:
-            segment = self._new_segment(cls, cls_code, bucket)
-            self._segments[cls] = segment
+            segment = self._new_segment(key[0], cls_code, bucket)
+            self._segments[key] = segment
         return segment
 
     def _new_segment(self, cls: str, cls_code: int, bucket: int) -> _OpenSegment:
@@ -294,8 +365,8 @@ class SegmentWriter:
             self._io.allocate(segment.fd, segment.allocated, target - segment.allocated)
         segment.allocated = target
 
-    def _retire(self, cls: str) -> None:
-        segment = self._segments.pop(cls)
+    def _retire(self, key: tuple[str, int]) -> None:
+        segment = self._segments.pop(key)
         self._retired.append(segment)
         if segment.allocated > segment.end:
             self._io.truncate(segment.fd, segment.end)
