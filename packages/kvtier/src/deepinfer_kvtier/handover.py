@@ -53,11 +53,10 @@ def take_witnesses(
     rows = source.rows
     if check == "full" or rows is None or source.payload < _SAMPLED_FROM:
         return [Witness(checksum_of(source.views(i)), None) for i in which]
-    if which and which[-1] - which[0] == len(which) - 1:
-        chosen = rows[which[0] : which[-1] + 1]
-    else:
-        chosen = rows[np.array(which, dtype=np.int64)]
-    return [Witness(None, words) for words in _words_of(chosen).copy()]
+    # Row by row: for a large array numpy gives the interpreter away, and the caller would have to
+    # wait for it behind the writing thread.
+    words = _words_of(rows)
+    return [Witness(None, words[i].copy()) for i in which]
 
 
 def _words_of(payload: NDArray[np.uint8]) -> NDArray[np.uint64]:
