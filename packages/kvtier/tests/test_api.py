@@ -157,6 +157,7 @@ def test_every_import_is_declared_and_no_sibling_is_imported():
         "windows/mooncake.py": {"mooncake"},
         "pools.py": {"torch"},
         "sealing.py": {"cryptography"},
+        "codec.py": {"zstandard"},
     }
     for path in (*SOURCE.glob("*.py"), *SOURCE.glob("windows/*.py")):
         extra = optional.get(str(path.relative_to(SOURCE)), set())
@@ -167,7 +168,7 @@ def test_every_import_is_declared_and_no_sibling_is_imported():
 
 @pytest.mark.parametrize("module", ["deepinfer_kvtier", "deepinfer_kvtier.cli"])
 def test_importing_loads_nothing_heavy(module):
-    heavy = ["torch", "asyncio", "hypothesis", "tokenizers", "multiprocessing"]
+    heavy = ["torch", "zstandard", "asyncio", "hypothesis", "tokenizers", "multiprocessing"]
     if module == "deepinfer_kvtier":
         heavy += ["typer", "rich"]
     script = f"import sys, {module}; print([m for m in {heavy} if m in sys.modules])"

@@ -32,6 +32,8 @@ class TwoProcesses(RuleBasedStateMachine):
     """Two caches on one directory, one of them small; every flushed record must be found by both
     until it is dropped or its time is over, and no byte may ever be wrong."""
 
+    layout, repeat, compression = LAYOUT, 1, ("none", "none")
+
     def __init__(self) -> None:
         super().__init__()
         self.clock = ManualClock()
@@ -44,14 +46,21 @@ class TwoProcesses(RuleBasedStateMachine):
         return kvtier.open(
             self.root / "store",
             clock=self.clock,
-            host_bytes=(1 << 20, 5 * BLOCK_BYTES)[which],
+            host_bytes=(1 << 20, 5 * self.layout.payload_bytes("block"))[which],
+            compression=self.compression[which],
             segment_bytes=1 << 15,
             commit_delay_s=0,
             min_free_share=0.0,
         )
 
     def ns(self, which: int) -> kvtier.Namespace:
-        return self.caches[which].namespace(LAYOUT, model="m", salt="s")
+        return self.caches[which].namespace(self.layout, model="m", salt="s")
+
+    def content(self, seed: bytes, kind: str) -> np.ndarray:
+        """What a record must hold: random bytes, each of them `repeat` times in a row."""
+        return np.repeat(
+            payload_of(seed, self.layout.payload_bytes(kind) // self.repeat), self.repeat
+        )
 
     def chain(self, prompt: tuple[int, int]) -> tuple[list[int], tuple[bytes, ...]]:
         family, blocks = prompt
@@ -67,7 +76,7 @@ class TwoProcesses(RuleBasedStateMachine):
         ns = self.ns(which)
         ticket = ns.put(
             digests[first:],
-            [payload_of(d, BLOCK_BYTES) for d in digests[first:]],
+            [self.content(d, "block") for d in digests[first:]],
             parents=ns.root if first == 0 else digests[first - 1],
             first_block=first,
             copy=copy,
@@ -81,7 +90,7 @@ class TwoProcesses(RuleBasedStateMachine):
     @rule(which=st.integers(0, 1), prompt=PROMPT)
     def put_state(self, which: int, prompt: tuple[int, int]) -> None:
         _, digests = self.chain(prompt)
-        payload = payload_of(digests[-1] + b"state", STATE_BYTES)
+        payload = self.content(digests[-1] + b"state", "state")
         ticket = self.ns(which).put_state(
             digests[-1], payload, n_blocks=len(digests), durability="flushed"
         )
@@ -101,8 +110,8 @@ class TwoProcesses(RuleBasedStateMachine):
         assert all(("block", d) in self.known for d in digests[: match.block_prefix])
         states = [i + 1 for i in range(expected) if ("state", digests[i]) in self.flushed]
         assert match.n_blocks >= max(states, default=0)
-        room = np.full((match.block_prefix, BLOCK_BYTES), 0xAA, np.uint8)
-        state = np.full(STATE_BYTES, 0xAA, np.uint8)
+        room = np.full((match.block_prefix, self.layout.payload_bytes("block")), 0xAA, np.uint8)
+        state = np.full(self.layout.payload_bytes("state"), 0xAA, np.uint8)
         result = ns.load(
             match,
             blocks=slice(0, match.block_prefix),
@@ -112,10 +121,10 @@ class TwoProcesses(RuleBasedStateMachine):
         ).wait()
         assert result.ok, "nothing is broken, so everything that matched must load"
         for row, digest in zip(room, digests, strict=False):
-            assert np.array_equal(row, payload_of(digest, BLOCK_BYTES))
+            assert np.array_equal(row, self.content(digest, "block"))
         if match.state is not None:
             digest = digests[match.state.n_blocks - 1]
-            assert np.array_equal(state, payload_of(digest + b"state", STATE_BYTES))
+            assert np.array_equal(state, self.content(digest + b"state", "state"))
         if release:
             match.release()
 
@@ -159,7 +168,22 @@ class TwoProcesses(RuleBasedStateMachine):
         shutil.rmtree(self.root)
 
 
+class TwoCompressing(TwoProcesses):
+    """The same with records that shrink, and a setting that differs between the processes."""
+
+    layout = kvtier.LayoutSpec(
+        BLOCK_TOKENS,
+        {
+            "block": kvtier.parts(("index", 2_000), ("main", 12_000)),
+            "state": kvtier.parts(("swa", 9_000)),
+        },
+    )
+    repeat, compression = 8, ("zstd-1", "shuffle+zstd-1")
+
+
 TestTwoProcesses = TwoProcesses.TestCase
+TestTwoCompressing = TwoCompressing.TestCase
 # 1,000 steps here; `nox -s kvtier-faults` takes 100,000.
 EXAMPLES = int(os.environ.get("KVTIER_MODEL_STEPS", "1000")) // 25
 TestTwoProcesses.settings = settings(max_examples=EXAMPLES, stateful_step_count=25)
+TestTwoCompressing.settings = settings(max_examples=EXAMPLES // 2, stateful_step_count=25)

@@ -71,14 +71,19 @@ class Records:
 
     def part_views(self, i: int, offset: int, size: int) -> Views:
         """Byte views of `size` bytes of record `i` from `offset` on."""
-        found: Views = []
-        for view in self.views(i):
-            if size and offset < view.nbytes:
-                piece = view[offset : offset + size]
-                found.append(piece)
-                size -= piece.nbytes
-            offset = max(0, offset - view.nbytes)
-        return found
+        return part_of(self.views(i), offset, size)
+
+
+def part_of(views: Sequence[memoryview], offset: int, size: int) -> Views:
+    """Byte views of `size` bytes from `offset` on of what lies end to end in `views`."""
+    found: Views = []
+    for view in views:
+        if size and offset < view.nbytes:
+            piece = view[offset : offset + size]
+            found.append(piece)
+            size -= piece.nbytes
+        offset = max(0, offset - view.nbytes)
+    return found
 
 
 def records_in(

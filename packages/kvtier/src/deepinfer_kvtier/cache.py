@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from deepinfer_kvtier.clock import Clock, SystemClock
+from deepinfer_kvtier.compression import open_compressor
 from deepinfer_kvtier.config import KVTierConfig, parse_config
 from deepinfer_kvtier.directory import DirectoryTier
 from deepinfer_kvtier.engines import IoName, build_io
@@ -45,6 +46,7 @@ class Cache(TierSet):
         self, config: KVTierConfig, clock: Clock, io: IoEngine, tiers: Sequence[Tier] = ()
     ) -> None:
         check_names(tiers)
+        compressor = open_compressor(config.compression)
         given, config = config, with_stored_policy(config)
         host_policy = make_policy(config.host_policy)
         started = time.perf_counter()
@@ -73,7 +75,7 @@ class Cache(TierSet):
             directory.index.drain_tombs()
             directory.index.drain_removed()
         self.recovery_s = time.perf_counter() - started
-        super().__init__(given, config, clock, directory, tiers, host_policy)
+        super().__init__(given, config, clock, directory, tiers, host_policy, compressor)
 
     def namespace(
         self,
@@ -215,6 +217,7 @@ class Cache(TierSet):
             "io": dict(self.directory.io.facts()) if self.directory else {},
             "readback": readback,
             "queue": queue,
+            "compression": {} if self.compressor is None else self.compressor.stats(),
             "tiers": {tier.name: tier.usage() for tier in self.further},
             "spills": {
                 spill.name: {"queued_bytes": spill.queued_bytes, **spill.counts}

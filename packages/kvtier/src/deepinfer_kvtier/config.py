@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from deepinfer_kvtier.codec import CODECS
 from deepinfer_kvtier.engines import IoName
 from deepinfer_kvtier.errors import ConfigError
 from deepinfer_kvtier.handover import HandoverCheck
@@ -57,6 +58,10 @@ class KVTierConfig(BaseModel):
                        past it (where the file system refuses, `stats()["io"]` says so), "usrbio"
                        by 3FS's user-space rings (untried on a real 3FS).
     io_threads:        threads for loads that are not waited for.
+    compression:       how parts are stored below host memory: "none", "zstd-1", "shuffle+zstd-1"
+                       (2-byte elements), "shuffle4+zstd-1"; or one of these by pattern of part
+                       names, of which the longest that fits decides: {"*": "zstd-1", "L2.main":
+                       "none"} (extra `[zstd]`). Not part of the identity.
     handover_check:    how a source that is changed before its `put(copy=False)` is done is noticed:
                        "sampled" words of it are compared, a "full" checksum, or "off".
     verify_threads:    threads that help to read and check the pieces of a long run of blocks; 0 =
@@ -105,6 +110,7 @@ class KVTierConfig(BaseModel):
     classes: dict[str, RetentionClass] = Field(default_factory=lambda: dict(DEFAULT_CLASSES))
     part_sums: bool = False
     encryption_key: bytes | None = Field(default=None, min_length=32, max_length=32, repr=False)
+    compression: str | dict[str, str] = "none"
     handover_check: HandoverCheck = "sampled"
     verify_threads: int = Field(default=1, ge=0, le=64)
     io: IoName = "posix"
@@ -129,6 +135,14 @@ class KVTierConfig(BaseModel):
     def _policy_object(cls, value: object) -> object:
         # An object would be taken apart when settings are merged; what returns it is not.
         return value if isinstance(value, str) or callable(value) else lambda: value
+
+    @field_validator("compression")
+    @classmethod
+    def _known_codecs(cls, value: str | dict[str, str]) -> str | dict[str, str]:
+        unknown = set([value] if isinstance(value, str) else value.values()) - CODECS.keys()
+        if unknown:
+            raise ValueError(f"codecs are {', '.join(CODECS)}; got {', '.join(sorted(unknown))}")
+        return value
 
     @model_validator(mode="after")
     def _water_marks(self) -> KVTierConfig:

@@ -16,12 +16,13 @@ from deepinfer_kvtier import format as fmt
 from deepinfer_kvtier.breaker import Breaker
 from deepinfer_kvtier.clock import Clock
 from deepinfer_kvtier.config import KVTierConfig
+from deepinfer_kvtier.expanding import plan_compressed, read_compressed
 from deepinfer_kvtier.index import DirectoryIndex
 from deepinfer_kvtier.io import IoEngine
 from deepinfer_kvtier.logs import LogReader
 from deepinfer_kvtier.outgoing import Outgoing
 from deepinfer_kvtier.poller import Poller
-from deepinfer_kvtier.reading import Run, Wanted, plan_runs, read_run
+from deepinfer_kvtier.reading import Outcome, Run, Wanted, plan_runs, read_run
 from deepinfer_kvtier.records import Status
 from deepinfer_kvtier.segments import Segment, SegmentSet
 from deepinfer_kvtier.sharing import open_sharing
@@ -148,21 +149,63 @@ class DirectoryTier:
                 for i in run.members:
                     statuses[i] = Status.TIMEOUT
                 continue
-            outcome = self._read_one_run(kind, shard, run, wanted, rows, turn)
-            for i, status in zip(run.members, outcome, strict=True):
+            statuses_of_run = self._read_one_run(kind, shard, run, wanted, turn)
+            for i, status in zip(run.members, statuses_of_run, strict=True):
                 statuses[i] = status
+        if Status.MISS in statuses:
+            self._get_compressed(kind, shard, wanted, rows, statuses, in_time, turn)
         return statuses
 
     def _read_one_run(
+        self, kind: int, shard: int, run: Run, wanted: Sequence[Wanted], turn: Turn
+    ) -> Sequence[Status]:
+        members = [wanted[i] for i in run.members]
+        pool, helpers = self.verifiers, self.config.verify_threads
+
+        def read(fd: int, at: int) -> Outcome:
+            return read_run(self.io, fd, at, kind, shard, members, pool, helpers, turn)
+
+        return self._read_guarded(kind, shard, run, members, read)
+
+    def _get_compressed(
+        self,
+        kind: int,
+        shard: int,
+        wanted: Sequence[Wanted],
+        rows: NDArray[Any],
+        statuses: list[Status],
+        in_time: Callable[[], bool],
+        turn: Turn,
+    ) -> None:
+        """Read what is stored in fewer bytes than are wanted; sets the statuses of these."""
+        pool, helpers = self.verifiers, self.config.verify_threads
+        for run in plan_compressed(rows, wanted):
+            members = [wanted[i] for i in run.members]
+            lengths: list[int] = rows["length"][run.members].tolist()
+
+            def read(
+                fd: int, at: int, members: list[Wanted] = members, lengths: list[int] = lengths
+            ) -> Outcome:
+                return read_compressed(
+                    self.io, fd, at, kind, shard, members, lengths, pool, helpers, turn
+                )
+
+            found: Sequence[Status] = [Status.TIMEOUT] * len(members)
+            if in_time():
+                found = self._read_guarded(kind, shard, run, members, read)
+            for i, status in zip(run.members, found, strict=True):
+                # A record that only others can expand is not there for us.
+                statuses[i] = Status.MISS if status is Status.SKIPPED else status
+
+    def _read_guarded(
         self,
         kind: int,
         shard: int,
         run: Run,
-        wanted: Sequence[Wanted],
-        rows: NDArray[Any],
-        turn: Turn,
-    ) -> list[Status]:
-        members = [wanted[i] for i in run.members]
+        members: Sequence[Wanted],
+        read: Callable[[int, int], Outcome],
+    ) -> Sequence[Status]:
+        """`read(descriptor, offset)` of a run: failures become statuses, damage is set aside."""
         if self.breaker.is_open:
             self.counts["breaker_skips"] += 1
             return [Status.ERROR] * len(members)
@@ -173,11 +216,7 @@ class DirectoryTier:
                 self.index.forget_segment(segment)
                 return [Status.MISS] * len(members)
             try:
-                at = run.page * fmt.PAGE
-                helpers = self.config.verify_threads
-                outcome = read_run(
-                    self.io, fd, at, kind, shard, members, self.verifiers, helpers, turn
-                )
+                outcome = read(fd, run.page * fmt.PAGE)
             finally:
                 self.segments.release(run.segment)
         except OSError as error:
@@ -192,7 +231,10 @@ class DirectoryTier:
         if outcome.statuses.count(Status.OK) == len(members):
             return outcome.statuses
         for want, status in zip(members, outcome.statuses, strict=True):
-            if status is not Status.OK:
+            if status is Status.SKIPPED:
+                # Then the next put stores a copy that this process can read, too.
+                self.index.forget(kind, shard, want.digest, run.segment)
+            elif status is not Status.OK:
                 self.quarantine(kind, shard, want.digest, run.segment)
         return outcome.statuses
 

@@ -1,6 +1,6 @@
 """A long run on files that fail in every way we know, with every byte that comes back compared.
 
-    python -m deepinfer_kvtier.faultrun --reads 1000000 [--where DIR] [--seed N]
+    python -m deepinfer_kvtier.faultrun --reads 1000000 [--where DIR] [--compression CODEC]
 
 A record is the keyed stream of its digest, so each one can be checked without having been kept.
 The process that uses the cache is "killed" and its power "fails" again and again. Exit code 1 when
@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deepinfer_kvtier.cache import Cache, open
+from deepinfer_kvtier.codec import CODECS
 from deepinfer_kvtier.errors import ConfigError, StoreFormatError
 from deepinfer_kvtier.faults import Effect, FaultIo
 from deepinfer_kvtier.io import IoEngine, PosixIo
@@ -52,11 +53,42 @@ PLAN: dict[str, dict[Effect, float]] = {
     "disk_bytes": {"stale": 0.1},
 }
 
-_BLOCK_BYTES = 1_000
 _MAX_BLOCKS = 48
 _CHAINS = 40
 _STORE_READS = 25_000
-_LAYOUT = LayoutSpec(128, {"block": parts(("index", 200), ("main", 800))})
+
+
+@dataclass(frozen=True, slots=True)
+class _Records:
+    """What the blocks of a run are, and how they are stored.
+
+    repeat: every byte follows so often on itself, so that there is something to compress.
+    """
+
+    index_bytes: int = 200
+    main_bytes: int = 800
+    repeat: int = 1
+    compression: str = "none"
+
+    @property
+    def block_bytes(self) -> int:
+        return self.index_bytes + self.main_bytes
+
+    @property
+    def layout(self) -> LayoutSpec:
+        return LayoutSpec(
+            128, {"block": parts(("index", self.index_bytes), ("main", self.main_bytes))}
+        )
+
+    def content(self, digest: bytes) -> NDArray[np.uint8]:
+        return np.repeat(payload_of(digest, self.block_bytes // self.repeat), self.repeat)
+
+
+def _records_for(compression: str) -> _Records:
+    """Blocks of one page are stored as they are, so compressed ones have several."""
+    if compression == "none":
+        return _Records()
+    return _Records(index_bytes=2_000, main_bytes=14_000, repeat=8, compression=compression)
 
 
 @dataclass(slots=True)
@@ -96,12 +128,14 @@ def run_faults(
     seed: int = 0,
     plan: Mapping[str, Mapping[Effect, float]] | None = None,
     engine: Callable[[], IoEngine] = PosixIo,
+    compression: str = "none",
 ) -> FaultRun:
     """Store, load, drop and collect until `reads` records came back as good, each one compared.
 
     engine: makes what does the file operations that are not made to fail.
     """
     run = FaultRun()
+    records = _records_for(compression)
     chooser = random.Random(seed)
     clock = ManualClock()
     prompts = [
@@ -113,23 +147,24 @@ def run_faults(
         life += 1
         io = FaultIo(seed * 1_000_003 + life, plan or PLAN, track=True, over=engine())
         try:
-            cache = _open(root, clock, io)
+            cache = _open(root, clock, io, records)
         except (ConfigError, StoreFormatError):
             run.lives["not opened"] += 1
             io.crash()
             continue
-        _live(cache, prompts, chooser, clock, run, reads)
+        _live(cache, records, prompts, chooser, clock, run, reads)
         _end(cache, io, chooser, run)
         run.injected.update(io.injected)
     return run
 
 
-def _open(root: Path, clock: ManualClock, io: FaultIo) -> Cache:
+def _open(root: Path, clock: ManualClock, io: FaultIo, records: _Records) -> Cache:
     return open(
         root,
         io=io,
         clock=clock,
-        host_bytes=20 * _BLOCK_BYTES,
+        host_bytes=20 * records.block_bytes,
+        compression=records.compression,
         segment_bytes=1 << 17,
         quota_bytes=8 << 20,
         min_free_share=0.0,
@@ -140,6 +175,7 @@ def _open(root: Path, clock: ManualClock, io: FaultIo) -> Cache:
 
 def _live(
     cache: Cache,
+    records: _Records,
     prompts: list[NDArray[np.int64]],
     chooser: random.Random,
     clock: ManualClock,
@@ -147,16 +183,16 @@ def _live(
     limit: int,
 ) -> None:
     """One process: some hundred operations of every kind."""
-    ns = cache.namespace(_LAYOUT, model="faults", salt="faults")
+    ns = cache.namespace(records.layout, model="faults", salt="faults")
     for _ in range(chooser.randrange(50, 300)):
         if run.reads >= limit or run.wrong:
             return
         tokens = chooser.choice(prompts)[: 128 * chooser.randrange(1, _MAX_BLOCKS + 1)]
         match chooser.choices(("load", "store", "drop", "collect"), (80, 15, 2, 3))[0]:
             case "load":
-                _load(ns, tokens, run)
+                _load(ns, records, tokens, run)
             case "store":
-                _store(ns, tokens, chooser)
+                _store(ns, records, tokens, chooser)
                 cache.flush(0.05)
             case "drop":
                 digests = ns.match(tokens, want=("block",), leave_last=False).digests
@@ -169,16 +205,18 @@ def _live(
                     run.noticed["collections that failed"] += 1
 
 
-def _store(ns: Namespace, tokens: NDArray[np.int64], chooser: random.Random) -> None:
+def _store(
+    ns: Namespace, records: _Records, tokens: NDArray[np.int64], chooser: random.Random
+) -> None:
     digests = ns.match(tokens, want=("block",), leave_last=False).digests
-    blocks = [payload_of(digest, _BLOCK_BYTES) for digest in digests]
+    blocks = [records.content(digest) for digest in digests]
     durability = chooser.choice(("behind", "flushed", "fsync"))
     ns.put(digests, blocks, cls=chooser.choice(("chat", "scratch")), durability=durability)
 
 
-def _load(ns: Namespace, tokens: NDArray[np.int64], run: FaultRun) -> None:
+def _load(ns: Namespace, records: _Records, tokens: NDArray[np.int64], run: FaultRun) -> None:
     with ns.match(tokens, want=("block",), leave_last=False) as match:
-        room = np.full((match.n_blocks, _BLOCK_BYTES), 0xAA, dtype=np.uint8)
+        room = np.full((match.n_blocks, records.block_bytes), 0xAA, dtype=np.uint8)
         result = ns.load(match, dst=room, wait=True).wait()
         tiers = [span.tier for span in match.spans for _ in range(span.count)]
         for i, status in enumerate(result.blocks):
@@ -187,13 +225,13 @@ def _load(ns: Namespace, tokens: NDArray[np.int64], run: FaultRun) -> None:
                 continue
             run.reads += 1
             run.from_disk += tiers[i] == "disk"
-            if not np.array_equal(room[i], payload_of(match.digests[i], _BLOCK_BYTES)):
+            if not np.array_equal(room[i], records.content(match.digests[i])):
                 run.wrong += 1
 
 
 def _end(cache: Cache, io: FaultIo, chooser: random.Random, run: FaultRun) -> None:
     """A life ends in order, by kill -9, or by a power failure."""
-    for name in ("corrupt", "digest_mismatch", "short_reads", "read_errors"):
+    for name in ("corrupt", "digest_mismatch", "short_reads", "read_errors", "expanded_records"):
         run.noticed[name] += cache.stats()["disk"].get(name, 0)
     end = chooser.choice(("closed", "killed", "power lost"))
     run.lives[end] += 1
@@ -204,11 +242,11 @@ def _end(cache: Cache, io: FaultIo, chooser: random.Random, run: FaultRun) -> No
     cache.close(timeout=0.2 if end == "closed" else 0)
 
 
-def _one_store(where: Path | None, reads: int, seed: int) -> FaultRun:
+def _one_store(where: Path | None, reads: int, seed: int, compression: str) -> FaultRun:
     """A run on a directory of its own, removed afterwards."""
     root = Path(tempfile.mkdtemp(prefix="kvtier-faults-", dir=where))
     try:
-        return run_faults(root / "store", reads=reads, seed=seed)
+        return run_faults(root / "store", reads=reads, seed=seed, compression=compression)
     finally:
         shutil.rmtree(root, ignore_errors=True)
 
@@ -219,12 +257,14 @@ def main() -> None:
     parser.add_argument("--reads", type=int, default=1_000_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--where", type=Path, default=None, help="file system to run on")
+    parser.add_argument("--compression", choices=list(CODECS), default="none")
     given = parser.parse_args()
     started = time.process_time()
     run = FaultRun()
     seed = given.seed
     while run.reads < given.reads and not run.wrong:
-        run += _one_store(given.where, min(_STORE_READS, given.reads - run.reads), seed)
+        reads = min(_STORE_READS, given.reads - run.reads)
+        run += _one_store(given.where, reads, seed, given.compression)
         seed += 1
     for title, counter in (
         ("injected", run.injected),

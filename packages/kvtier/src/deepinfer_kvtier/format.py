@@ -21,6 +21,8 @@ from numpy.typing import NDArray
 
 PAGE: Final = 4096
 FORMAT_VERSION: Final = 1
+# Trailers of compressed records: an earlier release finds no trailer there, never another payload.
+COMPRESSED_FORMAT: Final = 2
 
 SEGMENT_MAGIC: Final = b"KVTSEG1\0"
 TRAILER_MAGIC: Final = b"KVTSLOT1"
@@ -29,9 +31,9 @@ FRAME_MAGIC: Final = b"KVTIDX1\0"
 # magic, format, class code, bucket start, segment number, store uuid, writer id
 _SEGMENT_HEADER = struct.Struct("<8sHBxxxxxQI16s16s")
 # magic, format, kind, class, flags, payload length, depth, digest, parent, fingerprint,
-# created in ms, sequence, xxh3_128, part sums (reserved), replay generation, shard, namespace,
-# reserved
-_TRAILER_BODY = struct.Struct("<8sHBBIII32s16s8sQQ16s64sBBI6s")
+# created in ms, sequence, xxh3_128, part sums or seal, replay generation, shard, namespace,
+# bytes when expanded, reserved
+_TRAILER_BODY = struct.Struct("<8sHBBIII32s16s8sQQ16s64sBBII2x")
 _PART_SUMS = struct.Struct("<8Q")
 MAX_PART_SUMS: Final = 8
 _CRC = struct.Struct("<I")
@@ -81,7 +83,8 @@ TRAILER: Final = np.dtype(
         ("generation", "u1"),
         ("shard", "u1"),
         ("namespace", "<u4"),
-        ("reserved", "u1", 6),
+        ("expanded", "<u4"),
+        ("reserved", "u1", 2),
         ("crc", "<u4"),
     ]
 )
@@ -91,6 +94,7 @@ Size = TypeVar("Size", int, NDArray[np.int64])
 
 FLAG_APPROXIMATE: Final = 1
 FLAG_SEALED: Final = 256  # in trailers: the payload is encrypted, `extra` opens it
+FLAG_COMPRESSED: Final = 512  # in trailers: the payload is a table of parts and their stored bytes
 FLAG_TOMB_KEY: Final = 2
 FLAG_TOMB_SEGMENT: Final = 4
 FLAG_SEAL: Final = 8
@@ -119,7 +123,10 @@ def slot_bytes(payload_bytes: Size) -> Size:
 
 @dataclass(frozen=True, slots=True)
 class Trailer:
-    """What a slot says about its payload."""
+    """What a slot says about its payload.
+
+    payload_bytes:  as stored; `expanded_bytes`: of a compressed record once it is expanded, else 0.
+    """
 
     kind: int
     cls: int
@@ -136,11 +143,17 @@ class Trailer:
     shard: int
     namespace: int = 0
     extra: bytes = bytes(64)
+    expanded_bytes: int = 0
+
+    @property
+    def compressed(self) -> bool:
+        """Whether the payload has to be expanded."""
+        return bool(self.flags & FLAG_COMPRESSED)
 
     def pack(self) -> bytes:
         body = _TRAILER_BODY.pack(
             TRAILER_MAGIC,
-            FORMAT_VERSION,
+            COMPRESSED_FORMAT if self.compressed else FORMAT_VERSION,
             self.kind,
             self.cls,
             self.flags,
@@ -156,7 +169,7 @@ class Trailer:
             self.generation,
             self.shard,
             self.namespace,
-            b"",
+            self.expanded_bytes,
         )
         return body + _CRC.pack(zlib.crc32(body))
 
@@ -173,7 +186,7 @@ def parse_trailer(raw: bytes | bytearray | memoryview) -> Trailer | None:
     (_, version, kind, cls, flags, payload, depth, digest, parent, fp, ms, seq, checksum) = fields[
         :13
     ]
-    if version != FORMAT_VERSION:
+    if version != (COMPRESSED_FORMAT if flags & FLAG_COMPRESSED else FORMAT_VERSION):
         return None
     return Trailer(
         kind,
@@ -191,6 +204,7 @@ def parse_trailer(raw: bytes | bytearray | memoryview) -> Trailer | None:
         fields[15],
         fields[16],
         fields[13],
+        fields[17],
     )
 
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from deepinfer_kvtier.buffers import Records, Views
 from deepinfer_kvtier.clock import Clock
 from deepinfer_kvtier.directory import DirectoryTier
+from deepinfer_kvtier.expanding import expand_into
 from deepinfer_kvtier.host import HostRecord, HostTier, checksum_of
 from deepinfer_kvtier.metrics import Histogram
 from deepinfer_kvtier.partwise import copy_stages, read_stages
@@ -345,17 +346,29 @@ class Loader:
             clear = not want.seal and (job.sealer is None or in_clear)
             if status is not Status.OK or clear:
                 continue
+            packed, want.packed = want.packed, None
+            views = want.views if packed is None else [packed]
             if (
                 job.sealer is not None
                 and want.seal
-                and job.sealer.open(want.views, want.seal, want.digest, job.kind, want.depth)
+                and job.sealer.open(views, want.seal, want.digest, job.kind, want.depth)
             ):
-                want.checksum = checksum_of(want.views)
                 want.seal = b""
+                if packed is None:
+                    want.checksum = checksum_of(want.views)
+                else:
+                    statuses[j] = self._expand(want, packed)
                 continue
             statuses[j] = Status.MISS
             with self._counts_lock:
                 self.counts["not_opened"] += 1
+
+    def _expand(self, want: Wanted, packed: memoryview) -> Status:
+        counts: Counter[str] = Counter()
+        status = expand_into(want, packed, counts)
+        with self._counts_lock:
+            self.counts.update(counts)
+        return Status.MISS if status is Status.SKIPPED else status
 
     def _promote(self, job: _Below, which: Sequence[int], members: Sequence[Wanted]) -> None:
         """Keep what was read in host memory, as far as there is room."""

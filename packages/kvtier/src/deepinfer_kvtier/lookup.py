@@ -163,12 +163,13 @@ def _look(tiers: TierSet, question: Question, *, host_only: bool = False) -> _Su
 
 def _look_below(tiers: TierSet, question: Question, survey: _Survey) -> None:
     """Ask the tiers below host memory for the blocks that are missing above them."""
+    # Stored lengths: what is shorter is compressed, and `NO_ROW` is longer than any record.
     expected = question.layout.payload_bytes("block")
     directory = tiers.directory
     absent = survey.where == _NOWHERE
     if directory is not None and not directory.breaker.is_open and absent.any():
         survey.rows = directory.index.probe(_BLOCK, question.shard, question.probe)
-        here = absent & (survey.rows["length"] == expected)
+        here = absent & (survey.rows["length"] <= expected)
         survey.where[here] = _DISK
         survey.marks[here] = survey.rows["flags"][here]
     for number, tier in enumerate(tiers.further):
@@ -176,9 +177,9 @@ def _look_below(tiers: TierSet, question: Question, survey: _Survey) -> None:
         if not len(missing):
             return
         found = tier.probe(_BLOCK, question.shard, [question.probe[i] for i in missing])
-        here = missing[found["length"] == expected]
+        here = missing[found["length"] <= expected]
         survey.where[here] = _FURTHER + number
-        survey.marks[here] = found["flags"][found["length"] == expected]
+        survey.marks[here] = found["flags"][found["length"] <= expected]
 
 
 def _look_for_state(tiers: TierSet, question: Question, survey: _Survey, host_only: bool) -> None:
@@ -224,7 +225,7 @@ def _state_in_host(tiers: TierSet, question: Question, probe: tuple[bytes, ...])
 
 
 def _deepest(rows: NDArray[Any], expected: int, question: Question) -> int | None:
-    there = rows["length"] == expected
+    there = rows["length"] <= expected
     if not question.accept_approximate:
         there &= (rows["flags"] & APPROXIMATE_BIT) == 0
     found = np.flatnonzero(there)

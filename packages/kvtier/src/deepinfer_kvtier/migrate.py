@@ -13,23 +13,33 @@ from deepinfer_kvtier.config import KVTierConfig, parse_config
 from deepinfer_kvtier.errors import ConfigError
 from deepinfer_kvtier.io import PosixIo
 from deepinfer_kvtier.moving import copy_records
+from deepinfer_kvtier.outgoing import Outgoing
 from deepinfer_kvtier.policy import POLICY_FILE
+from deepinfer_kvtier.recompress import Recompression
 from deepinfer_kvtier.store_files import SECRET_FILE, check_format
 from deepinfer_kvtier.survey import rows_by_segment
 
 
 @dataclass(frozen=True, slots=True)
 class MigrationReport:
-    """Records and payload bytes that were written; `left_behind` could not be read."""
+    """Records and payload bytes that were written.
+
+    left_behind: could not be read.
+    not_recompressed: were copied as they lay there although another codec was asked for: they are
+                 encrypted, or compressed with a codec that is not known here.
+    """
 
     records: int
     payload_bytes: int
     left_behind: int
+    not_recompressed: int
 
 
-def migrate(source: Path, target: Path) -> MigrationReport:
+def migrate(source: Path, target: Path, *, compression: str | None = None) -> MigrationReport:
     """Write every readable record of `source` into a new directory `target`.
 
+    compression: codec for all parts (the names of parts are not on disk), "none" to expand what is
+                 compressed; None = every record as it is.
     Secret and policy go along, so that the same prompts hit; ages and classes are kept. The source
     is only read. What writers add to it meanwhile may or may not be in the copy: stop them first.
     raises: ConfigError, StoreFormatError for a source this release cannot read, OSError.
@@ -38,6 +48,7 @@ def migrate(source: Path, target: Path) -> MigrationReport:
         raise ConfigError(f"{target} is not empty: name a new directory")
     if source.resolve() in target.resolve().parents:
         raise ConfigError(f"{target} lies inside {source}: name a directory outside of it")
+    recompress = None if compression is None else Recompression(compression)
     check_format(source)
     settings = parse_config(source, read_only=True, host_bytes=0)
     with Cache(settings, SystemClock(), PosixIo()) as old:
@@ -47,7 +58,7 @@ def migrate(source: Path, target: Path) -> MigrationReport:
         except OSError as cause:
             raise ConfigError(f"cannot create {target}: {cause.strerror}") from cause
         with Cache(_settings(old, target, secret), SystemClock(), PosixIo()) as new:
-            return _copy(old, new)
+            return _copy(old, new, recompress)
 
 
 def _copy_identity(source: Path, target: Path) -> bytes | None:
@@ -67,16 +78,22 @@ def _settings(old: Cache, target: Path, secret: bytes | None) -> KVTierConfig:
     return parse_config(target, host_bytes=0, auto_gc=False, **extra)
 
 
-def _copy(old: Cache, new: Cache) -> MigrationReport:
+def _copy(old: Cache, new: Cache, recompress: Recompression | None) -> MigrationReport:
     assert old.directory is not None
     assert new.directory is not None
     rows = old.directory.index.rows()
     records = total = 0
     for local, members in sorted(rows_by_segment(rows).items()):
         cls = old.directory.segments.get(local).cls
-        for record in copy_records(old.directory, new.directory, members, cls):
+        change = _as_it_is if recompress is None else recompress
+        for record in copy_records(old.directory, new.directory, members, cls, change):
             records += 1
             total += record.nbytes
     new.directory.seal()
     new.directory.sync()
-    return MigrationReport(records, total, len(rows) - records)
+    refused = 0 if recompress is None else recompress.refused
+    return MigrationReport(records, total, len(rows) - records, refused)
+
+
+def _as_it_is(record: Outgoing) -> Outgoing:
+    return record

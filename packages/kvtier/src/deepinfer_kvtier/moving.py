@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from numpy.typing import NDArray
@@ -57,14 +57,19 @@ def copy_forward(directory: DirectoryTier, states: Sequence[SegmentState]) -> tu
 
 
 def copy_records(
-    source: DirectoryTier, target: DirectoryTier, rows: NDArray[Any], cls: str
+    source: DirectoryTier,
+    target: DirectoryTier,
+    rows: NDArray[Any],
+    cls: str,
+    change: Callable[[Outgoing], Outgoing] = lambda record: record,
 ) -> Iterator[Outgoing]:
     """Write the records of one segment again, in their order; yields those that were readable.
 
-    raises: OSError.
+    change: what to make of each of them first. raises: OSError.
     """
     rows.sort(order="page")
-    for batch in _batches(_read(source, row, cls, keep_time=True) for row in rows):
+    read = (_read(source, row, cls, keep_time=True) for row in rows)
+    for batch in _batches(record and change(record) for record in read):
         target.put_from(batch)
         yield from batch
 
@@ -131,6 +136,7 @@ def _read(directory: DirectoryTier, row: Any, cls: str, *, keep_time: bool) -> O
         checksum=trailer.checksum,
         created_ms=used_ms if keep_time else None,
         extra=trailer.extra,
+        expanded_bytes=trailer.expanded_bytes,
         sealed=bool(trailer.flags & fmt.FLAG_SEALED),
     )
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from deepinfer_kvtier.buffers import Buffers, Records, records_in
+from deepinfer_kvtier.compression import Packing
 from deepinfer_kvtier.dropping import drop_records
 from deepinfer_kvtier.errors import ConfigError
 from deepinfer_kvtier.format import MAX_PART_SUMS
@@ -362,6 +363,13 @@ class Namespace:
         sizes = self.layout.part_sizes("block")
         return sizes if 1 < len(sizes) <= MAX_PART_SUMS else ()
 
+    def _packing(self, kind: int) -> Packing | None:
+        """What compresses records of a kind."""
+        compressor = self.cache.compressor
+        if compressor is None:
+            return None
+        return compressor.packing(tuple(self.layout.kinds["block" if kind == _BLOCK else "state"]))
+
     def _put(
         self,
         kind: int,
@@ -397,6 +405,7 @@ class Namespace:
                     generation=min(max(generation, 0), GENERATION_BITS),
                     part_sizes=self._summed_parts(kind),
                     sealer=self._sealer,
+                    packing=self._packing(kind),
                 ),
                 digests=digests,
                 source=source,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import attrgetter
 from typing import Any
@@ -13,8 +14,10 @@ import xxhash
 from numpy.typing import NDArray
 
 from deepinfer_kvtier import format as fmt
+from deepinfer_kvtier.compression import Packing, expand
 from deepinfer_kvtier.handover import Witness
 from deepinfer_kvtier.host import checksum_of
+from deepinfer_kvtier.records import Status
 from deepinfer_kvtier.sealing import Sealer
 
 
@@ -25,7 +28,8 @@ class Origin:
     namespace:   `identity.namespace_tag` of the chain they belong to.
     approximate: computed from windows that bounded replay had rebuilt, `generation` times.
     part_sizes:  sizes of the parts whose sums are wanted; empty = none.
-    sealer:      encrypts the bytes before anything else is done with them; None = in the clear.
+    packing:     compresses the bytes before anything else is done with them; None = as they are.
+    sealer:      encrypts what is stored; None = in the clear.
     """
 
     kind: int
@@ -38,19 +42,22 @@ class Origin:
     generation: int = 0
     part_sizes: tuple[int, ...] = ()
     sealer: Sealer | None = None
+    packing: Packing | None = None
 
 
 @dataclass(slots=True, eq=False)
 class Outgoing:
     """A record on its way to disk. `views` must not change until it is written.
 
+    nbytes:   bytes in `views`: what is stored.
     checksum: xxh3_128 of the bytes, known before the record is handed to the writer.
     dropped:  somebody asked to forget the record while it was waiting; it must not be written.
     created_ms: time of a copy's last use, for records that are written again; None = now.
     extra: part sums or seal, 64 bytes or none, known with the checksum.
     sealed: the bytes in `views` are encrypted.
     witness: of a source that was handed over without a copy; `changed`: it did not fit any more.
-    plain_checksum: of the bytes before they were encrypted.
+    expanded_bytes: of a compressed record before it was compressed; 0 for others.
+    plain_checksum: of the bytes before they were compressed or encrypted.
     """
 
     origin: Origin
@@ -67,6 +74,7 @@ class Outgoing:
     witness: Witness | None = None
     changed: bool = False
     plain_checksum: bytes | None = None
+    expanded_bytes: int = 0
 
     @property
     def kind(self) -> int:
@@ -94,9 +102,19 @@ class Outgoing:
         return self.origin.generation
 
     @property
+    def verbatim(self) -> bool:
+        """The stored bytes are those that were put."""
+        return not (self.sealed or self.expanded_bytes)
+
+    @property
+    def content_bytes(self) -> int:
+        """Bytes that were put; the same before and after another thread has compressed them."""
+        return self.expanded_bytes or self.nbytes
+
+    @property
     def content_checksum(self) -> bytes | None:
-        """Checksum of the bytes as they lie in host memory."""
-        return self.plain_checksum if self.sealed else self.checksum
+        """Checksum of the bytes that were put."""
+        return self.checksum if self.verbatim else self.plain_checksum
 
     def checked(self) -> bytes:
         """The checksum, once it is known."""
@@ -105,26 +123,50 @@ class Outgoing:
 
 
 def take_checksums(batch: Sequence[Outgoing]) -> None:
-    """Checksums of records as they were handed over: bytes changed later will not fit them."""
+    """Checksums of records as they were handed over: bytes changed later will not fit them.
+
+    Records that are to be compressed or encrypted are so first: what is summed is what is stored.
+    """
     for out in batch:
         if out.checksum is None and not out.dropped:
-            if out.origin.sealer is not None:
-                _seal(out, out.origin.sealer)
-            elif out.origin.part_sizes:
+            if out.origin.packing is not None or out.origin.sealer is not None:
+                _transform(out)
+            if out.origin.part_sizes and out.verbatim:
                 out.extra = fmt.pack_part_sums(_part_sums(out))
             out.checksum = checksum_of(out.views)
-            if out.witness is not None and not out.sealed:
+            if out.witness is not None and out.verbatim:
                 out.changed = not out.witness.fits(out.views)
 
 
-def _seal(out: Outgoing, sealer: Sealer) -> None:
+def _transform(out: Outgoing) -> None:
+    packing, sealer = out.origin.packing, out.origin.sealer
+    views = out.views
+    if out.witness is not None or (packing is not None and len(views) != 1):
+        # Of one moment: what is summed, compared and stored must be the same bytes.
+        views = [memoryview(b"".join(views))]
+    out.plain_checksum = checksum_of(views)
     if out.witness is not None:
-        # Of one moment: what is summed, compared and encrypted must be the same bytes.
-        out.views = [memoryview(b"".join(out.views))]
-        out.changed = not out.witness.fits(out.views)
-    out.plain_checksum = checksum_of(out.views)
-    sealed, out.extra = sealer.seal(out.views, out.digest, out.kind, out.depth)
-    out.views, out.sealed = [sealed], True
+        out.changed = not out.witness.fits(views)
+    packed = None if packing is None else packing.compress(views[0])
+    if packed is not None:
+        # In this order: other threads read `content_bytes`.
+        out.expanded_bytes, out.nbytes = out.nbytes, len(packed)
+        out.views = views = [memoryview(packed)]
+    if sealer is not None:
+        sealed, out.extra = sealer.seal(views, out.digest, out.kind, out.depth)
+        out.views, out.sealed = [sealed], True
+
+
+def expanded(out: Outgoing) -> Outgoing:
+    """The record with the bytes that were put. raises: OSError where these cannot be had."""
+    if not out.expanded_bytes:
+        return out
+    room = memoryview(bytearray(out.expanded_bytes))
+    if out.sealed or expand(memoryview(b"".join(out.views)), [room]) is not Status.OK:
+        raise OSError(errno.EIO, "a compressed record cannot be expanded")
+    return replace(
+        out, views=[room], nbytes=room.nbytes, expanded_bytes=0, checksum=checksum_of([room])
+    )
 
 
 def _part_sums(out: Outgoing) -> tuple[int, ...]:
@@ -202,6 +244,10 @@ def trailers_of(batch: Sequence[Outgoing], now_ms: int, sequence: int) -> bytear
     for i, record in enumerate(batch):
         if record.sealed:
             trailers["flags"][i] |= fmt.FLAG_SEALED
+        if record.expanded_bytes:
+            trailers["format"][i] = fmt.COMPRESSED_FORMAT
+            trailers["flags"][i] |= fmt.FLAG_COMPRESSED
+            trailers["expanded"][i] = record.expanded_bytes
         if record.extra:
             trailers["extra"][i] = np.frombuffer(record.extra, dtype=np.uint8)
     raw = bytearray(trailers.tobytes())

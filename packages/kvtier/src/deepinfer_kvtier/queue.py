@@ -129,7 +129,7 @@ class WriteQueue:
             for item in items:
                 self._items.append(item)
                 self._by_key[item.key] = item
-                self._bytes += item.outgoing.nbytes
+                self._bytes += item.outgoing.content_bytes
             self._cond.notify_all()
 
     def add_copies(self, items: Sequence[WriteItem]) -> None:
@@ -148,12 +148,12 @@ class WriteQueue:
                 continue
             if item.held is None and not item.owned:
                 self.counts["skipped_unstaged"] += 1
-            elif self.refusal(out.cls, out.nbytes + waiting, False) is not None:
+            elif self.refusal(out.cls, out.content_bytes + waiting, False) is not None:
                 self.counts["skipped_full"] += 1
             else:
                 if item.held is not None:
                     self._host.pin_again(item.held)
-                waiting += out.nbytes
+                waiting += out.content_bytes
                 copies.append(
                     WriteItem(replace(out), item.held, staged=True, queued_at=time.monotonic())
                 )
@@ -292,11 +292,12 @@ class WriteQueue:
     def _stage(self, batch: list[WriteItem]) -> None:
         """Take the bytes of unstaged records over into host memory, so that sources become free."""
         fresh = [item for item in batch if not item.staged]
-        sizes = {(item.outgoing.kind, item.outgoing.nbytes) for item in fresh}
+        sizes = {(item.outgoing.kind, item.outgoing.content_bytes) for item in fresh}
         for kind, nbytes in sizes:
             if nbytes > self._host.capacity_bytes:
                 continue
-            some = [i for i in fresh if (i.outgoing.kind, i.outgoing.nbytes) == (kind, nbytes)]
+            wanted = kind, nbytes
+            some = [i for i in fresh if (i.outgoing.kind, i.outgoing.content_bytes) == wanted]
             arrays = self._host.take_many(kind, nbytes, len(some))
             made: list[HostRecord] = []
             kept: list[WriteItem] = []
@@ -309,11 +310,11 @@ class WriteQueue:
                     kept.append(item)
             for item, record in zip(kept, self._host.publish_all(made), strict=True):
                 item.held = record
-                if not item.outgoing.sealed:
+                if item.outgoing.verbatim:
                     item.outgoing.views = [record.data.data]
         for item in fresh:
             item.staged = True
-            item.owned = item.held is None and item.outgoing.sealed
+            item.owned = item.held is None and not item.outgoing.verbatim
         free = [i for i in fresh if (i.held is not None or i.owned) and not i.outgoing.changed]
         self._release_sources(free)
 
@@ -359,7 +360,7 @@ class WriteQueue:
         self._expose(batch)
         with self._cond:
             for item in batch:
-                self._bytes -= item.outgoing.nbytes
+                self._bytes -= item.outgoing.content_bytes
                 if self._by_key.get(item.key) is item:
                     del self._by_key[item.key]
                 good = id(item) in stored and not (item.outgoing.dropped or item.outgoing.changed)

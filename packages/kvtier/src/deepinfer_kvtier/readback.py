@@ -32,7 +32,10 @@ _CANDIDATES: Final = 1024
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A record that was written at some time, and may have been dropped or collected since."""
+    """A record that was written at some time, and may have been dropped or collected since.
+
+    nbytes: those that were put; what is stored is shorter where it is compressed.
+    """
 
     kind: int
     shard: int
@@ -49,7 +52,7 @@ def from_directory(directory: DirectoryTier) -> ReadAgain:
 
     def read(record: Written) -> Status | None:
         rows = directory.index.probe(record.kind, record.shard, [record.digest])
-        if int(rows["length"][0]) != record.nbytes or directory.breaker.is_open:
+        if int(rows["length"][0]) > record.nbytes or directory.breaker.is_open:
             return None
         (status,) = directory.get_into(record.kind, record.shard, [_wanted(record)], rows=rows)
         if status is Status.MISS:
@@ -66,7 +69,7 @@ def from_tier(tier: GuardedTier) -> ReadAgain:
 
     def read(record: Written) -> Status | None:
         found = tier.probe(record.kind, record.shard, [record.digest])
-        if int(found["length"][0]) != record.nbytes:
+        if int(found["length"][0]) > record.nbytes:
             return None
         (status,) = tier.get_into(
             record.kind, record.shard, [_wanted(record)], in_time=lambda: True
@@ -159,7 +162,7 @@ class ReadBack:
     def _remember(self, out: Outgoing) -> None:
         """Keep a fair sample of all batches."""
         self._batches += 1
-        record = Written(out.kind, out.shard, out.digest, out.nbytes)
+        record = Written(out.kind, out.shard, out.digest, out.content_bytes)
         if len(self._candidates) < _CANDIDATES:
             self._candidates.append(record)
         elif (at := self._random.randrange(self._batches)) < _CANDIDATES:

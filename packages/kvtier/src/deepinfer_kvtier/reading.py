@@ -28,6 +28,8 @@ class Wanted:
 
     After a read with status OK, the fields with defaults say what the record's trailer said.
     seal: what opens an encrypted record; empty for one in the clear.
+    packed: stored bytes, to be opened and then expanded, of an encrypted record that is compressed
+            too; None for others, whose bytes are in `views`.
     """
 
     # Defaults of the class: tens of thousands of these are made in a second.
@@ -37,6 +39,7 @@ class Wanted:
     approximate: bool = False
     generation: int = 0
     seal: bytes = b""
+    packed: memoryview | None = None
 
     def __init__(
         self, digest: bytes, views: Sequence[memoryview], nbytes: int | None = None
@@ -62,7 +65,7 @@ class Run:
 
 @dataclass(slots=True)
 class Outcome:
-    """Status for each record of a run, and what to count."""
+    """Status for each record of a run, and what to count. SKIPPED: good, but not readable here."""
 
     statuses: list[Status]
     counts: Counter[str]

@@ -20,7 +20,7 @@ from deepinfer_kvtier import format as fmt
 from deepinfer_kvtier.breaker import Breaker
 from deepinfer_kvtier.clock import Clock
 from deepinfer_kvtier.config import KVTierConfig
-from deepinfer_kvtier.outgoing import Outgoing
+from deepinfer_kvtier.outgoing import Outgoing, expanded
 from deepinfer_kvtier.reading import Wanted
 from deepinfer_kvtier.records import Status
 from deepinfer_kvtier.table import NO_ROW
@@ -42,6 +42,8 @@ class TierCaps:
     max_batch:  records in one `get_into` or `put_from`; the cache splits longer batches.
     seals:      it keeps `Outgoing.extra` and `.sealed` and gives them back as `Wanted.seal`; other
                 tiers are not given encrypted records.
+    compressed: it keeps `Outgoing.expanded_bytes` and gives such records back expanded, as
+                `expanding.open_compressed` does; other tiers are given them expanded.
     align:      bytes to which destination addresses should be aligned; 1 = any.
     commit_bytes, commit_delay_s: what its write queue collects for one `put_from`, and how long a
                 record waits for that; None = the settings of the cache.
@@ -55,6 +57,7 @@ class TierCaps:
     max_batch: int = 256
     align: int = 1
     seals: bool = False
+    compressed: bool = False
     commit_bytes: int | None = None
     commit_delay_s: float | None = None
     maintain_s: float | None = None
@@ -220,15 +223,24 @@ class GuardedTier:
         """One status a record, in order. raises: OSError."""
         statuses: list[Status] = []
         step = max(1, self.tier.caps.max_batch)
-        if not self.tier.caps.seals and any(record.sealed for record in batch):
-            self.counts["sealed_skipped"] += sum(record.sealed for record in batch)
-            clear = [record for record in batch if not record.sealed]
-            stored = iter(self.put_from(clear))
-            return [Status.SKIPPED if r.sealed else next(stored) for r in batch]
+        if not (self.tier.caps.seals and self.tier.caps.compressed):
+            skipped = [self._too_sealed(record) for record in batch]
+            if any(skipped):
+                self.counts["sealed_skipped"] += sum(skipped)
+                clear = [r for r, skip in zip(batch, skipped, strict=True) if not skip]
+                stored = iter(self.put_from(clear))
+                return [Status.SKIPPED if skip else next(stored) for skip in skipped]
+            if not self.tier.caps.compressed:
+                batch = [expanded(record) for record in batch]
         for start in range(0, len(batch), step):
             statuses.extend(self.tier.put_from(batch[start : start + step]))
         self.counts["put_records"] += sum(status is Status.OK for status in statuses)
         return statuses
+
+    def _too_sealed(self, record: Outgoing) -> bool:
+        """Whether the tier could not give an encrypted record back."""
+        caps = self.tier.caps
+        return record.sealed and not (caps.seals and (caps.compressed or not record.expanded_bytes))
 
     def delete(self, kind: int, shard: int, digests: Sequence[bytes]) -> int:
         """How many the tier knew; 0 when it fails, which is counted."""

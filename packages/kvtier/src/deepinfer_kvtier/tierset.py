@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from deepinfer_kvtier.admission import PutHistory
 from deepinfer_kvtier.clock import Clock
+from deepinfer_kvtier.compression import Compressor
 from deepinfer_kvtier.config import KVTierConfig
 from deepinfer_kvtier.costs import CostModel
 from deepinfer_kvtier.directory import DirectoryTier
@@ -51,6 +52,7 @@ class TierSet:
     windows: exchange of state slots with other machines; None without settings for it.
     peers:   the other machines as a tier of state slots that is only read from; None without.
     readable: the further tiers, then the peers.
+    compressor: what records below host memory are compressed with; None = they are not.
     costs:   what loads have been taking.
     """
 
@@ -62,6 +64,7 @@ class TierSet:
         directory: DirectoryTier | None,
         further: Sequence[Tier],
         host_policy: EvictionPolicy,
+        compressor: Compressor | None,
     ) -> None:
         self._given = given
         self.config = config
@@ -69,6 +72,7 @@ class TierSet:
         self.events = EventHub()
         self.counts: Counter[str] = Counter()
         self.namespace_counts: dict[str, Counter[str]] = {}
+        self.compressor = compressor
         self.host = HostTier(
             config.host_bytes,
             state_share=config.state_share,

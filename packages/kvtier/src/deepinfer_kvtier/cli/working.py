@@ -126,10 +126,13 @@ def unpin(
 def migrate(
     store: Store,
     target: Annotated[Path, typer.Argument(help="New directory, on any disk.")],
+    compression: Annotated[
+        str | None, typer.Option(help="Codec for all records: none, zstd-1, shuffle+zstd-1, ...")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Write a directory again in the current format, without dead records; stop writers first."""
-    show(dataclasses.asdict(run_migration(store, target)), as_json)
+    show(dataclasses.asdict(run_migration(store, target, compression=compression)), as_json)
 
 
 def _move(

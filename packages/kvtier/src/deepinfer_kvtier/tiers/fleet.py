@@ -55,7 +55,11 @@ class FleetTier:
     ) -> None:
         self.name = wanted.name
         self.caps = TierCaps(
-            persistent=True, shared=True, seals=True, maintain_s=config.gc_interval_s
+            persistent=True,
+            shared=True,
+            seals=True,
+            compressed=True,
+            maintain_s=config.gc_interval_s,
         )
         self._clock = clock
         self.counts: Counter[str] = Counter()

@@ -132,7 +132,9 @@ class MooncakeTier:
 
     def __init__(self, config: MooncakeTierConfig, pool: Pool, clock: Clock) -> None:
         self.name = config.name
-        self.caps = TierCaps(persistent=False, shared=True, seals=True, max_batch=64)
+        self.caps = TierCaps(
+            persistent=False, shared=True, seals=True, compressed=True, max_batch=64
+        )
         self.counts: Counter[str] = Counter()
         self._config = config
         self._pool = pool
@@ -148,7 +150,7 @@ class MooncakeTier:
     def probe(self, kind: int, shard: int, digests: Sequence[bytes]) -> NDArray[Any]:
         """FOUND rows up to the first miss. raises: OSError.
 
-        Records of one chain and kind have one size, so it is asked once.
+        Records of one chain and kind have one size, or are compressed: one of them is asked for.
         """
         found = np.zeros(len(digests), dtype=FOUND)
         found["length"] = NO_ROW
@@ -268,11 +270,11 @@ class MooncakeTier:
             at += view.nbytes
 
     def _open(self, kind: int, shard: int, want: Wanted, at: int, size: int, answer: int) -> Status:
-        if answer == _ABSENT or 0 <= answer != size:
+        if answer == _ABSENT or 0 <= answer < fmt.TRAILER_BYTES or answer > size:
             return Status.MISS
         if answer < 0:
             return Status.ERROR
-        raw = self._staging[at : at + size].data
+        raw = self._staging[at : at + answer].data  # shorter where it is compressed
         trailer, payload = raw[: fmt.TRAILER_BYTES], raw[fmt.TRAILER_BYTES :]
         return open_slot(payload, trailer, want, kind, shard, self.counts)
 

@@ -75,6 +75,7 @@ class S3Tier:
             shared=True,
             range_read=True,
             seals=True,
+            compressed=True,
             max_batch=MAX_BATCH,
             commit_bytes=config.segment_bytes,
             commit_delay_s=config.linger_s,
@@ -235,10 +236,11 @@ class S3Tier:
     ) -> Status | None:
         """Fill in the statuses of slots of one object; a status that holds for all of them else."""
         segment = self.index.segment(local)
-        pages = rows["page"]
+        lengths: list[int] = rows["length"][members].tolist()
+        starts = [page * fmt.PAGE for page in rows["page"][members].tolist()]
         ranges = [
-            (int(pages[i]) * fmt.PAGE, int(pages[i]) * fmt.PAGE + wanted[i].slot_bytes)
-            for i in members
+            (start, start + fmt.slot_bytes(length))
+            for start, length in zip(starts, lengths, strict=True)
         ]
         try:
             parts = self.objects.get_ranges(segment_path(segment.writer, segment.number), ranges)
@@ -248,8 +250,8 @@ class S3Tier:
             return Status.MISS
         except Unavailable:
             return Status.ERROR
-        for i, raw in zip(members, parts, strict=True):
-            at = fmt.trailer_offset(wanted[i].nbytes)
+        for i, raw, length in zip(members, parts, lengths, strict=True):
+            at = fmt.trailer_offset(length)
             trailer = raw[at : at + fmt.TRAILER_BYTES]
             statuses[i] = open_slot(raw, trailer, wanted[i], kind, shard, self.counts)
             if statuses[i] is not Status.OK:

@@ -64,12 +64,13 @@ def new_format() -> bytes:
 def read_groups(rows: NDArray[Any], wanted: Sequence[Wanted]) -> list[tuple[int, list[int]]]:
     """Records that one request can bring: same object, in order, at most 32 MiB."""
     lengths, segments, pages = (rows[name].tolist() for name in ("length", "segment", "page"))
-    there = [i for i, want in enumerate(wanted) if lengths[i] == want.nbytes]
+    # A record is shorter where it is compressed.
+    there = [i for i, want in enumerate(wanted) if lengths[i] <= want.nbytes]
     there.sort(key=lambda i: (segments[i], pages[i]))
     groups: list[tuple[int, list[int]]] = []
     size = 0
     for i in there:
-        slot = wanted[i].slot_bytes
+        slot = fmt.slot_bytes(lengths[i])
         if groups and groups[-1][0] == segments[i] and size + slot <= MAX_READ_BYTES:
             groups[-1][1].append(i)
             size += slot

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from deepinfer_kvtier import format as fmt
+from deepinfer_kvtier.expanding import open_compressed
 from deepinfer_kvtier.host import checksum_of
 from deepinfer_kvtier.outgoing import Outgoing
 from deepinfer_kvtier.reading import Wanted
@@ -23,7 +24,7 @@ def trailer_of(record: Outgoing, *, now_ms: int, sequence: int) -> fmt.Trailer:
     return fmt.Trailer(
         kind=origin.kind,
         cls=origin.cls_code,
-        flags=origin.approximate * fmt.FLAG_APPROXIMATE | record.sealed * fmt.FLAG_SEALED,
+        flags=_flags(record),
         payload_bytes=record.nbytes,
         depth=record.depth,
         digest=record.digest,
@@ -36,6 +37,7 @@ def trailer_of(record: Outgoing, *, now_ms: int, sequence: int) -> fmt.Trailer:
         shard=origin.shard,
         namespace=origin.namespace,
         extra=record.extra,
+        expanded_bytes=record.expanded_bytes,
     )
 
 
@@ -55,17 +57,24 @@ def open_slot(
     shard: int,
     counts: Counter[str],
 ) -> Status:
-    """Copy a payload to its destination and verify what arrived there.
+    """Copy a payload to its destination, expanding it if it is compressed, and verify it.
 
     OK only when trailer, digest, kind, shard, length and checksum are all as asked.
     """
-    if payload.nbytes < want.nbytes or trailer_bytes.nbytes < fmt.TRAILER_BYTES:
+    if trailer_bytes.nbytes < fmt.TRAILER_BYTES:
         counts["short_reads"] += 1
         return Status.MISS
     trailer = fmt.parse_trailer(trailer_bytes)
     if trailer is None:
         counts["corrupt"] += 1
         return Status.CORRUPT
+    if payload.nbytes < trailer.payload_bytes:
+        counts["short_reads"] += 1
+        return Status.MISS
+    payload = payload[: trailer.payload_bytes]
+    if trailer.compressed:
+        status = open_compressed(payload, trailer, want, kind, shard, counts)
+        return Status.MISS if status is Status.SKIPPED else status
     expected = (want.digest, kind, shard, want.nbytes)
     if (trailer.digest, trailer.kind, trailer.shard, trailer.payload_bytes) != expected:
         counts["digest_mismatch"] += 1
@@ -84,6 +93,11 @@ def open_slot(
     counts["read_records"] += 1
     counts["read_bytes"] += want.nbytes
     return Status.OK
+
+
+def _flags(record: Outgoing) -> int:
+    flags = record.origin.approximate * fmt.FLAG_APPROXIMATE | record.sealed * fmt.FLAG_SEALED
+    return flags | bool(record.expanded_bytes) * fmt.FLAG_COMPRESSED
 
 
 def _scatter(raw: memoryview, views: Sequence[memoryview]) -> None:
