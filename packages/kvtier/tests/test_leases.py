@@ -117,7 +117,7 @@ def test_a_quota_is_kept_by_evicting_what_nobody_leases(store, make_model):
             cache.directory.seal()
             clock.advance(60)
         match = model.ns.match(old, want=("block",))
-        with kvtier.open(store, quota_bytes=50_000, **settings) as other:
+        with kvtier.open(store, quota_bytes=75_000, **settings) as other:
             assert other.gc().segments_evicted == 1
         assert (model.block_hits(old), model.block_hits(new)) == (4, 0)
         match.release()
