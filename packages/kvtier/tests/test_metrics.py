@@ -2,10 +2,13 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
 import deepinfer_kvtier as kvtier
 from deepinfer_kvtier.metrics import HOST_REMOVAL_REASONS, Histogram
 
-SAMPLE = re.compile(r'kvtier_[a-z0-9_]+(\{[a-z]+="[^"]+"(,[a-z]+="[^"]+")*\})? [0-9.e+-]+')
+LABEL = r'[a-z]+="[^"]+"'
+SAMPLE = re.compile(rf"kvtier_[a-z0-9_]+(\{{{LABEL}(,{LABEL})*\}})? [0-9.e+-]+")
 
 
 def samples(text: str) -> dict[str, float]:
@@ -30,7 +33,11 @@ def test_the_page_is_valid_and_agrees_with_what_happened(cache, model):
     assert found['kvtier_put_refused_total{reason="unconfirmed"}'] == 1
     assert found['kvtier_load_records_total{status="ok"}'] == 4
     assert found["kvtier_disk_entries"] == 5
-    assert found["kvtier_load_seconds_count"] == 1
+    assert found['kvtier_load_seconds_count{tier="host"}'] == 1
+    assert found['kvtier_load_bytes_total{tier="host"}'] == 4 * 5_000
+    assert found['kvtier_write_bytes_total{tier="disk"}'] == 4 * 5_000 + 9_001
+    assert found['kvtier_put_bytes_by_class_total{class="chat"}'] == 4 * 5_000 + 9_001
+    assert found['kvtier_put_seconds_bucket{tier="host",le="+Inf"}'] == 3
     assert found["kvtier_health"] == 1
     assert found[f'kvtier_namespace_hit_tokens_total{{namespace="{model.ns.id}"}}'] == 512
 
@@ -50,6 +57,39 @@ def test_what_left_memory_is_counted_by_reason_and_policy(make_model):
         "evicted": 3, "state_evicted": 0, "state_expired": 0, "dropped": 2, "damaged": 0
     }  # fmt: skip
     assert found["kvtier_host_policy_failures_total"] == 0
+
+
+def test_the_hit_ratio_is_that_of_the_requests_and_of_each_tier(store, make_model):
+    with kvtier.open(store, host_bytes=3 * 5_000) as cache:
+        model = make_model(cache)
+        tokens = model.prompt(1, 4, tail=0)
+        model.store(tokens, durability="flushed").wait(10)
+        cache.flush()
+        for block in model.digests(tokens)[:2]:
+            cache.host.remove(0, block)
+        assert model.block_hits(tokens, leave_last=False) == 4
+        assert model.block_hits(model.prompt(2, 4, tail=0)) == 0
+        found = samples(cache.metrics())
+        assert found["kvtier_hit_ratio"] == 0.5
+        by_tier = {t: found[f'kvtier_hit_ratio_by_tier{{tier="{t}"}}'] for t in ("host", "disk")}
+        assert sum(by_tier.values()) == 0.5
+        assert by_tier["disk"] >= 0.25
+        assert found["kvtier_hit_blocks_total"] == 4
+        assert found["kvtier_missed_blocks_total"] == 3, "the last token is always computed"
+
+
+def test_further_tiers_and_their_queues_are_on_the_page(store, tmp_path, make_model):
+    pytest.importorskip("obstore")
+    far = kvtier.S3TierConfig(url=f"file://{tmp_path}")
+    with kvtier.open(store, tiers=[far], secret=bytes(32)) as cache:
+        model = make_model(cache)
+        model.store(model.prompt(1, 3))
+        cache.flush()
+        found = samples(cache.metrics())
+    assert found['kvtier_tier_up{tier="s3"}'] == 1
+    assert found['kvtier_tier_usage{tier="s3",what="put_records"}'] == 3
+    assert found['kvtier_tier_queue_bytes{tier="s3"}'] == 0
+    assert found['kvtier_write_bytes_total{tier="s3"}'] == 3 * 5_000
 
 
 def test_every_family_is_declared_once(cache):

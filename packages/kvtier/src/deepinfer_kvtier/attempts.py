@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -54,6 +55,7 @@ class Attempts:
     """How one queue's thread writes to its tier.
 
     on_stored: called with what was written.
+    timed:     called with the bytes and the seconds of every write.
     maintain:  called when the tier is full.
     pause:     waits so many seconds; True when the cache gives up meanwhile.
     """
@@ -64,12 +66,14 @@ class Attempts:
         *,
         counts: Counter[str],
         on_stored: Callable[[Sequence[Outgoing]], None],
+        timed: Callable[[int, float], None],
         maintain: Callable[[], None],
         pause: Callable[[float], bool],
     ) -> None:
         self._target = target
         self._counts = counts
         self._on_stored = on_stored
+        self._timed = timed
         self._maintain = maintain
         self._pause = pause
 
@@ -109,6 +113,7 @@ class Attempts:
 
     def _write_group(self, group: list[WriteItem], result: Written) -> tuple[list[WriteItem], bool]:
         """What has to be tried again, and whether the tier said it is full."""
+        started = time.perf_counter()
         try:
             statuses = self._target.put_from([item.outgoing for item in group])
             if any(want == "fsync" for item in group for _, _, want in item.waiters):
@@ -124,6 +129,8 @@ class Attempts:
             return [], False
         done = [i for i, s in zip(group, statuses, strict=True) if s is Status.OK]
         result.stored.update(map(id, done))
+        nbytes = sum([item.outgoing.nbytes for item in done])
+        self._timed(nbytes, time.perf_counter() - started)
         if done:
             self._on_stored([item.outgoing for item in done if not item.outgoing.dropped])
         left = [i for i, s in zip(group, statuses, strict=True) if s not in _FINAL]

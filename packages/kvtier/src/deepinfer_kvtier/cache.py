@@ -186,7 +186,10 @@ class Cache(TierSet):
 
     def stats(self) -> dict[str, Any]:
         """Counters and gauges as plain values; sizes in bytes, times in seconds."""
-        names = ["matches", "prompt_tokens", "hit_tokens", "state_hits", "state_misses"]
+        names = [
+            *("matches", "prompt_tokens", "hit_tokens", "hit_blocks", "missed_blocks"),
+            *("state_hits", "state_misses"),
+        ]
         names += [
             f"{what}_{tier}"
             for what in ("hit_tokens", "state_hits")
@@ -211,7 +214,7 @@ class Cache(TierSet):
             "hits": hits,
             "puts": {k: v for k, v in self.counts.items() if k.startswith(("put_", "refused_"))},
             "loads": dict(self.loader.counts),
-            "load_seconds": self.loader.seconds.snapshot(),
+            "timings": self.timings.snapshot(),
             "host": {**self.host.usage(), "policy": self.host.policy_name},
             "disk": disk,
             "io": dict(self.directory.io.facts()) if self.directory else {},

@@ -16,7 +16,6 @@ from deepinfer_kvtier.clock import Clock
 from deepinfer_kvtier.directory import DirectoryTier
 from deepinfer_kvtier.expanding import expand_into
 from deepinfer_kvtier.host import HostRecord, HostTier, checksum_of
-from deepinfer_kvtier.metrics import Histogram
 from deepinfer_kvtier.partwise import copy_stages, read_stages
 from deepinfer_kvtier.queued import copy_views
 from deepinfer_kvtier.reading import Wanted
@@ -97,7 +96,6 @@ class Loader:
         self._flights = Flights()
         self._counts_lock = threading.Lock()
         self.counts: Counter[str] = Counter()
-        self.seconds = Histogram()
 
     def fill(
         self,
@@ -189,12 +187,6 @@ class Loader:
             with self._counts_lock:
                 self.counts["records_ok"] += len(records)
         return whole
-
-    def observe(self, nbytes: int, seconds: float) -> None:
-        """Count one finished load."""
-        with self._counts_lock:
-            self.counts["load_bytes"] += nbytes
-            self.seconds.observe(seconds)
 
     # -- from host memory
 

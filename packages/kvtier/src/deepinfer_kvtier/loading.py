@@ -16,6 +16,7 @@ from deepinfer_kvtier.sealing import Sealer
 from deepinfer_kvtier.stages import Arrivals, plan_stages
 from deepinfer_kvtier.tickets import LoadJob
 from deepinfer_kvtier.tierset import TierSet
+from deepinfer_kvtier.timings import MIXED
 from deepinfer_kvtier.turns import Turn
 
 _BLOCK = KIND_CODES["block"]
@@ -128,8 +129,10 @@ def _fill(
     finally:
         if held:
             tiers.leases.unhold(match.lease)
-    nbytes = len(room) * room.payload if room is not None else 0
-    tiers.loader.observe(nbytes, time.perf_counter() - started)
+    nbytes, tier = 0, match.state.tier if match.state is not None else MIXED
+    if room is not None:
+        nbytes, tier = len(room) * room.payload, match.only_tier(chosen) or MIXED
+    tiers.timings.observe("load", tier, nbytes, time.perf_counter() - started)
     tiers.sync_tiers()
     return _result(tuple(statuses), state)
 

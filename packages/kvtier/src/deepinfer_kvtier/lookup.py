@@ -379,6 +379,8 @@ def _account(
         counts["matches"] += 1
         counts["prompt_tokens"] += match.prompt_tokens
         counts["hit_tokens"] += match.n_tokens
+        counts["hit_blocks"] += match.n_blocks
+        counts["missed_blocks"] += limit - match.n_blocks
         for span in match.spans:
             counts[f"hit_tokens_{span.tier}"] += span.count * layout.block_tokens
         if layout.payload_bytes("state") and limit:

@@ -14,9 +14,10 @@ Kind = Literal["counter", "gauge"]
 _PLAIN: tuple[tuple[str, Kind, str, str, str], ...] = (
     ("matches_total", "counter", "Prefix lookups.", "hits", "matches"),
     ("prompt_tokens_total", "counter", "Tokens of looked-up prompts.", "hits", "prompt_tokens"),
+    ("hit_blocks_total", "counter", "Blocks that lookups found.", "hits", "hit_blocks"),
+    ("missed_blocks_total", "counter", "Blocks they did not find.", "hits", "missed_blocks"),
     ("state_hits_total", "counter", "Lookups that found a state slot.", "hits", "state_hits"),
     ("state_misses_total", "counter", "Lookups that found none.", "hits", "state_misses"),
-    ("load_bytes_total", "counter", "Block bytes asked for by loads.", "loads", "load_bytes"),
     ("shared_reads_total", "counter", "Records another load read.", "loads", "shared_reads"),
     ("host_capacity_bytes", "gauge", "Size of the memory tier.", "host", "capacity_bytes"),
     ("host_block_bytes", "gauge", "Blocks in memory.", "host", "block_bytes"),
@@ -193,6 +194,7 @@ def render(stats: Mapping[str, Any]) -> str:
 def _lines(stats: Mapping[str, Any]) -> Iterator[str]:
     for name, kind, text, section, key in _PLAIN:
         yield from _family(name, kind, text, [("", stats[section].get(key, 0))])
+    yield from _rates(stats["hits"])
     yield from _family(
         "hit_tokens_total",
         "counter",
@@ -253,6 +255,12 @@ def _lines(stats: Mapping[str, Any]) -> Iterator[str]:
         ],
     )
     yield from _family(
+        "put_bytes_by_class_total",
+        "counter",
+        "Bytes taken, by retention class.",
+        _by_suffix(stats["puts"], "put_bytes_", "class"),
+    )
+    yield from _family(
         "load_records_total",
         "counter",
         "Records asked for by loads, by outcome.",
@@ -275,7 +283,58 @@ def _lines(stats: Mapping[str, Any]) -> Iterator[str]:
     yield from _family(
         "health", "gauge", "1 = ok, 0 = degraded.", [("", int(stats["health"] == "ok"))]
     )
-    yield from _histogram("load_seconds", "Duration of loads.", stats["load_seconds"])
+    yield from _timed(stats["timings"])
+    yield from _further(stats)
+
+
+def _rates(hits: Mapping[str, int]) -> Iterator[str]:
+    """From the view of requests: of the tokens of all prompts, what was found."""
+    asked = hits["prompt_tokens"] or 1
+    yield from _family(
+        "hit_ratio",
+        "gauge",
+        "Tokens found of tokens asked for.",
+        [("", hits["hit_tokens"] / asked)],
+    )
+    by_tier = [(at, n / asked) for at, n in _by_suffix(hits, "hit_tokens_", "tier")]
+    yield from _family("hit_ratio_by_tier", "gauge", "The same, by tier.", by_tier)
+
+
+_TIMED = {
+    "load": "Loads, by the tier that had the blocks.",
+    "put": "Calls of put.",
+    "write": "Writes of a tier's queue.",
+}
+
+
+def _timed(timings: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Iterator[str]:
+    for what, text in _TIMED.items():
+        found = timings[what]
+        yield from _histograms(f"{what}_seconds", text, "tier", found)
+        sizes = [(f'{{tier="{tier}"}}', one["bytes"]) for tier, one in found.items()]
+        yield from _family(f"{what}_bytes_total", "counter", text, sizes)
+
+
+def _further(stats: Mapping[str, Any]) -> Iterator[str]:
+    """Tiers below the directory, and the queues that write to them."""
+    up = [(f'{{tier="{n}"}}', int(t["health"] != "down")) for n, t in stats["tiers"].items()]
+    yield from _family("tier_up", "gauge", "0 while a tier is left alone.", up)
+    values = [
+        (f'{{tier="{name}",what="{what}"}}', value)
+        for name, tier in stats["tiers"].items()
+        for what, value in sorted(tier.items())
+        if isinstance(value, int)
+    ]
+    yield from _family("tier_usage", "gauge", "What a tier says of itself.", values)
+    waiting = [
+        (f'{{tier="{name}"}}', queue["queued_bytes"]) for name, queue in stats["spills"].items()
+    ]
+    yield from _family("tier_queue_bytes", "gauge", "Bytes waiting for a tier.", waiting)
+    failed = [
+        (f'{{tier="{name}"}}', queue.get("failed_records", 0))
+        for name, queue in stats["spills"].items()
+    ]
+    yield from _family("tier_failed_records_total", "counter", "Records given up on.", failed)
 
 
 def _by_suffix(values: Mapping[str, float], prefix: str, label: str) -> list[tuple[str, float]]:
@@ -295,10 +354,14 @@ def _family(
         yield f"kvtier_{name}{labels} {value}"
 
 
-def _histogram(name: str, text: str, snapshot: Mapping[str, Any]) -> Iterator[str]:
+def _histograms(
+    name: str, text: str, label: str, found: Mapping[str, Mapping[str, Any]]
+) -> Iterator[str]:
     yield f"# HELP kvtier_{name} {text}"
     yield f"# TYPE kvtier_{name} histogram"
-    for bound, count in snapshot["buckets"]:
-        yield f'kvtier_{name}_bucket{{le="{bound}"}} {count}'
-    yield f"kvtier_{name}_sum {snapshot['sum']}"
-    yield f"kvtier_{name}_count {snapshot['count']}"
+    for value, snapshot in found.items():
+        at = f'{label}="{value}"'
+        for bound, count in snapshot["buckets"]:
+            yield f'kvtier_{name}_bucket{{{at},le="{bound}"}} {count}'
+        yield f"kvtier_{name}_sum{{{at}}} {snapshot['sum']}"
+        yield f"kvtier_{name}_count{{{at}}} {snapshot['count']}"

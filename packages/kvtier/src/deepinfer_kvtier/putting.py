@@ -70,6 +70,7 @@ def check_put(
 
 def put_records(cache: TierSet, request: PutRequest) -> PutTicket:
     """Take what may be taken; the ticket says what was refused and why."""
+    started = time.perf_counter()
     cache.leases.expire()
     ticket = PutTicket(_refusals_by_rule(cache, request))
     to_disk = cache.queue is not None and (
@@ -99,6 +100,9 @@ def put_records(cache: TierSet, request: PutRequest) -> PutTicket:
         cache.counts["blocks_put"] += taken
         cache.counts["approximate_blocks"] += taken if request.origin.approximate else 0
     cache.published_in_host(fresh)
+    nbytes = request.source.payload * sum(ticket.accepted)
+    cache.counts[f"put_bytes_{request.origin.cls}"] += nbytes
+    cache.timings.observe("put", "host", nbytes, time.perf_counter() - started)
     return ticket
 
 

@@ -42,6 +42,7 @@ class WriteQueue:
     """Queue and writing thread of one tier.
 
     on_stored: called with what was written, in the writing thread.
+    timed:     called with the bytes and the seconds of every write.
     maintain:  periodic work of the tier; also called when it is full.
     hand_on:   called with every batch that leaves the queue, written or not, while its memory is
                still pinned.
@@ -55,6 +56,7 @@ class WriteQueue:
         *,
         name: str,
         on_stored: Callable[[Sequence[Outgoing]], None],
+        timed: Callable[[int, float], None],
         maintain: Callable[[], None],
         hand_on: Callable[[Sequence[WriteItem]], None] | None = None,
     ) -> None:
@@ -77,6 +79,7 @@ class WriteQueue:
             target,
             counts=self.counts,
             on_stored=on_stored,
+            timed=timed,
             maintain=maintain,
             pause=self._pause,
         )

@@ -28,6 +28,7 @@ from deepinfer_kvtier.queued import WriteItem
 from deepinfer_kvtier.readback import ReadBack, from_directory, from_tier
 from deepinfer_kvtier.records import FlushReport, KVEvent
 from deepinfer_kvtier.tier import GuardedTier, Tier
+from deepinfer_kvtier.timings import Timings
 from deepinfer_kvtier.turns import LoadQueue
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ class TierSet:
     peers:   the other machines as a tier of state slots that is only read from; None without.
     readable: the further tiers, then the peers.
     compressor: what records below host memory are compressed with; None = they are not.
-    costs:   what loads have been taking.
+    costs:   what loads have been taking, for plans; `timings` for those who watch.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class TierSet:
         self.peers = None if self.windows is None else GuardedTier(self.windows.tier, clock)
         self.readable = self.further if self.peers is None else (*self.further, self.peers)
         self.costs = CostModel()
+        self.timings = Timings()
         self.leases = LeaseBook(self.host, directory.segments if directory else None, clock)
         self.loader = Loader(self.host, directory, self.readable, clock)
         self.threads = LoadQueue(config.io_threads)
@@ -110,6 +112,7 @@ class TierSet:
                 target.queue_config(self.config),
                 name=target.name,
                 on_stored=self._announcer(target.name),
+                timed=self.timings.of("write", target.name),
                 maintain=target.maintain,
             )
             for target in targets[1:]
@@ -123,6 +126,7 @@ class TierSet:
             first.queue_config(self.config) if isinstance(first, GuardedTier) else self.config,
             name=first.name,
             on_stored=self._after_write(first.name),
+            timed=self.timings.of("write", first.name),
             maintain=self._maintain,
             hand_on=self._hand_on if self.spills else None,
         )
