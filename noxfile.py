@@ -281,6 +281,8 @@ def kvtier_faults(session: nox.Session) -> None:
     session.env.update(OMP_NUM_THREADS="1", KVTIER_MODEL_STEPS="100000")
     session.install("./packages/kvtier[test]")
     session.run("python", "-m", "deepinfer_kvtier.faultrun", "--reads", "1000000")
+    compressed = ("--reads", "200000", "--compression", "shuffle+zstd-1")
+    session.run("python", "-m", "deepinfer_kvtier.faultrun", *compressed)
     session.run("pytest", "packages/kvtier/tests/test_model.py", *session.posargs)
 
 
