@@ -15,7 +15,7 @@ BLOCK_BYTES = 5_000
 
 PLAN = {
     "preadv": {"eio": 0.02, "short": 0.05, "flip": 0.05, "estale": 0.01},
-    "pwritev": {"eio": 0.02, "short": 0.05, "flip": 0.03, "lost": 0.03, "torn": 0.03},
+    "pwritev": {"eio": 0.02, "short": 0.05, "flip": 0.04, "lost": 0.08, "torn": 0.05},
     "datasync": {"eio": 0.05},
     "create": {"enospc": 0.03},
     "open_read": {"eio": 0.02},

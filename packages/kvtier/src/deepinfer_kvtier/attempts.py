@@ -42,6 +42,8 @@ class WriteTarget(Protocol):
 
     def sync(self) -> None: ...
 
+    def sync_in_s(self) -> float: ...
+
 
 @dataclass(slots=True)
 class Written:

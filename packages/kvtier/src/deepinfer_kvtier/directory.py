@@ -66,6 +66,7 @@ class DirectoryTier:
         self._write_lock = threading.RLock()
         self._writer: SegmentWriter | None = None
         self._control: list[NDArray[Any]] = []
+        self._no_sync_before = float("-inf")
         self.full_classes: frozenset[str] = frozenset()
         self._collected_at = clock.monotonic()
         self._collected_bytes = 0
@@ -333,7 +334,16 @@ class DirectoryTier:
         with self._write_lock:
             writer = self._own_writer()
             if writer is not None:
+                self._no_sync_before = self.clock.monotonic() + self.config.sync_s  # if it fails
                 writer.sync()
+                self._no_sync_before = float("-inf")
+
+    def sync_in_s(self) -> float:
+        """Seconds until `sync` is due for the sake of what nobody asked to be synced."""
+        writer = self._writer
+        if writer is None:
+            return float("inf")
+        return max(writer.sync_in_s(), self._no_sync_before - self.clock.monotonic())
 
     @property
     def delete_grace_s(self) -> float:

@@ -221,6 +221,8 @@ class WriteQueue:
                 break
             if batch:
                 self._write_or_lose(batch)
+            if self._target.sync_in_s() <= 0:
+                self._sync()
             if time.monotonic() >= self._next_maintenance:
                 self._maintain()
                 self._next_maintenance = time.monotonic() + self._config.gc_interval_s
@@ -229,7 +231,7 @@ class WriteQueue:
         self._finish(left, stored=set())
 
     def _next_batch(self) -> list[WriteItem] | None:
-        """Records to write now; empty when it is time for maintenance; None at the end."""
+        """Records to write now; empty when it is time for other work; None at the end."""
         with self._cond:
             while True:
                 if self._closing and (self._give_up or not self._items):
@@ -238,9 +240,17 @@ class WriteQueue:
                 if wait <= 0:
                     return self._take_batch()
                 until_maintenance = self._next_maintenance - time.monotonic()
-                if until_maintenance <= 0:
+                until_work = min(until_maintenance, self._target.sync_in_s())
+                if until_work <= 0:
                     return []
-                self._cond.wait(min(wait, until_maintenance))
+                self._cond.wait(min(wait, until_work))
+
+    def _sync(self) -> None:
+        try:
+            self._target.sync()
+        except OSError:
+            self.counts["write_errors"] += 1
+            self._target.breaker.error()
 
     def _wait_s(self) -> float:
         if not self._items:

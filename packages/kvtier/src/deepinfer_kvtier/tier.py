@@ -254,6 +254,10 @@ class GuardedTier:
         """raises: OSError."""
         self.tier.sync()
 
+    def sync_in_s(self) -> float:
+        """Further tiers are synced when somebody asks for it."""
+        return float("inf")
+
     def write_control(self) -> None:
         """Further tiers have no control entries of ours."""
 

@@ -102,7 +102,7 @@ class SegmentWriter:
         self._sequence = 0
         self._last_stamp_ms = 0
         self._unsynced_bytes = 0
-        self._last_sync = clock.monotonic()
+        self._unsynced_since = 0.0
         self._retired: list[_OpenSegment] = []
         self.payload_bytes = 0
         self.file_bytes = 0
@@ -135,7 +135,6 @@ class SegmentWriter:
             # Another machine must find the bytes before it is told of them.
             self._sync_segments()
         self.log(entries)
-        self._maybe_sync()
         return entries
 
     def log(self, entries: NDArray[Any]) -> None:
@@ -178,8 +177,15 @@ class SegmentWriter:
             self._io.close(segment.fd)
         self._retired.clear()
         self._unsynced_bytes = 0
-        self._last_sync = self._clock.monotonic()
         self._take_snapshot(_SNAPSHOT_FRAMES)
+
+    def sync_in_s(self) -> float:
+        """Seconds until what was written has waited long enough, or is enough, to be synced."""
+        if not self._unsynced_bytes:
+            return float("inf")
+        if self._unsynced_bytes >= self._sync_bytes:
+            return 0.0
+        return self._unsynced_since + self._sync_s - self._clock.monotonic()
 
     def _take_snapshot(self, least_frames: int) -> None:
         """Shorten the way of those who open the directory later, once the log has grown enough."""
@@ -283,6 +289,8 @@ class SegmentWriter:
         for run, error in zip(runs, errors, strict=True):
             if error is None:
                 grown = run.end - run.segment.end
+                if not self._unsynced_bytes:
+                    self._unsynced_since = self._clock.monotonic()
                 self.payload_bytes += run.payload_bytes
                 self.file_bytes += grown
                 self._unsynced_bytes += grown
@@ -374,11 +382,6 @@ class SegmentWriter:
         entry["segment"] = segment.number
         entry["flags"] = fmt.FLAG_SEAL
         self.log(entry)
-
-    def _maybe_sync(self) -> None:
-        due = self._clock.monotonic() - self._last_sync >= self._sync_s
-        if self._unsynced_bytes >= self._sync_bytes or (self._unsynced_bytes and due):
-            self.sync()
 
 
 def remove_folder(io: IoEngine, path: Path) -> None:
