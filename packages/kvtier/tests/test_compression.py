@@ -6,6 +6,7 @@ import struct
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ import deepinfer_kvtier as kvtier
 from deepinfer_kvtier import codec, compression
 from deepinfer_kvtier import format as fmt
 from deepinfer_kvtier.faultrun import run_faults
+from deepinfer_kvtier.host import checksum_of
 from deepinfer_kvtier.moving import reclassify
 from deepinfer_kvtier.testing import FaultIo, ManualClock, payload_of
 
@@ -287,10 +289,6 @@ def rewrite_first_slot(store, change) -> None:
     change(stored)
     assert len(stored) == trailer.payload_bytes
     raw[fmt.PAGE : fmt.PAGE + len(stored)] = stored
-    from dataclasses import replace
-
-    from deepinfer_kvtier.host import checksum_of
-
     good = replace(trailer, checksum=checksum_of([memoryview(stored)]))
     raw[at : at + fmt.TRAILER_BYTES] = good.pack()
     path.write_bytes(raw)
@@ -482,6 +480,28 @@ def test_a_tier_that_cannot_expand_is_given_what_was_put():
         assert cache.flush().done
         assert {len(payload) for payload, _ in far.stored.values()} == {PAYLOAD}
         assert load_from(cache)[:2] == (BLOCKS, BLOCKS)
+
+
+@pytest.mark.parametrize(
+    ("seals", "setting", "arrives"),
+    [
+        (True, "none", True),
+        (True, "zstd-1", False),
+        (False, "none", False),
+        (False, "zstd-1", False),
+    ],
+)
+def test_an_encrypted_record_goes_only_to_tiers_that_can_give_it_back(seals, setting, arrives):
+    far = DictTier()
+    far.caps = replace(far.caps, seals=seals)
+    with kvtier.open(host_bytes=0, compression=setting, encryption_key=KEY, tiers=[far]) as cache:
+        ns = namespace(cache)
+        digests = ns.match(PROMPT).digests
+        ns.put(digests, np.stack([content(d) for d in digests]))
+        assert cache.flush().done
+        assert len(far.stored) == (BLOCKS if arrives else 0)
+        skipped = cache.stats()["tiers"]["far"].get("sealed_skipped", 0)
+        assert skipped == (0 if arrives else BLOCKS)
 
 
 def test_a_tier_behind_the_directory_gets_each_record_compressed_once(store, tmp_path):

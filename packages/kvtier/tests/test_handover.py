@@ -147,6 +147,22 @@ def test_a_source_that_stays_as_it_is_passes_every_check(store, check, host_byte
         assert cache.stats()["queue"].get("source_changed", 0) == 0
 
 
+@pytest.mark.parametrize("settings", [{"encryption_key": KEY}, {"compression": "zstd-1"}])
+def test_transformed_records_go_on_to_further_tiers_without_their_source(store, tmp_path, settings):
+    """Without room in memory the queue owns their bytes; the source is free, and is changed."""
+    pytest.importorskip("obstore")
+    tiers = [f"file://{tmp_path}/bucket?linger_s=0"]
+    with kvtier.open(store, host_bytes=0, tiers=tiers, secret=KEY, **settings) as cache:
+        ns = cache.namespace(LAYOUT, model="m", salt="t")
+        digests = ns.match(PROMPT).digests
+        pool, source = source_for(digests, "rows")
+        assert ns.put(digests, source, copy=False).wait(20)
+        pool.fill(3)
+        assert cache.flush().done
+        assert cache.stats()["tiers"]["s3"]["stored_records"] == BLOCKS
+        assert cache.stats()["spills"]["s3"].get("failed_records", 0) == 0
+
+
 def test_after_done_the_source_may_change(store):
     with kvtier.open(store, host_bytes=1 << 20) as cache:
         ns = cache.namespace(LAYOUT, model="m", salt="t")

@@ -297,6 +297,7 @@ def _disk_stats(directory: DirectoryTier) -> dict[str, float]:
     """Usage of the directory, and file bytes written for each payload byte that was put."""
     used: dict[str, float] = dict(directory.usage())
     put = used["written_payload_bytes"] - used.get("gc_copied_payload_bytes", 0)
+    used["expand_s"] = used.pop("expand_us", 0) / 1e6
     return {**used, "write_amplification": used["written_file_bytes"] / put if put > 0 else 0.0}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import threading
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -41,7 +41,11 @@ CODECS: Final[Mapping[str, Codec]] = {
 @cache
 def installed() -> bool:
     """Whether the library behind the codecs is there."""
-    return importlib.util.find_spec("zstandard") is not None
+    try:
+        importlib.import_module("zstandard")
+    except ImportError:
+        return False
+    return True
 
 
 def require_library() -> None:

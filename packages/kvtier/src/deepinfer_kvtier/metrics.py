@@ -90,6 +90,7 @@ _PLAIN: tuple[tuple[str, Kind, str, str, str], ...] = (
         "disk",
         "expanded_bytes",
     ),
+    ("disk_expand_seconds_total", "counter", "Time of expanding them.", "disk", "expand_s"),
     ("disk_codec_missing_total", "counter", "Not expandable here.", "disk", "codec_missing"),
     (
         "compression_bytes_before_total",

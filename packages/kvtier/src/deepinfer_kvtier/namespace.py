@@ -252,7 +252,7 @@ class Namespace:
                      every process sees it and it survives kill -9, "fsync" = it survives power
                      loss.
         copy:        False = no copy in this call; the source must stay unchanged until
-                     `ticket.done`.
+                     `ticket.done`, else it is not stored ("source_changed" in `ticket.reasons`).
         confirmed_tokens: tokens whose acceptance is final; blocks that end beyond them are refused.
         approximate, replay_generation: from `Plan`, for records computed after a bounded replay.
         raises:      BufferShapeError, ConfigError, ClosedError.

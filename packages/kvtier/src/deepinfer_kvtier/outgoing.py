@@ -108,7 +108,7 @@ class Outgoing:
 
     @property
     def content_bytes(self) -> int:
-        """Bytes that were put; the same before and after another thread has compressed them."""
+        """Bytes that were put."""
         return self.expanded_bytes or self.nbytes
 
     @property
@@ -149,7 +149,6 @@ def _transform(out: Outgoing) -> None:
         out.changed = not out.witness.fits(views)
     packed = None if packing is None else packing.compress(views[0])
     if packed is not None:
-        # In this order: other threads read `content_bytes`.
         out.expanded_bytes, out.nbytes = out.nbytes, len(packed)
         out.views = views = [memoryview(packed)]
     if sealer is not None:

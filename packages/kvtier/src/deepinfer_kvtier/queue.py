@@ -123,6 +123,8 @@ class WriteQueue:
     def add(self, items: Iterable[WriteItem]) -> None:
         """Queue records, parents first."""
         items = list(items)
+        # Before the summing thread may compress them; what they take off again is `content_bytes`.
+        nbytes = sum([i.outgoing.expanded_bytes or i.outgoing.nbytes for i in items])
         for start in range(0, len(items), _SUMS_AT_ONCE):
             some = items[start : start + _SUMS_AT_ONCE]
             summed = self._summer.submit([item.outgoing for item in some])
@@ -132,7 +134,7 @@ class WriteQueue:
             for item in items:
                 self._items.append(item)
                 self._by_key[item.key] = item
-                self._bytes += item.outgoing.content_bytes
+            self._bytes += nbytes
             self._cond.notify_all()
 
     def add_copies(self, items: Sequence[WriteItem]) -> None:
@@ -158,7 +160,12 @@ class WriteQueue:
                     self._host.pin_again(item.held)
                 waiting += out.content_bytes
                 copies.append(
-                    WriteItem(replace(out), item.held, staged=True, queued_at=time.monotonic())
+                    WriteItem(
+                        replace(out, witness=None),
+                        item.held,
+                        staged=True,
+                        queued_at=time.monotonic(),
+                    )
                 )
         if copies:
             self.add(copies)

@@ -223,24 +223,23 @@ class GuardedTier:
         """One status a record, in order. raises: OSError."""
         statuses: list[Status] = []
         step = max(1, self.tier.caps.max_batch)
-        if not (self.tier.caps.seals and self.tier.caps.compressed):
-            skipped = [self._too_sealed(record) for record in batch]
-            if any(skipped):
-                self.counts["sealed_skipped"] += sum(skipped)
-                clear = [r for r, skip in zip(batch, skipped, strict=True) if not skip]
-                stored = iter(self.put_from(clear))
-                return [Status.SKIPPED if skip else next(stored) for skip in skipped]
-            if not self.tier.caps.compressed:
-                batch = [expanded(record) for record in batch]
+        skipped = [record.sealed and self._too_sealed(record) for record in batch]
+        if any(skipped):
+            self.counts["sealed_skipped"] += sum(skipped)
+            clear = [r for r, skip in zip(batch, skipped, strict=True) if not skip]
+            stored = iter(self.put_from(clear))
+            return [Status.SKIPPED if skip else next(stored) for skip in skipped]
+        if not self.tier.caps.compressed and any(record.expanded_bytes for record in batch):
+            batch = [expanded(record) for record in batch]
         for start in range(0, len(batch), step):
             statuses.extend(self.tier.put_from(batch[start : start + step]))
         self.counts["put_records"] += sum(status is Status.OK for status in statuses)
         return statuses
 
     def _too_sealed(self, record: Outgoing) -> bool:
-        """Whether the tier could not give an encrypted record back."""
+        """Whether the tier could not give this encrypted record back."""
         caps = self.tier.caps
-        return record.sealed and not (caps.seals and (caps.compressed or not record.expanded_bytes))
+        return not (caps.seals and (caps.compressed or not record.expanded_bytes))
 
     def delete(self, kind: int, shard: int, digests: Sequence[bytes]) -> int:
         """How many the tier knew; 0 when it fails, which is counted."""
