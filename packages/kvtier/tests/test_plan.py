@@ -279,3 +279,13 @@ def test_loads_from_one_tier_teach_the_cache_its_cost(model):
         model.load_all(tokens)
     assert model.cache.costs.observations == 4
     assert model.cache.costs.current().tiers["host"] != before
+
+
+def test_generations_saturate_where_records_have_no_more_room_for_them(model):
+    tokens = model.prompt(1, 3)
+    model.store(tokens, approximate=True, replay_generation=500)
+    with model.ns.match(tokens) as match:
+        assert match.block_generation == 127
+        plan = model.ns.plan(match, cost=kvtier.Cost(max_replay_generation=1000))
+        assert (plan.state, plan.replay_generation) == ("replay", 127)
+        assert model.ns.plan(match, cost=kvtier.Cost(max_replay_generation=127)).state != "replay"

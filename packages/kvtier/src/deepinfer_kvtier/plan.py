@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from deepinfer_kvtier.errors import ConfigError
+from deepinfer_kvtier.table import GENERATION_BITS
 
 ReplayMode = Literal["bounded", "exact", "none"]
 StateSource = Literal["tier", "replay", "exact_replay", "start", "none"]
@@ -242,7 +243,8 @@ class _Situation:
             and cached >= cost.replay_tokens
             and following <= cost.max_replay_generation
         ):
-            yield self._replay("replay", cost.replay_tokens, BlockMark(True, following))
+            after = BlockMark(True, min(following, GENERATION_BITS))
+            yield self._replay("replay", cost.replay_tokens, after)
         state = self._state_at.get(cut)
         if state is not None and not (self._mode == "exact" and state.approximate):
             yield _Option(

@@ -71,6 +71,27 @@ def test_a_long_prompt_takes_two_search_rounds(open_fleet, make_model):
     assert usage["directory_lookup_keys"] <= 48 + 431 + 24
 
 
+def test_a_hole_that_the_search_steps_over_ends_the_hit(open_fleet, make_model):
+    import numpy as np
+
+    one, two, three = open_fleet(), open_fleet(), open_fleet()
+    model = make_model(one)
+    tokens = model.prompt(1, 300)
+    digests = model.digests(tokens)
+    model.ns.put(digests, np.zeros((300, 5_000), dtype=np.uint8))
+    assert one.flush(60).done
+    client = one.further[0].tier._client
+    from deepinfer_kvtier.service.messages import key_of
+
+    lost = key_of(digests[101], 0, 0)
+    (place,) = client.lookup([lost])
+    client.retract([lost])
+    assert make_model(two).block_hits(tokens) == 101
+    assert two.stats()["tiers"]["fleet"]["directory_search_keys"] <= 48, "it was not asked for"
+    client.publish([(lost, place)], ttl_s=60)
+    assert make_model(three).block_hits(tokens) == 300
+
+
 def test_wrong_hints_are_misses(open_fleet, make_model, tmp_path):
     one, two = open_fleet(), open_fleet()
     model, reader = make_model(one), make_model(two)
