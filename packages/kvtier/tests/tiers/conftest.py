@@ -1,12 +1,24 @@
 from __future__ import annotations
 
+import random
+
 import numpy as np
 import pytest
 
 from deepinfer_kvtier.host import checksum_of
 from deepinfer_kvtier.outgoing import Origin, Outgoing
 from deepinfer_kvtier.reading import Wanted
-from deepinfer_kvtier.testing import payload_of
+from deepinfer_kvtier.retention import DEFAULT_CLASSES
+from deepinfer_kvtier.testing import ManualClock, payload_of
+from deepinfer_kvtier.tiers.objects import (
+    Absent,
+    Exists,
+    Objects,
+    S3TierConfig,
+    Unavailable,
+    open_objects,
+)
+from deepinfer_kvtier.tiers.s3 import S3Tier
 
 NBYTES = 5_003
 
@@ -75,3 +87,89 @@ def read_back():
 @pytest.fixture
 def make_digest():
     return digest_of
+
+
+class Faulty:
+    """A store that fails by plan: `plan(call, path)` names an effect or None."""
+
+    def __init__(self, inner: Objects) -> None:
+        self.inner = inner
+        self.counts = inner.counts
+        self.plan = lambda call, path: None
+        self.calls: list[tuple[str, str]] = []
+
+    def _before(self, call, path):
+        self.calls.append((call, path))
+        effect = self.plan(call, path)
+        if effect == "fail":
+            raise Unavailable("injected")
+        if effect == "lost":
+            raise Absent
+        return effect
+
+    def get(self, path):
+        effect = self._before("get", path)
+        return _spoil(self.inner.get(path), effect)
+
+    def get_ranges(self, path, ranges):
+        effect = self._before("get_ranges", path)
+        parts = self.inner.get_ranges(path, ranges)
+        return [memoryview(_spoil(bytes(part), effect)) for part in parts]
+
+    def create(self, path, content):
+        effect = self._before("create", path)
+        self.inner.create(path, content)
+        if effect == "answer lost":
+            raise Unavailable("injected after the fact")
+        if effect == "repeated":
+            raise Exists
+
+    def list(self, prefix):
+        self._before("list", prefix)
+        return self.inner.list(prefix)
+
+    def delete(self, path):
+        self._before("delete", path)
+        self.inner.delete(path)
+
+
+def _spoil(raw: bytes, effect) -> bytes:
+    if effect == "cut":
+        return raw[: len(raw) // 2]
+    if effect == "flip":
+        at = random.Random(len(raw)).randrange(len(raw))
+        return raw[:at] + bytes([raw[at] ^ 0x10]) + raw[at + 1 :]
+    if effect == "foreign":
+        return bytes(len(raw))
+    return raw
+
+
+@pytest.fixture(scope="session")
+def faulty():
+    return Faulty
+
+
+@pytest.fixture
+def clock():
+    return ManualClock()
+
+
+@pytest.fixture(params=["memory", "file"])
+def objects(request, clock, tmp_path):
+    url = "memory:///p" if request.param == "memory" else f"file://{tmp_path}/bucket"
+    return Faulty(open_objects(S3TierConfig(url=url)))
+
+
+@pytest.fixture
+def open_tier(objects, clock):
+    tiers = []
+
+    def make(**changes):
+        config = S3TierConfig(url="s3://unused/prefix", **changes)
+        tier = S3Tier(config, objects, classes=DEFAULT_CLASSES, clock=clock)
+        tiers.append(tier)
+        return tier
+
+    yield make
+    for tier in tiers:
+        tier.close()
