@@ -34,7 +34,7 @@ def test_quota_and_policy_are_stored_and_shown(filled, cli):
     cli.facts("quota", filled, "--class", "scratch=none", "--class", "chat=1T")
     assert cli.facts("quota", filled)["class_quotas"] == {"chat": 1 << 40}
     assert cli.facts("quota", filled, "--bytes", "none")["quota_bytes"] is None
-    changes = ("--ttl", "agent=30d", "--ttl", "batch=2h", "--floor", "1d")
+    changes = ("--ttl", "agent=30d", "--ttl", "batch=2h", "--new-class", "--floor", "1d")
     held = cli.facts("policy", filled, *changes)
     assert (held["agent_ttl_s"], held["batch_ttl_s"]) == (30 * 86_400, 7_200)
     assert cli.facts("policy", filled, "--admission", "second_hit")["floor_s"] == 86_400
@@ -163,7 +163,8 @@ def test_size_of_the_published_traffic_is_about_a_hundred_petabytes(cli):
         (("quota", "S", "--low", "0.99"), "low_water"),
         (("policy", "S", "--ttl", "agent"), "name=value"),
         (("policy", "S", "--ttl", "agent=soon"), "a time looks like"),
-        (("policy", "S", "--ttl", "A-B=1d"), "class name"),
+        (("policy", "S", "--ttl", "A-B=1d", "--new-class"), "class name"),
+        (("policy", "S", "--ttl", "agnet=1d"), "there are agent, chat, pin, scratch"),
         (("policy", "S", "--admission", "never"), "admission"),
         (("pin", "S"), "either --namespace or --key"),
         (("pin", "S", "--key", "zz"), "32 hex digits"),

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 
 import pytest
 
 import deepinfer_kvtier as kvtier
 from deepinfer_kvtier.io import PosixIo
+from deepinfer_kvtier.testing import ManualClock
+from deepinfer_kvtier.trace import read_trace
 
 
 @pytest.mark.parametrize("salt", [0, 5, True, None, ["a"], "\ud800"])
@@ -95,6 +98,80 @@ def test_deep_json_in_a_trace_is_one_line_of_an_error(tmp_path, cli):
         result = cli.run("simulate", "--trace", trace, "--capacity", "10")
         assert (result.returncode, len(result.stderr.splitlines())) == (2, 1)
         assert "line 1" in result.stderr
+
+
+GOOD = {"timestamp": 5, "input_length": 600, "hash_ids": [1, 2]}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"timestamp": "noon"},
+        {"timestamp": float("nan")},
+        {"timestamp": float("inf")},
+        {"timestamp": True},
+        {"timestamp": 10**400},
+        {"input_length": -1},
+        {"input_length": 600.5},
+        {"input_length": None},
+        {"hash_ids": "12"},
+        {"hash_ids": [1, 2.5]},
+        {"hash_ids": {"1": 2}},
+        {"hash_ids": [1, [2]]},
+        {"hash_ids": [1, 2, 3, 4]},
+        {"input_length": 0},
+    ],
+    ids=repr,
+)
+def test_a_broken_request_in_a_trace_is_named(tmp_path, cli, wrong):
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text(json.dumps(GOOD) + "\n" + json.dumps({**GOOD, **wrong}) + "\n")
+    done = cli.run("simulate", "--trace", trace)
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), done.stderr
+    assert "line 2" in done.stderr or "blocks of the trace are not of 512 tokens" in done.stderr
+
+
+def test_traces_that_are_no_traces_are_one_line_of_an_error(tmp_path, cli):
+    trace = tmp_path / "trace.jsonl"
+    for content, why in (
+        (b"", "no request"),
+        (b"\n \n", "no request"),
+        (b"\xff\xfe\x00", "line 1"),
+        (b"null\n", "line 1"),
+        (b"[]\n", "line 1"),
+        (json.dumps(GOOD).encode() + b"\x00\n", "line 1"),
+    ):
+        trace.write_bytes(content)
+        done = cli.run("simulate", "--trace", trace, "--capacity", "10")
+        assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), content
+        assert why in done.stderr
+    assert "cannot read" in cli.run("simulate", "--trace", tmp_path).stderr
+
+
+def test_requests_out_of_order_are_put_in_order(tmp_path):
+    trace = tmp_path / "trace.jsonl"
+    later = {**GOOD, "timestamp": 9, "hash_ids": [1]}
+    trace.write_text(f"{json.dumps(later)}\n{json.dumps(GOOD)}\n")
+    assert [request.at_s for request in read_trace(trace)] == [0.005, 0.009]
+
+
+@pytest.mark.parametrize("start_s", [-5e8, 0.0, 2.0**32 - 10, 5e9, 1e18])
+@pytest.mark.parametrize("mode", ["embedded", "shared-fs"])
+def test_a_machine_that_believes_in_another_century_stores_and_finds(
+    tmp_path, make_model, start_s, mode
+):
+    clock = ManualClock(start_s)
+    store = tmp_path / "store"
+    with kvtier.open(store, clock=clock, mode=mode, host_bytes=0, min_free_share=0.0) as cache:
+        model = make_model(cache)
+        tokens = model.prompt(1, 3)
+        assert model.store(tokens, states=(2,), durability="flushed").wait(10)
+        clock.advance(86_400)
+        assert model.load_all(tokens) == (3, 3)
+        cache.gc()
+        assert model.ns.drop(model.digests(tokens)[2:]) == 1
+    with kvtier.open(store, clock=ManualClock(start_s), read_only=True) as cache:
+        assert make_model(cache).block_hits(tokens) == 2
 
 
 class OutOfDescriptors(PosixIo):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from deepinfer_kvtier.clock import Clock, SystemClock
+from deepinfer_kvtier.clock import BoundedClock, Clock, SystemClock
 from deepinfer_kvtier.compression import open_compressor
 from deepinfer_kvtier.config import KVTierConfig, parse_config
 from deepinfer_kvtier.directory import DirectoryTier
@@ -322,7 +322,7 @@ def open(
     if isinstance(io, str):
         settings["io"], io = io, None
     given = parse_config(config, **settings)
-    clock = clock or SystemClock()
+    clock = BoundedClock(clock or SystemClock())
     io = io or build_io(given.io, given.path)
     opened = open_tiers(tiers, given, clock, io)
     try:

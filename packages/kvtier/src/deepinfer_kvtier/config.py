@@ -82,7 +82,7 @@ class KVTierConfig(BaseModel):
 
     path: Path | None = None
     host_bytes: int = Field(default=1 << 30, ge=0)
-    host_policy: str | Callable[[], Any] = "tail-lru"
+    host_policy: str | Callable[[], Any] = "session"
     secret: bytes | None = Field(default=None, min_length=32, max_length=32, repr=False)
     allow_shared_scope: bool = True
     persist_state: bool = True

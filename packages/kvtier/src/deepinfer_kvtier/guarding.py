@@ -67,7 +67,7 @@ class GuardedPolicy:
         if name is None:
             if any(not record.pins for record in self._records.values()):
                 raise LookupError("named no victim although there is one")
-        elif self._is_pinned(name):
+        elif self._records[name].pins:
             raise LookupError("named a victim that is in use")
         return name
 

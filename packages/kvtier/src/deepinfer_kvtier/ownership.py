@@ -55,8 +55,15 @@ class TurnBook:
         return len(self._owner)
 
     def entered(self, names: Sequence[Name], parents: Sequence[Name], at_s: float, /) -> None:
-        held, owner_of = self._held, self._owner
-        held.update(names)
+        if not names:
+            return
+        owner_of = self._owner
+        self._held.update(names)
+        first = owner_of.get(names[0])
+        if first is not None and first.left == len(first.chain):
+            owners = list(map(owner_of.get, names))
+            if owners.count(first) == len(owners):
+                return  # a request asked for them just before
         for name, parent in zip(names, parents, strict=True):
             owner = owner_of.get(name)
             if owner is None:
@@ -112,7 +119,9 @@ class TurnBook:
     def _deepest(self, turn: Turn, pinned: Callable[[Name], bool]) -> Name | None:
         """The deepest block that a turn owns and holds, of those that are not pinned."""
         owner_of, held, chain = self._owner, self._held, turn.chain
-        for at in range(turn.left - 1, -1, -1):
+        at = turn.left
+        while at:
+            at -= 1
             name = chain[at]
             if name not in held or owner_of.get(name) is not turn:
                 if at == turn.left - 1:
@@ -123,17 +132,17 @@ class TurnBook:
 
     def _first_of(self, turns: dict[Turn, None], pinned: Callable[[Name], bool]) -> Name | None:
         """A victim from the first turn that has one; turns that hold nothing leave `turns`."""
-        empty: list[Turn] = []
         found: Name | None = None
+        passed: list[Turn] = []
         for turn in turns:
             found = self._deepest(turn, pinned)
             if found is not None:
                 break
+            passed.append(turn)
+        for turn in passed:
             if not turn.left:
-                empty.append(turn)
-        for turn in empty:
-            del turns[turn]
-            self._unheld(turn)
+                del turns[turn]
+                self._unheld(turn)
         return found
 
     def _forget_oldest(self) -> None:

@@ -64,6 +64,12 @@ def simulate(
         raise ConfigError(f"capacity_blocks must be at least 0, got {capacity_blocks}")
     if block_tokens < 1:
         raise ConfigError(f"block_tokens must be at least 1, got {block_tokens}")
+    for request in requests:
+        if (len(request.blocks) - 1) * block_tokens >= max(request.tokens, 1):
+            raise ConfigError(
+                f"the request at {request.at_s:g} s has {len(request.blocks)} blocks and"
+                f" {request.tokens} tokens: blocks of the trace are not of {block_tokens} tokens"
+            )
     if as_host:
         requests = [replace(r, blocks=r.blocks[: r.tokens // block_tokens]) for r in requests]
     made = Oracle(requests) if policy == "oracle" else make_policy(policy)

@@ -19,6 +19,7 @@ from deepinfer_kvtier.cli.output import (
     show,
 )
 from deepinfer_kvtier.config import KVTierConfig
+from deepinfer_kvtier.errors import ConfigError
 from deepinfer_kvtier.retention import RetentionClass
 
 Pairs = list[str] | None
@@ -66,6 +67,9 @@ def quota(
 def policy(
     store: Store,
     ttl: Annotated[Pairs, typer.Option(help="e.g. agent=30d or pin=never; repeatable.")] = None,
+    new_class: Annotated[
+        bool, typer.Option("--new-class", help="Names in --ttl that are not there become classes.")
+    ] = False,
     floor: Annotated[str | None, typer.Option(help="Age below which eviction is early.")] = None,
     min_free_share: Annotated[
         float | None, typer.Option(help="Of the file system, always left free.")
@@ -73,11 +77,17 @@ def policy(
     admission: Annotated[str | None, typer.Option(help="all or second_hit.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show how long what is kept, or change it; a new name in --ttl makes a new class."""
+    """Show how long what is kept, or change it."""
     held = _current(store)
     changes: dict[str, Any] = {}
     if ttl:
         classes = dict(held.classes)
+        unknown = sorted(set(parse_pairs(ttl)) - set(classes))
+        if unknown and not new_class:
+            raise ConfigError(
+                f"no class {', '.join(unknown)} here, there are {', '.join(sorted(classes))};"
+                " --new-class makes new ones"
+            )
         for name, text in parse_pairs(ttl).items():
             classes[name] = RetentionClass(_code_for(name, classes), parse_seconds(text))
         changes["classes"] = classes
