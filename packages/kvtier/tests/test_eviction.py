@@ -167,6 +167,15 @@ def test_the_real_cache_hits_exactly_what_the_simulator_says(policy, capacity):
     assert host["policy_failures"] == 0
 
 
+def test_what_knows_the_future_is_an_upper_bound_in_host_memory_too():
+    requests = load()
+    hits = {
+        policy: simulate(requests, capacity_blocks=150, policy=policy, as_host=True).hit_tokens
+        for policy in (*ONLINE, "oracle")
+    }
+    assert max(hits, key=hits.__getitem__) == "oracle"
+
+
 class Newest:
     """Somebody's own policy: the youngest block leaves."""
 

@@ -20,8 +20,9 @@ class Oracle:
         for number in range(len(requests) - 1, -1, -1):
             for block in requests[number].blocks:
                 self._uses.setdefault(block, []).append(number)
+        self._next: dict[Name, tuple[int, int]] = {}
+        # (next use, depth), both negative, and the block; what changed since is passed over.
         self._heap: list[tuple[int, int, Any]] = []
-        self._next: dict[Name, int] = {}
 
     def used(self, use: Use, /) -> None:
         number, self._number = self._number, self._number + 1
@@ -30,25 +31,27 @@ class Oracle:
             while uses and uses[-1] <= number:
                 uses.pop()
             following = uses[-1] if uses else len(self._uses) + number + 1
-            self._next[block] = following
             # Of blocks that are needed at the same time, the deepest goes first.
-            heapq.heappush(self._heap, (-following, -depth, block))
+            self._next[block] = -following, -depth
+            if block in self._held:
+                heapq.heappush(self._heap, (-following, -depth, block))
 
     def entered(self, names: Sequence[Name], parents: Sequence[Name], at_s: float, /) -> None:
         self._held.update(names)
+        for block in names:
+            heapq.heappush(self._heap, (*self._next[block], block))
 
     def left(self, name: Name, /) -> None:
         self._held.discard(name)
 
     def victim(self, pinned: Callable[[Name], bool], /) -> Name | None:
-        spared: list[tuple[int, int, Any]] = []
+        passed: list[tuple[int, int, Any]] = []
         found: Name | None = None
         while found is None and self._heap:
-            entry = heapq.heappop(self._heap)
-            following, _, block = entry
-            if self._next[block] == -following and block in self._held:
-                spared.append(entry)
+            following, depth, block = heapq.heappop(self._heap)
+            if self._next[block] == (following, depth) and block in self._held:
+                passed.append((following, depth, block))
                 found = None if pinned(block) else block
-        for entry in spared:
+        for entry in passed:
             heapq.heappush(self._heap, entry)
         return found
