@@ -42,7 +42,7 @@ def test_no_wrong_byte_under_random_faults(store, make_model, seed):
         except kvtier.ConfigError:
             continue  # the fault hit the very first look at the directory
         model = make_model(cache)
-        for _ in range(100):
+        for _ in range(160):
             tokens = model.prompt(chooser.randrange(12), chooser.randrange(1, 7))
             if chooser.random() < 0.5:
                 model.store(tokens, durability="flushed")
