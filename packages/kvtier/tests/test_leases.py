@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -104,6 +105,21 @@ def test_a_lease_ends_with_its_process_however_it_dies(stored, process, cli):
     holder.kill()
     holder.wait()
     assert collect(stored, cli) == 1
+
+
+@pytest.mark.parametrize("read_only", [True, False])
+def test_a_lease_is_over_after_its_time_also_where_nothing_else_happens(stored, cli, read_only):
+    with kvtier.open(
+        stored, read_only=read_only, host_bytes=0, auto_gc=False, gc_interval_s=0.05
+    ) as cache:
+        ns = cache.namespace(LAYOUT, model="leases")
+        assert ns.match(PROMPT, lease_s=0.2).n_blocks == BLOCKS
+        patience = threading.Event()
+        for _ in range(1000):
+            if not len(cache.leases):
+                break
+            patience.wait(0.01)
+        assert collect(stored, cli) == 1
 
 
 def test_a_quota_is_kept_by_evicting_what_nobody_leases(store, make_model):

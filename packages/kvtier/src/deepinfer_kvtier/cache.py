@@ -262,6 +262,8 @@ class Cache(TierSet):
             report += spill.close(timeout)
         self.closed = report
         self.threads.shutdown()
+        if self.reaper is not None:
+            self.reaper.close()
         if self.windows is not None:
             self.windows.close()
         self.leases.release_all()

@@ -26,6 +26,7 @@ from deepinfer_kvtier.policy import with_stored_policy
 from deepinfer_kvtier.queue import WriteQueue
 from deepinfer_kvtier.queued import WriteItem
 from deepinfer_kvtier.readback import ReadBack, from_directory, from_tier
+from deepinfer_kvtier.reaper import Reaper
 from deepinfer_kvtier.records import FlushReport, KVEvent
 from deepinfer_kvtier.tier import GuardedTier, Tier
 from deepinfer_kvtier.timings import Timings
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from deepinfer_kvtier.windows.exchange import WindowExchange
 
 MAX_NAMESPACES = 1000
+REAP_S = 5.0
 RESERVED_NAMES = ("host", "disk", "peer")
 
 _STATE = KIND_CODES["state"]
@@ -48,6 +50,7 @@ class TierSet:
     host_policy: decides which block leaves host memory.
     given:   settings as the caller named them; `config` adds the policy stored with the directory.
     queue:   write queue of the first tier below host memory; None when nothing can be written.
+    reaper:  ends leases where there is no queue whose thread does; None else.
     readback: looks whether the first persistent tier gives back what it took; None without one.
     spills:  write queues of the other tiers, fed by the first one with what it has in hand.
     windows: exchange of state slots with other machines; None without settings for it.
@@ -96,8 +99,11 @@ class TierSet:
         self.queue: WriteQueue | None = None
         self.spills: tuple[WriteQueue, ...] = ()
         self.readback: ReadBack | None = None
+        self.reaper: Reaper | None = None
         if not config.read_only:
             self._start_queues()
+        elif directory is not None:
+            self.reaper = Reaper(self.leases.expire, min(REAP_S, config.gc_interval_s))
 
     def _start_queues(self) -> None:
         targets: list[DirectoryTier | GuardedTier] = [*self.further]
