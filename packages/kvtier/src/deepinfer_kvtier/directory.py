@@ -54,7 +54,9 @@ class DirectoryTier:
         self.sharing = open_sharing(root, io, clock, config)
         self.counts: Counter[str] = Counter()
         self.breaker = Breaker(clock)
-        self.index = DirectoryIndex(self.segments)
+        self.index = DirectoryIndex(
+            self.segments, linger_s=self.sharing.grace_s / 2, now_s=clock.monotonic()
+        )
         self._control_lock = threading.Lock()
         self.verifiers: ThreadPoolExecutor | None = None
         if config.verify_threads:
@@ -119,6 +121,7 @@ class DirectoryTier:
                     log.close()
                 if len(entries):
                     batches.append((log.writer, entries))
+            self.index.pass_time(self.clock.monotonic())
             if batches:
                 self.index.apply(batches)
 

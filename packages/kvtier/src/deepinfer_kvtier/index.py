@@ -22,10 +22,18 @@ class DirectoryIndex:
     """Where every record of a directory lies, as far as its logs have been read.
 
     All methods may be called from several threads; the lock is never held during I/O.
+
+    linger_s: seconds for which records of a segment that another process has given up can still be
+              found, because its file is still there: what one process has leased another one may
+              be about to load. Such records count for nothing else.
+    now_s:    monotonic time, later told by `pass_time`.
     """
 
-    def __init__(self, segments: SegmentSet) -> None:
+    def __init__(self, segments: SegmentSet, *, linger_s: float = 0.0, now_s: float = 0.0) -> None:
         self._segments = segments
+        self._linger_s = linger_s
+        self._now_s = now_s
+        self._lingering: dict[int, float] = {}
         self._lock = threading.RLock()
         self._table = EntryTable()
         # Further copies of records in the table, written by other processes at the same time.
@@ -83,8 +91,7 @@ class DirectoryIndex:
                 self._bury_key(entry)
             for entry in _flagged(entries, fmt.FLAG_TOMB_SEGMENT):
                 segment = self._segments.need(fmt.key_bytes(entry), int(entry["segment"]))
-                segment.buried = True
-                self.forget_segment(segment)
+                self._give_up(segment)
         for writer, entries in control:
             for entry in _flagged(entries, fmt.FLAG_SEGMENT):
                 cls, bucket = int(entry["cls"]), int(entry["created_s"])
@@ -95,6 +102,31 @@ class DirectoryIndex:
             for entry in _flagged(entries, fmt.FLAG_SEAL):
                 self._segments.need(writer, int(entry["segment"])).sealed = True
             self._apply_touches(_flagged(entries, fmt.FLAG_TOUCH))
+
+    def _give_up(self, segment: Segment) -> None:
+        """Another process has: at once, or after a while for what is in use here."""
+        with self._lock:
+            known = len(self._table.numbers_in_segment(segment.local)) > 0
+            linger = self._linger_s > 0 and known and not segment.buried
+            if linger:
+                self._lingering[segment.local] = self._now_s + self._linger_s
+        segment.buried = True
+        if not linger and segment.local not in self._lingering:
+            self.forget_segment(segment)
+
+    def pass_time(self, now_s: float) -> None:
+        """Forget what has lingered long enough. now_s: monotonic seconds."""
+        self._now_s = now_s
+        for local, until_s in list(self._lingering.items()):
+            if now_s >= until_s:
+                self.forget_segment(self._segments.get(local))
+
+    def lingers(self, rows: NDArray[Any]) -> NDArray[np.bool_]:
+        """Rows whose segment is about to be deleted."""
+        if not self._lingering:
+            return np.zeros(len(rows), dtype=np.bool_)
+        with self._lock:
+            return np.isin(rows["segment"], list(self._lingering))
 
     def _apply_touches(self, touches: NDArray[Any]) -> None:
         with self._lock:
@@ -130,6 +162,7 @@ class DirectoryIndex:
         with self._lock:
             numbers = self._table.numbers_in_segment(segment.local)
             rows = self._table.remove(numbers)
+            self._lingering.pop(segment.local, None)
             self._spares = self._spares[self._spares["segment"] != segment.local]
             self._note_removed(self._without_replaced(rows))
         self._segments.mark_gone(segment)
@@ -150,14 +183,15 @@ class DirectoryIndex:
                 self._note_removed(self._without_replaced(self._table.remove(number)))
 
     def rows(self) -> NDArray[Any]:
-        """A copy of the row of every record, for listings."""
+        """A copy of the row of every record that stays, for listings."""
         with self._lock:
-            return self._table.rows()
+            rows = self._table.rows()
+            return rows[~self.lingers(rows)] if self._lingering else rows
 
     def stored_rows(self) -> NDArray[Any]:
         """A copy of the rows of everything stored, further copies of a record included."""
         with self._lock:
-            return np.concatenate((self._table.rows(), self._spares))
+            return np.concatenate((self.rows(), self._spares))
 
     def drain_removed(self) -> list[tuple[bytes, int, int]]:
         """(key, kind, depth) of records that left since the last call, for events."""
@@ -212,7 +246,7 @@ class DirectoryIndex:
         numbers, inverse = np.unique(entries["segment"], return_inverse=True)
         owners = [self._segments.need(writer, int(number)) for number in numbers]
         local = np.array([owner.local for owner in owners], dtype=np.uint32)
-        alive = np.array([not owner.gone for owner in owners], dtype=np.bool_)
+        alive = np.array([not (o.gone or o.buried) for o in owners], dtype=np.bool_)
         rows = np.zeros(len(entries), dtype=ROW)
         for name in ("key_lo", "key_hi", "page", "length", "kind", "shard", "cls", "depth"):
             rows[name] = entries[name]

@@ -16,8 +16,8 @@ class MountSettings(BaseModel):
     heartbeat_s:   between two signs of life of a writer.
     adopt_after_s: without a sign of life until a writer is taken for dead and its log is finished
                    by another machine.
-    grace_s:       between the tombstone of a segment and the deletion of its file; longer than the
-                   leases in use.
+    grace_s:       between the tombstone of a segment and the deletion of its file; twice as long as
+                   the leases in use. For half of it machines that knew the records find them still.
     listing_s:     at least, between two listings of the directory.
 
     segment_files: segments of each class that a writer fills at a time, side by side: a mount

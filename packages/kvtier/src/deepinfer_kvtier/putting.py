@@ -151,7 +151,7 @@ def _choose(
             rows = cache.directory.index.probe(
                 request.origin.kind, request.origin.shard, request.digests
             )
-        stored = rows["length"] != NO_ROW
+        stored = (rows["length"] != NO_ROW) & ~cache.directory.index.lingers(rows)
         known = [digest for digest, there in zip(request.digests, stored, strict=True) if there]
         if request.durability != "behind":
             # Elsewhere what is old may be collected before our mark of use is in the log.

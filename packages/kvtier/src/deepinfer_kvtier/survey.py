@@ -64,6 +64,8 @@ def take_survey(directory: DirectoryTier) -> Survey:
     logs = directory.logs()
     states: list[SegmentState] = []
     for segment in directory.segments.all():
+        if segment.buried:
+            continue  # its file waits for the end of its grace
         members = by_segment.get(segment.local)
         seen = int(members["seen_s"].max()) if members is not None else 0
         writer_name = segment.writer.hex()
