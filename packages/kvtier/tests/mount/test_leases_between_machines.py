@@ -74,7 +74,8 @@ def test_it_counts_for_nothing_else(collected):
     report = cache.gc()
     assert (report.segments_expired, report.segments_evicted, report.bytes_freed) == (0, 0, 0)
     # A put is a new record, not a mark of use on one that is about to go.
-    assert worker.store(tokens, durability="flushed").wait(10)
+    worker.store(tokens)
+    assert cache.flush().done
     assert cache.stats()["disk"]["written_payload_bytes"] == 6 * 5_000
 
 
