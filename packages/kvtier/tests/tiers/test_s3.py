@@ -270,7 +270,7 @@ def test_a_poll_during_a_put_does_not_lose_the_new_segment(
 ):
     tier = open_tier()
     tier.put_from([make_record(0)])
-    tier._generations.clear()
+    tier._follower._generations.clear()
     reading, go_on = threading.Event(), threading.Event()
 
     def plan(call, path):

@@ -12,11 +12,10 @@ Lookups only ask the table in memory; the store is listed at the start and every
 
 from __future__ import annotations
 
-import contextlib
 import secrets
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, Literal
@@ -36,17 +35,14 @@ from deepinfer_kvtier.tiers.manifest import (
     Manifest,
     SegmentInfo,
     change,
-    list_generations,
-    read_manifest,
 )
 from deepinfer_kvtier.tiers.objects import Absent, Exists, ObjectStore, S3TierConfig, Unavailable
 from deepinfer_kvtier.tiers.remote_index import RemoteIndex
+from deepinfer_kvtier.tiers.s3_follow import S3Follower
 from deepinfer_kvtier.tiers.s3_gc import S3Collector
 from deepinfer_kvtier.tiers.s3_layout import (
     index_path,
-    new_format,
     pack_segment,
-    parse_format,
     read_groups,
     segment_path,
 )
@@ -88,10 +84,7 @@ class S3Tier:
         self.read_only = read_only
         self.index = RemoteIndex()
         self.counts: Counter[str] = Counter()
-        self._generations: dict[str, int] = {}
-        self._refresh_lock = threading.Lock()
         self._write_lock = threading.RLock()
-        self._store: bytes | None = None
         self._writer = secrets.token_hex(16)
         self._next_number = 0
         self._sequence = 0
@@ -102,6 +95,9 @@ class S3Tier:
         self._next_gc = clock.monotonic() + config.gc_interval_s
         self.collector = S3Collector(self)
         self._readers = ThreadPoolExecutor(READ_THREADS, thread_name_prefix="kvtier-s3-read")
+        self._follower = S3Follower(
+            objects, self.index, self.counts, self._readers, read_only=read_only
+        )
 
     # -- index
 
@@ -114,83 +110,7 @@ class S3Tier:
 
     def refresh(self) -> None:
         """Take in what other writers have changed since the last call. raises: Unavailable."""
-        with self._refresh_lock:
-            store = self._identity()
-            listed = list_generations(self.objects)
-            for writer in self._generations.keys() - listed.keys():
-                self._apply(store, Manifest(writer))
-                del self._generations[writer]
-            for writer, numbers in listed.items():
-                if self._generations.get(writer) == numbers[-1]:
-                    continue
-                manifest = read_manifest(self.objects, writer, numbers[-1])
-                if manifest is None:
-                    self.counts["bad_manifests"] += 1
-                elif self._apply(store, manifest):
-                    self._generations[writer] = numbers[-1]
-
-    def _apply(self, store: bytes, manifest: Manifest) -> bool:
-        """Bring the table to what a manifest says, tombstones first; False = look again later."""
-        writer, complete = manifest.writer, True
-        for _, entries in self._read_indexes(store, writer, manifest.tombs):
-            if entries is None:
-                complete = False
-            else:
-                self.index.add(writer, entries)
-        known = self.index.known(writer)
-        for number in known - manifest.segments.keys():
-            self.index.forget_segment(self.index.named(writer, number))
-        fresh = sorted(manifest.segments.keys() - known)
-        for number, entries in self._read_indexes(store, writer, fresh):
-            if entries is None:
-                complete = False
-            else:
-                self.index.named(writer, number)
-                self.index.add(writer, entries)
-        return complete
-
-    def _read_indexes(
-        self, store: bytes, writer: str, numbers: Sequence[int]
-    ) -> Iterator[tuple[int, NDArray[Any] | None]]:
-        """Index objects in order, several requests at a time. raises: Unavailable."""
-
-        def read(number: int) -> NDArray[Any] | None:
-            return self._read_index(store, writer, number)
-
-        return zip(numbers, self._readers.map(read, numbers), strict=True)
-
-    def _read_index(self, store: bytes, writer: str, number: int) -> NDArray[Any] | None:
-        """Entries of an index object; None when it is absent or damaged. raises: Unavailable."""
-        try:
-            raw = self.objects.get(index_path(writer, number))
-        except Absent:
-            return None
-        frames: list[NDArray[Any]] = []
-        for i in range(len(raw) // fmt.PAGE):
-            frame = memoryview(raw)[i * fmt.PAGE : (i + 1) * fmt.PAGE]
-            entries = fmt.parse_frame(frame, i, store, bytes.fromhex(writer))
-            if entries is None:
-                self.counts["bad_index_objects"] += 1
-                return None
-            frames.append(entries)
-        return np.concatenate(frames) if frames else None
-
-    def _identity(self) -> bytes:
-        """Store id of the prefix, made by whoever comes first. raises: Unavailable."""
-        if self._store is None:
-            try:
-                raw = self.objects.get("FORMAT.json")
-            except Absent:
-                if self.read_only:
-                    raise Unavailable("no store under this prefix") from None
-                with contextlib.suppress(Exists):
-                    self.objects.create("FORMAT.json", [new_format()])
-                try:
-                    raw = self.objects.get("FORMAT.json")
-                except Absent:
-                    raise Unavailable("what was just created is not there") from None
-            self._store = parse_format(raw)
-        return self._store
+        self._follower.refresh()
 
     # -- reading
 
@@ -298,7 +218,7 @@ class S3Tier:
 
     def _store_segment(self, records: Sequence[Outgoing]) -> None:
         with self._write_lock:
-            store = self._identity()
+            store = self._follower.identity()
             writer, number = self._take_number()
             # Records written after a tombstone must count as later than it.
             now_ms = max(int(self.clock.wall() * 1000), self._last_tomb_ms + 1)
@@ -314,7 +234,7 @@ class S3Tier:
             )
             now_s = now_ms // 1000
             info = SegmentInfo(number, records[0].cls, now_s, nbytes, len(records), now_s)
-            with self._refresh_lock:
+            with self._follower.lock:
                 # A refresh that has read the former manifest must not find the segment in the
                 # table: it would take it for deleted.
                 self._publish(writer, info)
@@ -366,7 +286,7 @@ class S3Tier:
         entries["created_s"], entries["created_ms"] = now_ms // 1000, now_ms % 1000
         self.index.add(self._writer, entries)
         with self._write_lock:
-            store = self._identity()
+            store = self._follower.identity()
             writer, number = self._take_number()
             frames = fmt.pack_frames(entries, 0, store, bytes.fromhex(writer))
             self._create(index_path(writer, number), frames)
