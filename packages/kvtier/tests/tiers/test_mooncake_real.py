@@ -7,6 +7,7 @@ import socket
 import subprocess
 import time
 
+import numpy as np
 import pytest
 
 import deepinfer_kvtier as kvtier
@@ -101,3 +102,27 @@ def test_a_pool_serves_another_cache_and_survives_the_death_of_its_master(
         wait_for(works_again, 60.0)
         matched, right = reader.load_all(tokens)
         assert right == matched, "what is found is right; what is lost is a miss"
+
+
+def test_a_pool_gives_compressed_records_of_differing_lengths_back(master):
+    """Its client is handed room for the expanded record and says how much it has filled."""
+    layout = kvtier.LayoutSpec(128, {"block": kvtier.parts(("flat", 20_000), ("noise", 9_000))})
+    tokens = list(range(6 * 128))
+    rng = np.random.default_rng(1)
+    source = rng.integers(0, 256, (6, 29_000), dtype=np.uint8)
+    for i in range(6):
+        source[i, : 2_000 * (i + 4)] = i  # the second part, too, of the last ones
+    with (
+        kvtier.open(host_bytes=0, secret=SECRET, tiers=[master.url], compression="zstd-1") as one,
+        kvtier.open(host_bytes=0, secret=SECRET, tiers=[f"{master.url}&name=pool"]) as two,
+    ):
+        ns = one.namespace(layout, model="m", salt="t")
+        ns.put(ns.match(tokens).digests, source)
+        assert one.flush().done
+        assert one.stats()["compression"]["records"] == 6
+        reader = two.namespace(layout, model="m", salt="t")
+        with reader.match(tokens, leave_last=False) as match:
+            room = np.zeros_like(source)
+            assert reader.load(match, dst=room, wait=True).wait().ok
+        assert np.array_equal(room, source)
+        assert two.stats()["tiers"]["pool"]["expanded_records"] == 6
