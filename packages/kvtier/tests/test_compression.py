@@ -90,10 +90,11 @@ def without_library(monkeypatch):
 @pytest.mark.parametrize("host_bytes", [0, 1 << 20])
 @pytest.mark.parametrize("copy", [True, False])
 @pytest.mark.parametrize("key", [None, KEY], ids=["clear", "sealed"])
+@pytest.mark.parametrize("check", ["sampled", "full"])
 def test_a_reader_with_any_setting_reads_what_any_setting_wrote(
-    store, setting, host_bytes, copy, key
+    store, setting, host_bytes, copy, key, check
 ):
-    settings = {"encryption_key": key} if key else {}
+    settings = {"handover_check": check} | ({"encryption_key": key} if key else {})
     with kvtier.open(store, host_bytes=host_bytes, compression=setting, **settings) as cache:
         store_into(cache, copy=copy)
         assert load_from(cache) == ALL

@@ -68,13 +68,17 @@ def served(cache, ns, pool):
 
 @pytest.mark.parametrize("durability", ["behind", "flushed"])
 @pytest.mark.parametrize("host_bytes", [0, 1 << 20], ids=["no room", "staged"])
-@pytest.mark.parametrize("sealed", [False, True], ids=["clear", "sealed"])
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"encryption_key": KEY}, {"compression": "zstd-1"}],
+    ids=["as it is", "sealed", "compressed"],
+)
 @pytest.mark.parametrize(
     ("kind", "check"), [("rows", "sampled"), ("rows", "full"), ("parts", "sampled")]
 )
 @pytest.mark.parametrize("step", ["before the sum", "between sum and copy"])
 def test_a_source_overwritten_before_done_is_exposed_and_never_served(
-    store, monkeypatch, caplog, durability, host_bytes, sealed, kind, check, step
+    store, monkeypatch, caplog, durability, host_bytes, settings, kind, check, step
 ):
     if step == "before the sum":
         gate = Gate(summing.take_checksums)
@@ -84,7 +88,6 @@ def test_a_source_overwritten_before_done_is_exposed_and_never_served(
         monkeypatch.setattr(
             queue_module.WriteQueue, "_stage", lambda self, batch: gate(self, batch)
         )
-    settings = {"encryption_key": KEY} if sealed else {}
     with kvtier.open(store, host_bytes=host_bytes, handover_check=check, **settings) as cache:
         ns = cache.namespace(LAYOUT, model="m", salt="t")
         digests = ns.match(PROMPT).digests
@@ -94,8 +97,8 @@ def test_a_source_overwritten_before_done_is_exposed_and_never_served(
         assert gate.reached.wait(20)
         pool[2] ^= 0xFF  # the slot is reused too early
         gate.open.set()
-        late_but_sealed = sealed and host_bytes == 0 and step != "before the sum"
-        if late_but_sealed:
+        late = settings and host_bytes == 0 and step != "before the sum"
+        if late:
             assert ticket.wait(20), "the bytes were taken over while they were right"
             assert cache.flush().done
             assert served(cache, ns, original) == BLOCKS

@@ -134,8 +134,6 @@ def take_checksums(batch: Sequence[Outgoing]) -> None:
             if out.origin.part_sizes and out.verbatim:
                 out.extra = fmt.pack_part_sums(_part_sums(out))
             out.checksum = checksum_of(out.views)
-            if out.witness is not None and out.verbatim:
-                out.changed = not out.witness.fits(out.views)
 
 
 def _transform(out: Outgoing) -> None:

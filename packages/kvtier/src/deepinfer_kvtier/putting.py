@@ -293,5 +293,6 @@ def _witness(items: Sequence[WriteItem], witnesses: Sequence[Witness | None]) ->
     for item, witness in zip(items, witnesses, strict=True):
         out = item.outgoing
         out.witness = witness
-        if witness is not None and not (out.origin.sealer or out.origin.part_sizes):
+        origin = out.origin
+        if witness is not None and not (origin.packing or origin.sealer or origin.part_sizes):
             out.checksum = witness.checksum  # where it is one: no second look is needed

@@ -365,7 +365,7 @@ class WriteQueue:
             out = item.outgoing
             if out.witness is None or item.held is not None or item.owned:
                 continue
-            if id(item) in stored and not out.witness.fits(item.source):
+            if id(item) in stored and not out.witness.still_fits(item.source):
                 out.changed = True
                 self._target.delete(out.kind, out.shard, [out.digest])
 
