@@ -30,6 +30,7 @@ class HostRecord:
     """One record in memory. `pins` counts leases, running copies and the write queue.
 
     marks: approximate bit and replay generation, as in rows of the index.
+    loose: removed while pinned; the last pin gives the memory back.
     """
 
     kind: int
@@ -42,6 +43,7 @@ class HostRecord:
     slot: int = -1  # of `data` in the slab of its size
     pins: int = 0
     touched: float = 0.0
+    loose: bool = False
 
     @property
     def approximate(self) -> bool:
@@ -127,7 +129,7 @@ class HostTier:
         with self._lock:
             for record in records:
                 record.pins -= 1
-                if record.pins == 0 and self._records[record.kind].get(record.digest) is not record:
+                if record.loose and record.pins == 0:
                     self._loose_bytes -= record.data.nbytes
                     self._keep_spare(record.data.nbytes, record.slot)
 
@@ -261,6 +263,7 @@ class HostTier:
                 if record.pins == 0:
                     self._keep_spare(record.data.nbytes, record.slot)
                 else:
+                    record.loose = True
                     self._loose_bytes += record.data.nbytes
             return record
 
