@@ -101,8 +101,7 @@ def test_on_a_mount_a_bad_read_of_one_machine_hides_nothing_from_the_others(tmp_
         model = make_model(cache)
         tokens = model.prompt(1, 2)
         assert model.store(tokens, durability="flushed").wait(10)
-    with kvtier.open(store, host_bytes=0) as one:
-        one.directory.io = BadMemory()
+    with kvtier.open(store, host_bytes=0, io=BadMemory()) as one:
         assert make_model(one).load_all(tokens) == (2, 1)
         assert one.stats()["disk"]["quarantined"] == 1
         assert one.flush().done

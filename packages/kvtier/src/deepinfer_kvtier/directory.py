@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -16,20 +15,18 @@ from deepinfer_kvtier import format as fmt
 from deepinfer_kvtier.breaker import Breaker
 from deepinfer_kvtier.clock import Clock
 from deepinfer_kvtier.config import KVTierConfig
-from deepinfer_kvtier.expanding import plan_compressed, read_compressed
 from deepinfer_kvtier.index import DirectoryIndex
 from deepinfer_kvtier.io import IoEngine
 from deepinfer_kvtier.logs import LogReader
 from deepinfer_kvtier.outgoing import Outgoing
 from deepinfer_kvtier.poller import Poller
-from deepinfer_kvtier.reading import Outcome, Run, Wanted, plan_runs, read_run
+from deepinfer_kvtier.reading import Wanted
 from deepinfer_kvtier.records import Status
+from deepinfer_kvtier.segment_reads import SegmentReads
 from deepinfer_kvtier.segments import Segment, SegmentSet
 from deepinfer_kvtier.sharing import open_sharing
 from deepinfer_kvtier.turns import ALONE, Turn
 from deepinfer_kvtier.writer import SegmentWriter
-
-_GONE_ERRORS = (errno.ENOENT, errno.ESTALE)
 
 
 class DirectoryTier:
@@ -63,6 +60,16 @@ class DirectoryTier:
             self.verifiers = ThreadPoolExecutor(
                 config.verify_threads, thread_name_prefix="kvtier-verify"
             )
+        self._reads = SegmentReads(
+            io,
+            self.segments,
+            self.index,
+            self.breaker,
+            self.counts,
+            pool=self.verifiers,
+            helpers=config.verify_threads,
+            quarantine=self.quarantine,
+        )
         self._refresh_lock = threading.Lock()
         self._logs: dict[str, LogReader] = {}
         self._write_lock = threading.RLock()
@@ -143,104 +150,11 @@ class DirectoryTier:
         in_time: asked before each system call; once false, the rest comes back as TIMEOUT.
         turn:    which reads pass this one between two pieces.
         """
-        statuses = [Status.MISS] * len(wanted)
         if not wanted:
-            return statuses
+            return []
         if rows is None:
             rows = self.index.probe(kind, shard, [want.digest for want in wanted])
-        for run in plan_runs(rows, wanted):
-            if not in_time():
-                for i in run.members:
-                    statuses[i] = Status.TIMEOUT
-                continue
-            statuses_of_run = self._read_one_run(kind, shard, run, wanted, turn)
-            for i, status in zip(run.members, statuses_of_run, strict=True):
-                statuses[i] = status
-        if Status.MISS in statuses:
-            self._get_compressed(kind, shard, wanted, rows, statuses, in_time, turn)
-        return statuses
-
-    def _read_one_run(
-        self, kind: int, shard: int, run: Run, wanted: Sequence[Wanted], turn: Turn
-    ) -> Sequence[Status]:
-        members = [wanted[i] for i in run.members]
-        pool, helpers = self.verifiers, self.config.verify_threads
-
-        def read(fd: int, at: int) -> Outcome:
-            return read_run(self.io, fd, at, kind, shard, members, pool, helpers, turn)
-
-        return self._read_guarded(kind, shard, run, members, read)
-
-    def _get_compressed(
-        self,
-        kind: int,
-        shard: int,
-        wanted: Sequence[Wanted],
-        rows: NDArray[Any],
-        statuses: list[Status],
-        in_time: Callable[[], bool],
-        turn: Turn,
-    ) -> None:
-        """Read what is stored in fewer bytes than are wanted; sets the statuses of these."""
-        pool, helpers = self.verifiers, self.config.verify_threads
-        for run in plan_compressed(rows, wanted):
-            members = [wanted[i] for i in run.members]
-            lengths: list[int] = rows["length"][run.members].tolist()
-
-            def read(
-                fd: int, at: int, members: list[Wanted] = members, lengths: list[int] = lengths
-            ) -> Outcome:
-                return read_compressed(
-                    self.io, fd, at, kind, shard, members, lengths, pool, helpers, turn
-                )
-
-            found: Sequence[Status] = [Status.TIMEOUT] * len(members)
-            if in_time():
-                found = self._read_guarded(kind, shard, run, members, read)
-            for i, status in zip(run.members, found, strict=True):
-                # A record that only others can expand is not there for us.
-                statuses[i] = Status.MISS if status is Status.SKIPPED else status
-
-    def _read_guarded(
-        self,
-        kind: int,
-        shard: int,
-        run: Run,
-        members: Sequence[Wanted],
-        read: Callable[[int, int], Outcome],
-    ) -> Sequence[Status]:
-        """`read(descriptor, offset)` of a run: failures become statuses, damage is set aside."""
-        if self.breaker.is_open:
-            self.counts["breaker_skips"] += 1
-            return [Status.ERROR] * len(members)
-        segment = self.segments.get(run.segment)
-        try:
-            fd = self.segments.acquire(run.segment)
-            if fd is None:
-                self.index.forget_segment(segment)
-                return [Status.MISS] * len(members)
-            try:
-                outcome = read(fd, run.page * fmt.PAGE)
-            finally:
-                self.segments.release(run.segment)
-        except OSError as error:
-            if error.errno in _GONE_ERRORS:
-                self.index.forget_segment(segment)
-                return [Status.MISS] * len(members)
-            self.counts["read_errors"] += 1
-            self.breaker.error()
-            return [Status.ERROR] * len(members)
-        self.breaker.success()
-        self.counts.update(outcome.counts)
-        if outcome.statuses.count(Status.OK) == len(members):
-            return outcome.statuses
-        for want, status in zip(members, outcome.statuses, strict=True):
-            if status is Status.SKIPPED:
-                # Then the next put stores a copy that this process can read, too.
-                self.index.forget(kind, shard, want.digest, run.segment)
-            elif status is not Status.OK:
-                self.quarantine(kind, shard, want.digest, run.segment)
-        return outcome.statuses
+        return self._reads.get_into(kind, shard, wanted, rows, in_time, turn)
 
     def quarantine(self, kind: int, shard: int, digest: bytes, segment: int) -> None:
         """A slot does not hold what the index says: nobody shall look there again.
