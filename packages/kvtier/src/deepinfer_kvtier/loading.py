@@ -71,8 +71,11 @@ def start_load(
         job.future.set_result(result)
 
     if wait:
-        with tiers.threads.in_own_thread(priority) as turn:
-            work(turn)
+        tiers.threads.begin(priority)
+        try:
+            work(Turn(priority))
+        finally:
+            tiers.threads.end(priority)
     else:
         tiers.threads.submit(work, priority)
     return job

@@ -12,8 +12,7 @@ from __future__ import annotations
 import contextlib
 import heapq
 import threading
-from collections import Counter
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from typing import Final
 
 MOST_BEFORE_A_PIECE: Final = 4
@@ -59,7 +58,7 @@ class LoadQueue:
         self._work = threading.Condition(self._lock)
         self._passed = threading.Condition(self._lock)
         self._waiting: list[_Entry] = []  # a heap
-        self._running: Counter[int] = Counter()
+        self._running: dict[int, int] = {}
         self._threads: list[threading.Thread] = []
         self._idle = 0
         self._submitted = 0
@@ -83,16 +82,24 @@ class LoadQueue:
                 thread.start()
             self._work.notify()
 
-    @contextlib.contextmanager
-    def in_own_thread(self, priority: int) -> Generator[Turn]:
-        """A load that its caller does itself: the less urgent ones here let it pass."""
+    def begin(self, priority: int) -> None:
+        """A load that its caller does itself begins: the less urgent ones here let it pass."""
         with self._lock:
-            self._running[priority] += 1
-            self._note()
-        try:
-            yield Turn(priority)
-        finally:
-            self._end(priority)
+            self._running[priority] = self._running.get(priority, 0) + 1
+            if priority > self.most_urgent:
+                self.most_urgent = priority
+
+    def end(self, priority: int) -> None:
+        """It has ended."""
+        with self._lock:
+            left = self._running[priority] - 1
+            if left:
+                self._running[priority] = left
+            else:
+                del self._running[priority]
+                self._note()
+            self._ended += 1
+            self._passed.notify_all()
 
     def let_pass(self, turn: Turn) -> None:
         """Do what is more urgent and has no thread; wait for what has one."""
@@ -133,16 +140,7 @@ class LoadQueue:
             with contextlib.suppress(BaseException):
                 work(turn)
         finally:
-            self._end(turn.priority)
-
-    def _end(self, priority: int) -> None:
-        with self._lock:
-            self._running[priority] -= 1
-            if not self._running[priority]:
-                del self._running[priority]
-            self._ended += 1
-            self._note()
-            self._passed.notify_all()
+            self.end(turn.priority)
 
     # -- inside the lock
 
@@ -158,7 +156,7 @@ class LoadQueue:
     def _take(self, entry: _Entry) -> tuple[int, _Work]:
         """Priority and work of what has left the queue and is about to run."""
         negative, _, work = entry
-        self._running[-negative] += 1
+        self._running[-negative] = self._running.get(-negative, 0) + 1
         self._note()
         # Those who wait for a thread to take something else may have to take what is left.
         self._passed.notify_all()
