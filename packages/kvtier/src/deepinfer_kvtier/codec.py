@@ -99,7 +99,7 @@ def _inflate(stored: memoryview, views: Sequence[memoryview]) -> bool:
                     if not got:
                         return False
                     at += got
-            return not frame.read(1)
+            return True
     except zstandard.ZstdError:
         return False
 
