@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 
 from deepinfer_kvtier.config import KVTierConfig
 from deepinfer_kvtier.retention import RetentionClass
@@ -38,11 +39,15 @@ def choose_sparse(states: Iterable[SegmentState]) -> list[SegmentState]:
 
 
 def choose_victims(
-    states: Iterable[SegmentState], excess_bytes: int, ranks: Mapping[str, int]
+    states: Iterable[SegmentState],
+    excess_bytes: int,
+    ranks: Mapping[str, int],
+    kept_bytes: Mapping[int, int] = MappingProxyType({}),
 ) -> list[SegmentState]:
     """Segments to evict until `excess_bytes` are free: lowest rank first, then longest unused.
 
     Classes without an entry in `ranks` (those that never expire) are never evicted.
+    kept_bytes: what is written again of a segment, by its number.
     """
     candidates = [state for state in states if state.deletable and state.cls in ranks]
     candidates.sort(key=lambda state: (ranks[state.cls], state.last_seen_s))
@@ -51,7 +56,7 @@ def choose_victims(
         if excess_bytes <= 0:
             break
         victims.append(state)
-        excess_bytes -= state.bytes
+        excess_bytes -= state.bytes - kept_bytes.get(state.local, 0)
     return victims
 
 
@@ -69,7 +74,7 @@ def over_limit(config: KVTierConfig, quota: int | None, used: int) -> int:
 
 
 def over_class_quotas(
-    config: KVTierConfig, survey: Survey
+    config: KVTierConfig, survey: Survey, kept_bytes: Mapping[int, int] = MappingProxyType({})
 ) -> tuple[list[SegmentState], dict[str, int]]:
     """Victims within classes that have a quota, and by class the bytes that no victim can free."""
     ranks = class_ranks(config.classes)
@@ -78,8 +83,8 @@ def over_class_quotas(
     for cls, quota in config.class_quotas.items():
         members = [state for state in survey.states if state.cls == cls]
         excess = over_limit(config, quota, survey.bytes_of(cls))
-        chosen = choose_victims(members, excess, ranks)
-        left = excess - sum(state.bytes for state in chosen)
+        chosen = choose_victims(members, excess, ranks, kept_bytes)
+        left = excess - sum(state.bytes - kept_bytes.get(state.local, 0) for state in chosen)
         if left > 0:
             stuck[cls] = left
         victims.extend(chosen)

@@ -14,6 +14,7 @@ from deepinfer_kvtier.choose import (
     over_class_quotas,
     over_limit,
 )
+from deepinfer_kvtier.config import KVTierConfig
 from deepinfer_kvtier.deleting import (
     Deleted,
     delete_segments,
@@ -26,6 +27,7 @@ from deepinfer_kvtier.io import is_full
 from deepinfer_kvtier.logs import LogReader
 from deepinfer_kvtier.moving import copy_forward
 from deepinfer_kvtier.recover import adopt
+from deepinfer_kvtier.sparing import bytes_of, worth_keeping, write_again
 from deepinfer_kvtier.survey import Survey, take_survey
 from deepinfer_kvtier.tenants import enforce_namespace_quotas
 from deepinfer_kvtier.writer import remove_folder
@@ -38,7 +40,7 @@ class GcReport:
     """What one collection did, or with `dry_run` would do. Sizes in bytes of the file system.
 
     segments_expired: segments without a living record, those that were rewritten included.
-    bytes_copied:     living records that moved to new segments.
+    bytes_copied:     living records that moved to new segments, second chances included.
     bytes_left:       everything under the directory; files that wait for their grace not counted.
     within_limits:    whether quota and free share are kept now.
     """
@@ -70,33 +72,60 @@ def collect(directory: DirectoryTier, *, dry_run: bool = False) -> GcReport:
     moved, copied = (0, 0) if dry_run else copy_forward(directory, sparse)
     gone += delete_segments(directory, emptied(directory, sparse), dry_run)
     rest = Survey(survey.total_bytes, [s for s in survey.states if s.local not in gone.segments])
-    over, stuck = over_class_quotas(config, rest)
+    left = survey.total_bytes + copied - gone.bytes
+    short = _shortage(directory, gone.bytes if dry_run else 0) > 0
+    # A second chance takes room, so there is none on a file system that is short of it.
+    worth = (
+        {}
+        if short or not _over_a_quota(config, rest, left)
+        else worth_keeping(directory, rest.states)
+    )
+    over, stuck = over_class_quotas(config, rest, bytes_of(worth))
+    kept = write_again(directory, over, worth, dry_run)
     evicted = delete_segments(directory, over, dry_run)
-    left = survey.total_bytes + copied - gone.bytes - evicted.bytes
+    left += kept.bytes - evicted.bytes
     shortage = _shortage(directory, gone.bytes + evicted.bytes if dry_run else 0)
     excess = max(over_limit(config, config.quota_bytes, left), shortage)
     states = [s for s in rest.states if s.local not in evicted.segments]
-    more = choose_victims(states, excess, class_ranks(config.classes))
+    ranks = class_ranks(config.classes)
+    more = choose_victims(states, excess, ranks, bytes_of(worth))
+    if worth and any(state.growing for state in more):
+        # Copies would go to the very segment that has to leave.
+        worth, more = {}, choose_victims(states, excess, ranks)
+    kept_more = write_again(directory, more, worth, dry_run)
     freed = delete_segments(directory, more, dry_run)
     chosen = {state.local: state for state in (*over, *more)}
     evicted += freed
-    early = sum(chosen[n].records for n in evicted.segments if chosen[n].youngest_floor)
+    again = {**kept.records, **kept_more.records}
+    spared = {n: again.get(n, 0) for n in evicted.segments}
+    early = sum(chosen[n].records - spared[n] for n in evicted.segments if chosen[n].youngest_floor)
+    lost = evicted.records - sum(spared.values())
+    copied += kept.bytes + kept_more.bytes
     if not dry_run:
         remove_empty_folders(directory)
         _count(directory, gone, evicted, early, moved, copied)
+        directory.counts["gc_evicted_records"] += lost
+        directory.counts["gc_spared_records"] += sum(again.values())
         _report_shortage(directory, shortage)
         directory.full_classes = frozenset(stuck)
         directory.mark_collected()
     return GcReport(
         segments_expired=len(gone.segments),
         segments_evicted=len(evicted.segments),
-        records_removed=gone.records - moved + evicted.records + dropped,
+        records_removed=gone.records - moved + lost + dropped,
         bytes_freed=gone.bytes + evicted.bytes,
-        bytes_left=left - freed.bytes,
+        bytes_left=left + kept_more.bytes - freed.bytes,
         bytes_copied=copied,
         evicted_before_floor=early,
         adopted_writers=adopted,
-        within_limits=excess <= freed.bytes,
+        within_limits=excess + kept_more.bytes <= freed.bytes,
+    )
+
+
+def _over_a_quota(config: KVTierConfig, survey: Survey, total_bytes: int) -> bool:
+    return over_limit(config, config.quota_bytes, total_bytes) > 0 or any(
+        over_limit(config, quota, survey.bytes_of(cls)) > 0
+        for cls, quota in config.class_quotas.items()
     )
 
 
@@ -107,7 +136,6 @@ def _count(
     directory.counts["gc_expired_segments"] += len(gone.segments)
     directory.counts["gc_expired_records"] += gone.records - moved
     directory.counts["gc_evicted_segments"] += len(evicted.segments)
-    directory.counts["gc_evicted_records"] += evicted.records
     directory.counts["gc_copied_bytes"] += copied
     directory.counts["evicted_before_floor"] += early
 

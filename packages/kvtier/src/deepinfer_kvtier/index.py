@@ -67,6 +67,7 @@ class DirectoryIndex:
         with self._lock:
             numbers = self._table.find(lo, hi, kind, shard)
             there = numbers >= 0
+            self._table.mark_hit(numbers[there])
             stale = aged(self._table.take(numbers[there]), now_s, classes)
             if not stale.any():
                 return None
@@ -135,6 +136,7 @@ class DirectoryIndex:
                 found = self._table.find(some["key_lo"], some["key_hi"], kind, shard)
                 there = found >= 0
                 self._table.touch(found[there], some["created_s"][there])
+                self._table.mark_hit(found[there])
 
     def bury(
         self, kind: int, shard: int, digests: Sequence[bytes], wall_ms: int
@@ -192,6 +194,17 @@ class DirectoryIndex:
         """A copy of the rows of everything stored, further copies of a record included."""
         with self._lock:
             return np.concatenate((self.rows(), self._spares))
+
+    def hit_rows(self) -> NDArray[Any]:
+        """Copies of the rows that were used since they came, as far as this process knows."""
+        with self._lock:
+            return self._table.hit_rows()
+
+    def forget_hits(self, rows: NDArray[Any]) -> None:
+        """Count these rows as not used since they came."""
+        with self._lock:
+            numbers = self._table.find_rows(rows)
+            self._table.mark_hit(numbers[numbers >= 0], hit=False)
 
     def drain_removed(self) -> list[tuple[bytes, int, int]]:
         """(key, kind, depth) of records that left since the last call, for events."""

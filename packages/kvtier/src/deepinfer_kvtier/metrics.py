@@ -56,6 +56,7 @@ _PLAIN: tuple[tuple[str, Kind, str, str, str], ...] = (
         "disk",
         "gc_copied_bytes",
     ),
+    ("disk_spared_records_total", "counter", "Kept from eviction.", "disk", "gc_spared_records"),
     ("disk_gc_low_space_total", "counter", "Collections short of space.", "disk", "gc_low_space"),
     ("disk_low_space", "gauge", "1 while the file system is short.", "disk", "low_space"),
     ("disk_write_amplification", "gauge", "File per put byte.", "disk", "write_amplification"),

@@ -48,11 +48,17 @@ class ReplayClock:
 
 
 def replay(
-    cache: Cache, clock: ReplayClock, requests: Sequence[Request], *, block_tokens: int = 512
+    cache: Cache,
+    clock: ReplayClock,
+    requests: Sequence[Request],
+    *,
+    block_tokens: int = 512,
+    flush: bool = False,
 ) -> ReplayResult:
     """Serve the requests of a trace one after another.
 
     cache: opened with this clock; its blocks are `BLOCK_BYTES` long.
+    flush: wait after every request until tiers below host memory have what it put.
     raises: KVTierError when a block came back wrong or not at all.
     """
     layout = LayoutSpec(block_tokens, {"block": parts(("kv", BLOCK_BYTES))})
@@ -82,6 +88,8 @@ def replay(
         if missing:
             ns.put(missing, rows[n:], parents=match.digests[n - 1] if n else None, first_block=n)
         match.release()
+        if flush:
+            cache.flush()
         ended = time.process_time()
         for call, seconds in zip(
             spent, (matched - started, done - matched, ended - before), strict=True

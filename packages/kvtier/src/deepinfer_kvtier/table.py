@@ -50,6 +50,7 @@ class EntryTable:
     def __init__(self, capacity: int = 1024) -> None:
         self._rows: NDArray[Any] = np.zeros(capacity, dtype=ROW)
         self._live: NDArray[np.bool_] = np.zeros(capacity, dtype=np.bool_)
+        self._hit: NDArray[np.bool_] = np.zeros(capacity, dtype=np.bool_)  # since it came
         self._used = 0  # rows ever handed out; holes are in _free
         self._free: list[int] = []
         self._slots: NDArray[np.uint32] = np.full(_slots_for(capacity), _EMPTY, dtype=np.uint32)
@@ -61,7 +62,7 @@ class EntryTable:
     @property
     def nbytes(self) -> int:
         """Memory of the arrays."""
-        return self._rows.nbytes + self._live.nbytes + self._slots.nbytes
+        return self._rows.nbytes + self._live.nbytes + self._hit.nbytes + self._slots.nbytes
 
     def rows(self) -> NDArray[Any]:
         """A copy of all live rows."""
@@ -101,6 +102,7 @@ class EntryTable:
             numbers = self._allocate(len(fresh))
             self._rows[numbers] = rows[fresh]
             self._live[numbers] = True
+            self._hit[numbers] = False
             self._place(numbers)
             added[fresh] = True
         return added
@@ -109,6 +111,15 @@ class EntryTable:
         """Raise the time of the last use of rows; never lowers it."""
         found = self._rows["seen_s"]
         found[numbers] = np.maximum(found[numbers], np.asarray(seen_s, dtype=np.uint32))
+
+    def mark_hit(self, numbers: NDArray[Any], hit: bool = True) -> None:
+        """Note that rows were used since they came, or take that back."""
+        self._hit[numbers] = hit
+
+    def hit_rows(self) -> NDArray[Any]:
+        """Copies of the rows that were used since they came."""
+        used = slice(0, self._used)
+        return self._rows[used][self._live[used] & self._hit[used]]
 
     def remove(self, numbers: NDArray[Any]) -> NDArray[Any]:
         """Take rows out and return copies of them."""
@@ -188,6 +199,7 @@ class EntryTable:
             size = max(self._used + new, len(self._rows) * 5 // 4)
             self._rows = _grown(self._rows, size)
             self._live = _grown(self._live, size)
+            self._hit = _grown(self._hit, size)
         numbers = np.array(reused + list(range(self._used, self._used + new)), dtype=np.int64)
         self._used += new
         return numbers
