@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+import numpy as np
 import pytest
 
 import deepinfer_kvtier as kvtier
@@ -23,7 +24,7 @@ def shards(serve):
 def open_fleet(tmp_path, shards):
     opened = []
 
-    def make(urls=None, clock=None, **changes):
+    def make(urls=None, clock=None, compression="none", **changes):
         fleet = kvtier.FleetTierConfig(
             path=tmp_path / "mount",
             directory=tuple(urls or (one.url for one in shards)),
@@ -32,7 +33,12 @@ def open_fleet(tmp_path, shards):
             **changes,
         )
         cache = kvtier.open(
-            host_bytes=0, secret=SECRET, tiers=[fleet], clock=clock, min_free_share=0.0
+            host_bytes=0,
+            secret=SECRET,
+            tiers=[fleet],
+            clock=clock,
+            min_free_share=0.0,
+            compression=compression,
         )
         opened.append(cache)
         return cache
@@ -55,13 +61,28 @@ def test_another_machine_finds_blocks_through_the_service_alone(open_fleet, make
     assert two.further[0].tier._files.logs() == {}, "no log of another writer was read"
 
 
+def test_the_service_knows_compressed_records_by_their_stored_length(open_fleet, tmp_path):
+    one, two = open_fleet(compression="zstd-1"), open_fleet()
+    layout = kvtier.LayoutSpec(128, {"block": kvtier.parts(("flat", 30_000), ("noise", 1_000))})
+    tokens = list(range(6 * 128))
+    source = np.random.default_rng(1).integers(0, 256, (6, 31_000), dtype=np.uint8)
+    source[:, :30_000] = np.arange(6, dtype=np.uint8)[:, None]
+    ns = one.namespace(layout, model="m", salt="t")
+    ns.put(ns.match(tokens).digests, source)
+    assert one.flush().done
+    assert sum(path.stat().st_size for path in tmp_path.rglob("*.kvs")) < 6 * 31_000 // 2
+    reader = two.namespace(layout, model="m", salt="t")
+    room = np.zeros_like(source)
+    with reader.match(tokens, leave_last=False) as match:
+        assert reader.load(match, dst=room, wait=True).wait().ok
+    assert np.array_equal(room, source)
+
+
 def test_a_long_prompt_takes_two_search_rounds(open_fleet, make_model):
     one, two = open_fleet(), open_fleet()
     model, reader = make_model(one), make_model(two)
     tokens = model.prompt(1, 600)
     digests = model.digests(tokens)
-    import numpy as np
-
     model.ns.put(digests[:431], np.zeros((431, 5_000), dtype=np.uint8))
     assert one.flush(60).done
     assert reader.block_hits(tokens) == 431
