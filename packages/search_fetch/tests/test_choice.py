@@ -8,9 +8,13 @@ from hypothesis import strategies as st
 
 from deepinfer_search_fetch.extract import extract
 from deepinfer_search_fetch.extract.candidates import votes
+from deepinfer_search_fetch.extract.hints import HINT_INDEX, SEMANTIC, context_columns, far_hint
 from deepinfer_search_fetch.extract.html import HtmlOptions, prepare
+from deepinfer_search_fetch.extract.layout import lay_out
 from deepinfer_search_fetch.extract.select import LEAVES, Model, decide
+from deepinfer_search_fetch.extract.wording import ends_content, has_date, has_price, is_furniture
 
+FURNITURE = ("Privacy", "sign in", "Related", "read more", "Kommentare", "Getty Images", "cookie")
 URL = "https://birds.example/guide/kestrel.html"
 
 
@@ -33,9 +37,47 @@ def test_a_candidate_that_is_the_whole_page_gets_every_long_run(runs: list[list[
     assert all(0.0 <= v <= 1.0 for v in found)
 
 
+@given(st.text(alphabet="abcnorstuy ", max_size=12), st.sampled_from(FURNITURE))
+def test_furniture_is_known_in_either_case_and_amid_other_words(text: str, phrase: str) -> None:
+    around = f"{text} {phrase} {text}"
+    assert is_furniture(around)
+    assert is_furniture(around.upper())
+    assert is_furniture(text) == is_furniture(text.upper())
+
+
+def test_what_only_starts_a_heading_does_not_end_content_in_its_middle() -> None:
+    assert ends_content("share this page")
+    assert ends_content("12 comments")
+    assert not ends_content("why we share")
+    assert not ends_content("commentators")
+
+
+def test_a_price_and_a_date_need_their_digits() -> None:
+    assert has_price("now 12 kr")
+    assert not has_price("kr and €")
+    assert has_date("on 5.6., maybe")
+    assert has_date("three days ago")
+    assert has_date("1 in 1999")
+    assert not has_date("a long imago 123")
+
+
+def test_a_hint_fades_with_every_box_below_and_stays_known() -> None:
+    page = "<div class='xnav' id=a><section><p>one</p></section></div><p>two</p>"
+    prepared = prepare(f"<html><body class=nav>{page}</body></html>", None, HtmlOptions())
+    assert prepared is not None
+    layout = lay_out(prepared.page.runs)
+    columns = context_columns(layout)
+    names = [box.tag for box in layout.boxes]
+    assert names == ["body", "div", "section", "p", "p"]
+    near = columns[:, 2 + len(SEMANTIC) + HINT_INDEX["nav"]]
+    np.testing.assert_allclose(near, [0, 1, 0.6, 0.36, 0])
+    np.testing.assert_array_equal(far_hint(columns, "nav"), [0, 1, 1, 1, 0])
+    np.testing.assert_array_equal(columns[:, 2 + SEMANTIC["section"]], [0, 0, 1, 1, 0])
+
+
 def _random_tree(rng: np.random.Generator) -> tuple[list, list, list, list, object]:
     """Arrays as `Model` holds them, and the same tree as nested tuples."""
-    features, thresholds, survivors, values = [], [], [], []
+    features, thresholds, ruled_out, values = [], [], [], []
 
     def grow(depth: int) -> object:
         if depth == 0 or (depth < 3 and rng.random() < 0.3):
@@ -44,10 +86,9 @@ def _random_tree(rng: np.random.Generator) -> tuple[list, list, list, list, obje
         place, first = len(features), len(values)
         features.append(int(rng.integers(5)))
         thresholds.append(float(np.float32(rng.normal())))
-        survivors.append(0)
+        ruled_out.append(0)
         left = grow(depth - 1)
-        lost = sum(1 << leaf for leaf in range(first, len(values)))
-        survivors[place] = 0xFFFF & ~lost
+        ruled_out[place] = sum(1 << leaf for leaf in range(first, len(values)))
         return (features[place], thresholds[place], left, grow(depth - 1))
 
     tree = grow(4)
@@ -55,7 +96,7 @@ def _random_tree(rng: np.random.Generator) -> tuple[list, list, list, list, obje
     return (
         features + [0] * spare,
         thresholds + [1e30] * spare,
-        survivors + [0xFFFF] * spare,
+        ruled_out + [0] * spare,
         values + [0.0] * (LEAVES - len(values)),
         tree,
     )
@@ -75,10 +116,10 @@ def test_the_ensemble_by_bit_masks_is_the_ensemble_by_walking(seed: int) -> None
     trees = [_random_tree(rng) for _ in range(7)]
     empty = np.zeros(0)
     model = Model(
-        feature=np.array([t[0] for t in trees]),
-        threshold=np.array([t[1] for t in trees], dtype=np.float32),
-        survivors=np.array([t[2] for t in trees], dtype=np.uint16),
-        value=np.array([t[3] for t in trees]),
+        feature=np.array([t[0] for t in trees]).T,
+        threshold=np.array([t[1] for t in trees], dtype=np.float32).T,
+        ruled_out=np.array([t[2] for t in trees], dtype=np.uint16).T,
+        value=np.array([t[3] for t in trees]).ravel(),
         bias=0.25,
         classes=(),
         page_mean=empty,
@@ -113,10 +154,10 @@ def test_the_choice_drops_comments_that_the_model_would_keep_unless_the_page_is_
         prepared = prepare(f"<html><body>{body}</body></html>", None, HtmlOptions())
         assert prepared is not None
         model = Model(
-            feature=np.zeros((1, LEAVES - 1), dtype=np.int64),
-            threshold=np.zeros((1, LEAVES - 1), dtype=np.float32),
-            survivors=np.full((1, LEAVES - 1), 0xFFFF, dtype=np.uint16),
-            value=np.zeros((1, LEAVES)),
+            feature=np.zeros((LEAVES - 1, 1), dtype=np.int64),
+            threshold=np.zeros((LEAVES - 1, 1), dtype=np.float32),
+            ruled_out=np.zeros((LEAVES - 1, 1), dtype=np.uint16),
+            value=np.zeros(LEAVES),
             bias=1.0,  # every run is likely content
             classes=("article", "forum"),
             page_mean=np.zeros(1),

@@ -116,11 +116,24 @@ def _parse(text: str) -> html.HtmlElement | None:
     # Lexbor repairs the markup the way browsers do; libxml2 alone loses whole subtrees of some
     # pages. The detour through text costs about 2 ms.
     repaired = str(HTMLTree.parse(text)).encode("utf-8", "replace")
-    parser = html.HTMLParser(encoding="utf-8", remove_comments=True, remove_pis=True)
     try:
-        return html.document_fromstring(repaired, parser=parser)
+        return html.document_fromstring(repaired, parser=html_parser())
     except (etree.ParserError, etree.XMLSyntaxError):
         return None
+
+
+def html_parser() -> html.HTMLParser:
+    """A parser of UTF-8 that leaves out comments and processing instructions.
+
+    All its elements are plain `HtmlElement`: lxml's own choice of a class by tag calls Python
+    whenever an element is touched, a tenth of the time of an extraction, for form fields' sake.
+    """
+    parser = html.HTMLParser(encoding="utf-8", remove_comments=True, remove_pis=True)
+    parser.set_element_class_lookup(_PLAIN_ELEMENTS)
+    return parser
+
+
+_PLAIN_ELEMENTS = etree.ElementDefaultClassLookup(element=html.HtmlElement)
 
 
 def _deeper_than(tree: html.HtmlElement, limit: int) -> bool:

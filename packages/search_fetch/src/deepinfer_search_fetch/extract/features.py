@@ -5,49 +5,17 @@ No feature knows the page's URL, host or vocabulary beyond a few kinds of words 
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
 
+from deepinfer_search_fetch.extract import wording
 from deepinfer_search_fetch.extract.hints import SEMANTIC, context_columns, far_hint
 from deepinfer_search_fetch.extract.layout import Floats, Ints, Layout, lay_out
 from deepinfer_search_fetch.extract.tree import Box, PageTree, Run
 from deepinfer_search_fetch.extract.voters import CHAIN, shifted, voter_columns, window
 
-_SENTENCE_END = re.compile(r"[.!?。！？…][\"'”’)\]]?(?:\s|$)|[。！？]")  # noqa: RUF001
-_BOILER = re.compile(
-    r"cookie|©|\(c\) ?\d{4}|all rights reserved|privacy|terms of|sign (?:in|up)|log ?in|subscribe"
-    r"|newsletter|follow us|share (?:this|on)|read more|load more|show more|learn more|click here"
-    r"|powered by|javascript|add to cart|skip to|back to top|datenschutz|impressum|alle rechte"
-    r"|mentions légales|tous droits|abonn|anmelden|zaloguj|polityka|copyright",
-    re.I,
-)
-# What stands above the parts that follow an article: a short run of this kind ends the content.
-_TAIL = re.compile(
-    r"related|you (?:may|might) (?:also )?like|read (?:more|next|also)"
-    r"|more (?:from|on|in|stories|news)|\bcomments?\b|leave a (?:reply|comment)"
-    r"|about the author|^share|^tags?\b|^filed under|newsletter"
-    r"|subscribe|recommended|popular|latest|trending|see also|sponsored|advertis|recent posts"
-    r"|auch interessant|mehr (?:zum thema|aus)|kommentar|ähnliche|^teilen|schlagw|weitere"
-    r"|meistgelesen|beliebt|à lire aussi|commentaire|similaires"
-    r"|partager|sur le même|komentarz|czytaj|zobacz"
-    r"|podobne|polecane|udostępnij|powiązane|comentario|compart|relacionad|te puede interesar"
-    r"|leggi anche|condivid|leia (?:mais|também)|reacties|lees ook|deel dit",
-    re.I,
-)
-_CREDIT = re.compile(
-    r"\b(?:photo|image|picture|foto|bild|crédit|credit|quelle|source)\b[^.]{0,30}"
-    r"(?::|©| by |/|getty)|getty images|shutterstock|reuters\)|\(ap\b|©",
-    re.I,
-)
-FURNITURE = re.compile("|".join(p.pattern for p in (_BOILER, _TAIL, _CREDIT)), re.I)
-_DATE = re.compile(r"\b(?:19|20)\d\d\b|\b\d{1,2}[./:-]\d{1,2}\b|\bago\b", re.I)
-_PRICE = re.compile(r"[$€£¥]\s?\d|\d\s?(?:€|zł|kr|USD|EUR)\b")
-_DIGIT = re.compile(r"\d")
-_UPPER = re.compile(r"[A-ZÀ-ÖØ-ÞĄĆĘŁŃÓŚŹŻА-Я]")
-_CAPITALISED = re.compile(r"(?<![^\W])[A-ZÀ-ÖØ-ÞĄĆĘŁŃÓŚŹŻА-Я]")
 _TAG_GROUPS: tuple[frozenset[str], ...] = (
     frozenset({"p"}),
     frozenset({"h1", "h2"}),
@@ -60,6 +28,10 @@ _TAG_GROUPS: tuple[frozenset[str], ...] = (
     frozenset({"figcaption", "caption"}),
     frozenset({"blockquote", "dd", "dt"}),
 )
+_KINDS = {tag: [tag in group for group in _TAG_GROUPS] for group in _TAG_GROUPS for tag in group}
+_NO_KIND = [False] * len(_TAG_GROUPS)
+_TAIL_CHARS = 60
+_TAIL_WORDS = 7
 _EMPHASIS = frozenset({"b", "strong", "em"})
 _PROSE_CHARS = 80
 _FAR = 30.0
@@ -83,10 +55,17 @@ def run_features(
     chain = layout.ancestors(CHAIN)
     chars = np.array([max(len(r.text), 1) for r in runs], dtype=np.float64)
     links = np.array([r.link_chars for r in runs], dtype=np.float64)
-    sentences = np.array([len(_SENTENCE_END.findall(r.text)) for r in runs], dtype=np.float64)
+    sentences = np.array(
+        [len(wording.SENTENCE_END.findall(r.text)) for r in runs], dtype=np.float64
+    )
+    tails = [
+        (len(r.text) <= _TAIL_CHARS or len(w) <= _TAIL_WORDS)
+        and wording.ends_content(wording.folded(r.text))
+        for r, w in zip(runs, run_words, strict=True)
+    ]
     opinions = [np.array(v, dtype=np.float64) for v in votes]
     contexts = context_columns(layout)
-    local = _local_columns(runs, run_words, sentences, layout, title)
+    local = _local_columns(runs, run_words, sentences, tails, layout, title)
     headings = np.array([_is_heading(r) for r in runs], dtype=np.float64)
     prose = (chars >= _PROSE_CHARS).astype(np.float64)
     link_share = links / chars
@@ -107,7 +86,7 @@ def run_features(
         (np.cumsum(chars) - chars) / chars.sum(),
         at / n,
         layout.depth[layout.box_of].astype(np.float64),
-        *_heading_columns(runs, headings, chars, prose, link_share, title),
+        *_heading_columns(runs, headings, tails, chars, prose, link_share, title),
         *(shifted(local[:, 0], o) for o in (-3, -2, -1, 1, 2, 3)),
         *(shifted(link_share, o, 0.0) for o in (-3, -2, -1, 1, 2, 3)),
         *(shifted(headings, o, 0.0) for o in (-2, -1, 1, 2)),
@@ -132,6 +111,7 @@ def _local_columns(
     runs: Sequence[Run],
     run_words: Sequence[list[str]],
     sentences: Floats,
+    tails: Sequence[bool],
     layout: Layout,
     title: str,
 ) -> Floats:
@@ -141,15 +121,18 @@ def _local_columns(
     seen: Counter[str] = Counter(r.text for r in runs)
     title_words = set(title.lower().split())
     rows: list[list[float]] = []
-    for run, words_here, stops, b in zip(
-        runs, run_words, sentences.tolist(), layout.box_of.tolist(), strict=True
+    for run, words_here, stops, tail, b in zip(
+        runs, run_words, sentences.tolist(), tails, layout.box_of.tolist(), strict=True
     ):
         text = run.text
         head = text[:400]
+        low = wording.folded(head)
         size = max(len(text), 1)
         sample = max(len(head), 1)
         count = max(len(words_here), 1)
         shared = len(title_words.intersection(words_here))
+        digits = len(wording.DIGIT.findall(head))
+        inside = [item.tag for item in run.items if not isinstance(item, str)]
         rows.append(
             [
                 len(words_here),
@@ -157,16 +140,16 @@ def _local_columns(
                 run.link_chars / size,
                 stops / count * 10,
                 min(stops, 10.0),
-                bool(_SENTENCE_END.search(text[-3:])),
+                wording.SENTENCE_END.search(text[-3:]) is not None,
                 text.count(",") / size * 100,
-                len(_DIGIT.findall(head)) / sample,
-                len(_UPPER.findall(head)) / sample,
-                len(_CAPITALISED.findall(head)) / min(count, sample),
-                bool(_BOILER.search(head)),
-                bool(_DATE.search(text[:200])),
-                bool(_PRICE.search(text[:200])),
-                bool(_CREDIT.search(head)),
-                len(words_here) <= 7 and bool(_TAIL.search(text)),
+                digits / sample,
+                len(wording.UPPER.findall(head)) / sample,
+                len(wording.CAPITALISED.findall(head)) / min(count, sample),
+                wording.is_boilerplate(low),
+                wording.has_date(low[:200]),
+                digits > 0 and wording.has_price(text[:200]),
+                wording.is_credit(low),
+                tail and len(words_here) <= _TAIL_WORDS,
                 seen[text],
                 repeats[signatures[b]],
                 shared / count,
@@ -174,20 +157,21 @@ def _local_columns(
                 text.endswith(":"),
                 text.endswith(("…", "...")),
                 text[:1].islower(),
-                any(not isinstance(i, str) and i.tag in _EMPHASIS for i in run.items),
-                sum(not isinstance(i, str) and i.tag == "a" for i in run.items),
+                not _EMPHASIS.isdisjoint(inside),
+                inside.count("a"),
             ]
         )
     out = np.array(rows, dtype=np.float64)
     for column in (0, 1, 16, 23):  # words, characters, repeats, links: counts of any size
         out[:, column] = np.log1p(out[:, column])
-    kinds = np.array([[r.tag in group for group in _TAG_GROUPS] for r in runs], dtype=np.float64)
+    kinds = np.array([_KINDS.get(r.tag, _NO_KIND) for r in runs], dtype=np.float64)
     return np.concatenate([out, kinds], axis=1)
 
 
 def _heading_columns(
     runs: Sequence[Run],
     headings: Floats,
+    ends: Sequence[bool],
     chars: Floats,
     prose: Floats,
     link_share: Floats,
@@ -203,7 +187,8 @@ def _heading_columns(
         -1,
     )
     tails = np.array(
-        [len(r.text) <= 60 and bool(_TAIL.search(r.text)) for r in runs], dtype=np.float64
+        [end and len(r.text) <= _TAIL_CHARS for r, end in zip(runs, ends, strict=True)],
+        dtype=np.float64,
     )
     tail_heading = tails * headings
     under_tail = np.zeros(n)
@@ -246,7 +231,7 @@ def _page_row(
     total = chars.sum()
     common = np.minimum.reduce(list(opinions))
     code = np.array([r.tag == "pre" for r in runs], dtype=np.float64)
-    prices = sum(bool(_PRICE.search(r.text)) for r in runs)
+    prices = sum(wording.has_price(r.text) for r in runs)
     return np.array(
         [
             np.log1p(total),

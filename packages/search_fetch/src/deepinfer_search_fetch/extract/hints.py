@@ -8,9 +8,11 @@ from functools import lru_cache
 import numpy as np
 
 from deepinfer_search_fetch.extract.layout import Floats, Layout
+from deepinfer_search_fetch.extract.tree import Box
+from deepinfer_search_fetch.extract.wording import folded
 
 _HINTS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
-    (name, re.compile(pattern, re.I))
+    (name, re.compile(pattern))
     for name, pattern in (
         ("content", r"content|article|entry|story|main|body|text|prose|markdown|post(?!er|age)"),
         ("nav", r"nav|menu|breadcrumb|toc\b|pagination|pager|skip|tabs?\b"),
@@ -44,29 +46,42 @@ _MAX_HINT_CHARS = 300
 def context_columns(layout: Layout) -> Floats:
     """float64 [boxes, 2 + semantic + 2 · hints]: in a list, in a link, inside which semantic
     elements, and every hint by nearness (1 here, fading downwards) and at all."""
-    k, s = len(_HINTS), len(SEMANTIC)
-    out = np.zeros((len(layout.boxes), 2 + s + 2 * k))
-    parents = layout.parent.tolist()
+    near, far = 2 + len(SEMANTIC), 2 + len(SEMANTIC) + len(_HINTS)
+    own = np.zeros((len(layout.boxes), far + len(_HINTS)), dtype=np.bool_)
+    rows: list[int] = []
+    columns: list[int] = []
     for b, box in enumerate(layout.boxes):
-        parent = parents[b]
-        if parent < 0:
+        if box.parent is None:
             continue  # the body's classes describe the page, not a place in it
-        row = out[b]
-        row[:] = out[parent]
-        row[2 + s : 2 + s + k] *= _FADE
-        attributes = box.element.attrib
-        if attributes:
-            names = [v for n in ("class", "id", "role") if (v := attributes.get(n))]
-            for h in _found(" ".join(names)[:_MAX_HINT_CHARS]):
-                row[2 + s + h] = row[2 + s + k + h] = 1.0
-        if box.tag in _LIST:
-            row[0] = 1.0
-        elif box.tag == "a":
-            row[1] = 1.0
-        at = SEMANTIC.get(box.tag)
-        if at is not None:
-            row[2 + at] = 1.0
+        found = _columns(box)
+        columns += found
+        rows += [b] * len(found)
+    own[rows, columns] = True
+    out = own.astype(np.float64)
+    # A level at a time, since a parent's row must be done before its children's.
+    for level in range(1, int(layout.depth.max()) + 1):
+        here = np.flatnonzero(layout.depth == level)
+        inherited = out[layout.parent[here]]
+        inherited[:, near:far] *= _FADE
+        out[here] = np.where(own[here], 1.0, inherited)
     return out
+
+
+def _columns(box: Box) -> list[int]:
+    """The columns that one box sets by itself."""
+    s, k = 2 + len(SEMANTIC), len(_HINTS)
+    columns: list[int] = []
+    get = box.element.get
+    names = [v for n in ("class", "id", "role") if (v := get(n))]
+    for h in _found_in(" ".join(names)[:_MAX_HINT_CHARS]):
+        columns += (s + h, s + k + h)
+    if box.tag in _LIST:
+        columns.append(0)
+    elif box.tag == "a":
+        columns.append(1)
+    if (at := SEMANTIC.get(box.tag)) is not None:
+        columns.append(2 + at)
+    return columns
 
 
 def far_hint(contexts: Floats, name: str) -> Floats:
@@ -74,6 +89,12 @@ def far_hint(contexts: Floats, name: str) -> Floats:
     return contexts[:, 2 + len(SEMANTIC) + len(_HINTS) + HINT_INDEX[name]]
 
 
+def _found_in(text: str) -> set[int]:
+    # No hint goes across a blank, and pages share their names more than their lists of names.
+    return set().union(*map(_found, text.split(" "))) if text else set()
+
+
 @lru_cache(maxsize=16384)
-def _found(text: str) -> tuple[int, ...]:
-    return tuple(i for i, (_, p) in enumerate(_HINTS) if p.search(text)) if text else ()
+def _found(name: str) -> tuple[int, ...]:
+    low = folded(name)
+    return tuple(i for i, (_, p) in enumerate(_HINTS) if p.search(low))

@@ -17,7 +17,7 @@ from lxml import etree, html  # pyright: ignore[reportAttributeAccessIssue]
 from resiliparse.extract.html2text import extract_plain_text
 from resiliparse.parse.html import HTMLTree
 
-from deepinfer_search_fetch.extract.dom import parse_html
+from deepinfer_search_fetch.extract.dom import html_parser, parse_html
 from deepinfer_search_fetch.extract.hidden import (
     HIDING_RULES_MAX,
     MAX_HIDDEN_SHARE,
@@ -159,8 +159,7 @@ def _head(tree: Any) -> html.HtmlElement:
         f'<html lang="{escape(language)}">{tree.head or ""}'
         f"<body><h1>{escape(title.text if title is not None else '')}</h1></body></html>"
     )
-    parser = html.HTMLParser(encoding="utf-8", remove_comments=True, remove_pis=True)
     try:
-        return html.document_fromstring(source.encode("utf-8", "replace"), parser=parser)
+        return html.document_fromstring(source.encode("utf-8", "replace"), parser=html_parser())
     except (etree.ParserError, etree.XMLSyntaxError):
         return html.Element("html")

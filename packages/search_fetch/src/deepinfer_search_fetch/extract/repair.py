@@ -12,9 +12,9 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from deepinfer_search_fetch.extract.features import FURNITURE
 from deepinfer_search_fetch.extract.layout import Floats
 from deepinfer_search_fetch.extract.tree import Box, PageTree, Run
+from deepinfer_search_fetch.extract.wording import is_furniture
 
 Kept = NDArray[np.bool_]
 
@@ -64,7 +64,7 @@ def _fill_gaps(runs: Sequence[Run], kept: Kept, odds: Floats, sizes: Floats) -> 
             continue  # what follows the title is who wrote it, and when
         if all(
             _below(runs[i].box, container)
-            and not FURNITURE.search(runs[i].text)
+            and not is_furniture(runs[i].text)
             and (runs[i].tag in _GAP_TAGS or runs[i].box is container)
             and runs[i].link_chars <= _LINKED * len(runs[i].text)
             and odds[i] >= _MIN_GAP_ODDS

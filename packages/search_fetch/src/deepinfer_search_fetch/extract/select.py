@@ -32,7 +32,6 @@ _FORUM_ODDS = 0.2
 _COMMENTS_ARE_THE_PAGE = 0.8
 _COMMENTS = re.compile(r"\bcomments?\b|comment-|disqus|\brepl(?:y|ies)\b", re.I)
 LEAVES: Final = 16
-_ALL_LEAVES = np.uint16(0xFFFF)
 _LOWEST_BIT = np.array([0, *((v & -v).bit_length() - 1 for v in range(1, 1 << LEAVES))], np.uint8)
 _CHUNK = 512
 
@@ -43,15 +42,15 @@ class Model:
 
     Of every tree the LEAVES - 1 inner nodes side by side, so that a page is evaluated by a few
     array operations: a node whose feature exceeds its threshold rules the leaves on its left out
-    (`survivors` has their bits cleared), and the leftmost leaf no node rules out is the answer.
+    (their bits are set in `ruled_out`), and the leftmost leaf no node rules out is the answer.
 
-    feature: int64 [trees, LEAVES - 1]; threshold: float32, same; survivors: uint16, same;
-    value: float64 [trees, LEAVES].
+    feature: int64 [LEAVES - 1, trees]; threshold: float32, same; ruled_out: uint16, same;
+    value: float64 [trees · LEAVES].
     """
 
     feature: NDArray[np.int64]
     threshold: NDArray[np.float32]
-    survivors: NDArray[np.uint16]
+    ruled_out: NDArray[np.uint16]
     value: Floats
     bias: float
     classes: tuple[PageType, ...]
@@ -64,14 +63,18 @@ class Model:
         """rows: float64 [runs, features]; type_odds: as `page_type_odds` gives them; returns
         float64 [runs], the odds of being content."""
         x = np.concatenate([rows, np.tile(type_odds, (len(rows), 1))], axis=1, dtype=np.float32)
-        trees = np.arange(len(self.value))
+        trees = self.feature.shape[1]
+        first = np.arange(0, trees * LEAVES, LEAVES)[:, None]
         score = np.empty(len(x))
         for start in range(0, len(x), _CHUNK):
-            part = x[start : start + _CHUNK]
-            exceeds = part[:, self.feature] > self.threshold
-            alive = np.bitwise_and.reduce(np.where(exceeds, self.survivors, _ALL_LEAVES), axis=2)
-            leaf = _LOWEST_BIT[alive]
-            score[start : start + _CHUNK] = self.value[trees, leaf].sum(axis=1)
+            part = np.ascontiguousarray(x[start : start + _CHUNK].T)  # a feature is one stretch
+            gone = np.zeros((trees, part.shape[1]), dtype=np.uint16)
+            for feature, threshold, leaves in zip(
+                self.feature, self.threshold, self.ruled_out, strict=True
+            ):
+                gone |= (part.take(feature, axis=0) > threshold[:, None]) * leaves[:, None]
+            leaf = first + _LOWEST_BIT.take(~gone)
+            score[start : start + _CHUNK] = self.value.take(leaf).sum(axis=0)
         return 1.0 / (1.0 + np.exp(-(score + self.bias)))
 
     def page_type_odds(self, row: Floats) -> Floats:
@@ -95,10 +98,10 @@ def model_from_json(data: dict[str, Any]) -> Model:
     """A model from the object `benches/train_extraction.py` writes."""
     trees, page = data["trees"], data["page_type"]
     return Model(
-        feature=np.array(trees["feature"], dtype=np.int64),
-        threshold=np.array(trees["threshold"], dtype=np.float32),
-        survivors=np.array(trees["survivors"], dtype=np.uint16),
-        value=np.array(trees["value"], dtype=np.float64),
+        feature=np.array(trees["feature"], dtype=np.int64).T.copy(),
+        threshold=np.array(trees["threshold"], dtype=np.float32).T.copy(),
+        ruled_out=(~np.array(trees["survivors"], dtype=np.uint16)).T.copy(),
+        value=np.array(trees["value"], dtype=np.float64).ravel(),
         bias=float(trees["bias"]),
         classes=tuple(page["classes"]),
         page_mean=np.array(page["mean"], dtype=np.float64),
