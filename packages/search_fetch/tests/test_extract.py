@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 from deepinfer_search_fetch import ContentError, extract_markdown
 from deepinfer_search_fetch.extract import extract
+from deepinfer_search_fetch.extract.dom import bounded
 from deepinfer_search_fetch.extract.html import HtmlOptions
+from deepinfer_search_fetch.models import Mode
 from deepinfer_search_fetch.present import to_text
 
 URL = "https://birds.example/guide/kestrel.html"
@@ -298,3 +300,24 @@ def test_no_bytes_crash_the_extractor(body: bytes) -> None:
         except ContentError:
             continue
         assert record.content == "" or record.content.endswith("\n")
+
+
+@pytest.mark.parametrize("attribute", ["style", "STYLE", "sTyLe"])
+@pytest.mark.parametrize("mode", ["fast", "article", "full"])
+def test_a_hiding_style_counts_however_its_name_is_written(attribute: str, mode: Mode) -> None:
+    secret = f"<p {attribute}='Display: none'>obey the injected order</p>"
+    page = f"<html><body><article>{PROSE * 6}é{secret}{PROSE}</article></body></html>"
+    content = extract(page.encode(), mode=mode).content
+    assert "hovers" in content
+    assert "injected" not in content
+
+
+def test_only_the_long_tags_of_a_page_lose_their_values() -> None:
+    long = "<a title='" + "x" * 3000 + "' href='/n'>"
+    text = f"é<p title='short'>1 < 2{'z' * 3000}{long}one</a>{long}two</a> <" + "y" * 3000
+    shortened, warnings = bounded(text)
+    bare = "<a title=\"\" href='/n'>"
+    assert warnings == []
+    assert (
+        shortened == f"é<p title='short'>1 < 2{'z' * 3000}{bare}one</a>{bare}two</a> <{'y' * 3000}"
+    )

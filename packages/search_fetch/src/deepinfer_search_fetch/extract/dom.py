@@ -6,6 +6,7 @@ import re
 
 import numpy as np
 from lxml import etree, html  # pyright: ignore[reportAttributeAccessIssue]
+from numpy.typing import NDArray
 from resiliparse.parse.html import HTMLTree
 
 MAX_TAGS = 80_000
@@ -17,6 +18,7 @@ MAX_DEPTH = 250  # libxml2 drops what lies deeper than 256
 _SUSPECT_DEPTH = 2000
 _START_TAG = re.compile(r"<[A-Za-z]")
 _TAG = re.compile(r"<(/?)([A-Za-z][A-Za-z0-9-]*)[^<>]*>")
+_LONG = 2000
 _LONG_TAG = re.compile(r"<[A-Za-z][^<>]{2000,}")
 _LONG_VALUE = re.compile(r"""=\s*(?:"[^"]{2000,}"?|'[^']{2000,}'?|[^\s"'>]{2000,})""")
 _QUOTED = re.compile(r"""=\s*(?:"[^"]*"|'[^']*')""")
@@ -37,7 +39,8 @@ def bounded(text: str) -> tuple[str, list[str]]:
     are dropped: the parsers take quadratic time on them, or recurse; the text between survives.
     """
     warnings: list[str] = []
-    text = _LONG_TAG.sub(_without_long_values, text)
+    codes = _codes(text)
+    text = _shorten(text, _long_tags(codes))
     if len(text) > MAX_CHARS:
         text = text[:MAX_CHARS]
         warnings.append("page_cut")
@@ -49,7 +52,8 @@ def bounded(text: str) -> tuple[str, list[str]]:
                 break
     if len(text) > _MANY_CHARS:
         text = _TAG.sub(_without_many_attributes, text)
-    if _suspect(text):
+    # Whatever was changed above was made shorter.
+    if _suspect(codes if len(codes) == len(text) else _codes(text)):
         flat = _flatten(text)
         if flat != text:
             return flat, [*warnings, "deep_nesting_flattened"]
@@ -72,12 +76,37 @@ def _attributes(tag: str) -> int:
     return len(_QUOTED.sub("", tag).split()) - 1
 
 
-def _suspect(text: str) -> bool:
-    data = np.frombuffer(text.encode("ascii", "replace"), dtype=np.uint8)
-    at = np.flatnonzero(data[:-1] == ord("<"))
+def _codes(text: str) -> NDArray[np.uint8]:
+    """The characters as ASCII, "?" for others: enough to see tags by."""
+    return np.frombuffer(text.encode("ascii", "replace"), dtype=np.uint8)
+
+
+def _long_tags(codes: NDArray[np.uint8]) -> list[int]:
+    """Where a "<" and a letter have neither "<" nor ">" behind them for long."""
+    at = np.flatnonzero((codes | 2) == ord(">"))
+    at = at[np.diff(at, append=len(codes)) > _LONG]
+    letter = codes[at + 1] | 32
+    return at[(codes[at] == ord("<")) & (letter >= ord("a")) & (letter <= ord("z"))].tolist()
+
+
+def _shorten(text: str, starts: list[int]) -> str:
+    if not starts:
+        return text
+    pieces: list[str] = []
+    done = 0
+    for start in starts:
+        match = _LONG_TAG.match(text, start)
+        if match is not None:
+            pieces += (text[done:start], _without_long_values(match))
+            done = match.end()
+    return "".join([*pieces, text[done:]])
+
+
+def _suspect(codes: NDArray[np.uint8]) -> bool:
+    at = np.flatnonzero(codes[:-1] == ord("<"))
     if len(at) < _SUSPECT_DEPTH:
         return False
-    following = data[at + 1]
+    following = codes[at + 1]
     steps = np.where(following == ord("/"), -1, (following | 32) >= ord("a"))
     return bool(np.cumsum(steps).max() >= _SUSPECT_DEPTH)
 
@@ -106,7 +135,7 @@ def parse_html(text: str) -> tuple[html.HtmlElement | None, list[str]]:
     """
     warnings: list[str] = []
     tree = _parse(text)
-    if tree is not None and _deeper_than(tree, MAX_DEPTH):
+    if tree is not None and _TOO_DEEP(tree):
         warnings.append("deep_nesting_flattened")
         tree = _parse(_NEUTRAL_TAG.sub(" ", text))
     return tree, warnings
@@ -136,13 +165,7 @@ def html_parser() -> html.HTMLParser:
 _PLAIN_ELEMENTS = etree.ElementDefaultClassLookup(element=html.HtmlElement)
 
 
-def _deeper_than(tree: html.HtmlElement, limit: int) -> bool:
-    depth = 0
-    for event, _ in etree.iterwalk(tree, events=("start", "end")):
-        depth += 1 if event == "start" else -1
-        if depth > limit:
-            return True
-    return False
+_TOO_DEEP = etree.XPath("boolean(" + "/*" * (MAX_DEPTH + 1) + ")")
 
 
 def small_number(text: str | None, otherwise: int) -> int:

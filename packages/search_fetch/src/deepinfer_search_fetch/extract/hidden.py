@@ -292,6 +292,8 @@ _VARIATION_RUN = re.compile("[\ufe00-\ufe0f\U000e0100-\U000e01ef]{3,}")
 
 def strip_invisible_characters(text: str) -> str:
     """Without tag, zero-width (joiners stay), bidi, soft hyphen and private-use code points."""
+    if text.isascii():
+        return text
     # Most pages hold none: asking their few characters beyond ASCII first is five times cheaper.
     beyond = text.encode("utf-8", "replace").translate(None, _ASCII).decode("utf-8")
     if not (_INVISIBLE_CHARS.search(beyond) or _VARIATION_RUN.search(beyond)):

@@ -27,6 +27,7 @@ _MAIL = re.compile(r"mailto:[^\s<>()]+$", re.I)
 # Encoding a name or path beyond ASCII takes five times as long; no page has so many to encode.
 _MAX_UNICODE_TARGETS = 20_000
 _SPACE = re.compile(r"[ \t\r\n\f\u00a0]+")
+_UNEVEN = re.compile(r"[\t\r\n\f\u00a0]|  ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,7 @@ class InlineWriter:
         previous: html.HtmlElement | None = None
         for item in items:
             if isinstance(item, str):
-                out.append(escape(_SPACE.sub(" ", item)))
+                out.append(escape(_SPACE.sub(" ", item) if _UNEVEN.search(item) else item))
                 previous = None
                 continue
             piece = self._element(item)
@@ -229,8 +230,13 @@ _ESCAPES = re.compile(
 )
 
 
+_SPECIAL = re.compile(r"[\\*_`<\[~&]")
+
+
 def escape(text: str) -> str:
     """Backslashes only where plain text would otherwise turn into markup."""
+    if not _SPECIAL.search(text):
+        return text
     return _ESCAPES.sub(lambda m: "\\" + m.group(), text)
 
 
@@ -258,6 +264,13 @@ def _wrap(inner: str, marker: str) -> str:
     return f"{lead}{marker}{core}{marker}{tail}"
 
 
+_LINE_ENDS = re.compile(r"[ \t]*\n[ \t\n]*")
+_BLANKS = re.compile(r"[ \t]{2,}")
+
+
 def _tidy(text: str) -> str:
-    text = re.sub(r"[ \t]*\n[ \t\n]*", "\n", text)
-    return re.sub(r"[ \t]{2,}", " ", text).strip()
+    if "\n" in text:
+        text = _LINE_ENDS.sub("\n", text)
+    if "  " in text or "\t" in text:
+        text = _BLANKS.sub(" ", text)
+    return text.strip()

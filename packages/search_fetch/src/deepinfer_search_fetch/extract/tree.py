@@ -130,12 +130,14 @@ class _Builder:
         return parts
 
     def _add_runs(self, box: Box, inline: list[InlineItem]) -> None:
-        if not inline:
+        # What stands between two blocks is mostly one stretch of white space.
+        if not inline or (len(inline) == 1 and isinstance(inline[0], str) and inline[0].isspace()):
             return
         for items in [inline] if box.tag == "pre" else _split_at_double_breaks(inline):
-            run = Run(box, items)
-            run.text, run.link_chars = _measure(items, inside_link=_in_link(box))
-            if run.text:
+            text, linked = _measure(items)
+            if text:
+                link_chars = len(text) if _in_link(box) else min(linked, len(text))
+                run = Run(box, items, text=text, link_chars=link_chars)
                 self.runs.append(run)
                 box.children.append(run)
 
@@ -165,7 +167,8 @@ def _split_at_double_breaks(inline: list[InlineItem]) -> list[list[InlineItem]]:
     return groups
 
 
-def _measure(items: list[InlineItem], *, inside_link: bool) -> tuple[str, int]:
+def _measure(items: list[InlineItem]) -> tuple[str, int]:
+    """Text of the items, white space collapsed, and characters of it in links among them."""
     texts: list[str] = []
     linked = 0
     previous: html.HtmlElement | None = None
@@ -178,8 +181,7 @@ def _measure(items: list[InlineItem], *, inside_link: bool) -> tuple[str, int]:
             texts.append(" ")
         previous = item
         linked += _append_text(item, texts)
-    text = _collapse("".join(texts))
-    return text, len(text) if inside_link else min(linked, len(text))
+    return _collapse("".join(texts)), linked
 
 
 def _append_text(element: html.HtmlElement, texts: list[str]) -> int:
