@@ -95,7 +95,8 @@ def _hiding_selector(tree: Any, text: str, bare: bytes) -> str:
     # The selectors do the work: they name the styles of this page that hide, not all elements
     # with a style.
     selectors = [_ATTRIBUTE_HIDES, *_hiding_styles(text, bare)]
-    for sheet in tree.document.get_elements_by_tag_name("style")[:]:
+    document: Any = tree.document
+    for sheet in document.get_elements_by_tag_name("style")[:]:
         selectors += hiding_rules(sheet.text or "", sheet.getattr("media"))
     return ",".join(list(dict.fromkeys(selectors))[:HIDING_RULES_MAX])
 
