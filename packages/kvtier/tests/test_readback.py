@@ -144,7 +144,7 @@ def test_an_object_store_is_read_back_too(make_model, tmp_path):
     pytest.importorskip("obstore")
     url = f"file://{tmp_path}"
     with kvtier.open(
-        tiers=[kvtier.S3TierConfig(url=url)],
+        tiers=[kvtier.S3TierConfig(url=url, linger_s=0.01)],
         secret=bytes(32),
         readback_every=2,
         persist_state=False,
