@@ -7,6 +7,7 @@ import errno
 import pytest
 
 import deepinfer_kvtier as kvtier
+from deepinfer_kvtier.readback import Written, from_directory
 from deepinfer_kvtier.testing import FaultIo, ManualClock
 
 
@@ -89,6 +90,23 @@ def test_what_was_dropped_or_collected_is_no_failure(cache, make_model, store, c
     ok, bad, gone = seen(cache)
     assert (ok + gone, bad) == (2, 0)
     assert cache.stats()["health"] == "ok"
+
+
+def test_a_file_that_another_process_collected_is_told_from_one_that_was_lost(
+    cache, make_model, store, clock
+):
+    model = make_model(cache)
+    collected = put(model, 1, 3)
+    cache.directory.seal()
+    with kvtier.open(store, clock=clock, quota_bytes=4096, auto_gc=False) as other:
+        assert other.gc().segments_evicted == 1
+    read = from_directory(cache.directory)
+    assert read(Written(0, 0, model.digests(collected)[0], 5_000)) is None
+    lost = put(model, 2, 3)
+    cache.directory.seal()
+    for path in store.rglob("*.kvs"):
+        path.unlink()
+    assert read(Written(0, 0, model.digests(lost)[0], 5_000)) is kvtier.Status.MISS
 
 
 def test_nothing_is_read_back_where_it_is_switched_off(store, make_model):

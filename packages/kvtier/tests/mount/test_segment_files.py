@@ -118,9 +118,11 @@ def test_the_files_are_written_and_flushed_side_by_side(open_mount, io):
 def test_a_file_that_fails_is_left_and_nothing_of_the_batch_is_lost(
     open_mount, io, tmp_path, broken
 ):
-    failed = set()
+    failed, again = set(), []
 
     def fail_once(what, path):
+        if what == "write" and path in failed:
+            again.append(path)
         if what == "write" and len(failed) < broken and path not in failed:
             failed.add(path)
             raise OSError(errno.EIO, "a bad place")
@@ -137,6 +139,7 @@ def test_a_file_that_fails_is_left_and_nothing_of_the_batch_is_lost(
     with open_mount() as other:
         check(other, prompt, source)
     assert len(failed) == broken
+    assert not again, "a bad place is not hit twice"
 
 
 def test_locally_there_is_one_file_of_a_class(store):
