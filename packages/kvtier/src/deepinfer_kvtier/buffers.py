@@ -86,6 +86,16 @@ def part_of(views: Sequence[memoryview], offset: int, size: int) -> Views:
     return found
 
 
+def scatter_into(views: Sequence[memoryview], source: memoryview) -> None:
+    """Copy bytes to the places where they lie end to end."""
+    at = 0
+    for view in views:
+        end = at + view.nbytes
+        if end > at:  # an empty view may be a read-only stand-in
+            view[:] = source[at:end]
+        at = end
+
+
 def records_in(
     buffers: Buffers, count: int, part_sizes: Sequence[int], *, writable: bool
 ) -> Records:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from deepinfer_kvtier.buffers import scatter_into
 from deepinfer_kvtier.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -78,10 +79,7 @@ def decode(stored: memoryview, codec: Codec, views: Sequence[memoryview]) -> boo
         return True
     whole = np.empty_like(room)
     _unshuffle(room, codec.width, whole)
-    at = 0
-    for view in views:
-        view[:] = whole[at : at + view.nbytes].data
-        at += view.nbytes
+    scatter_into(views, whole.data)
     return True
 
 

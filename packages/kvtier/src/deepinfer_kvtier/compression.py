@@ -19,7 +19,7 @@ from typing import Final
 
 from deepinfer_kvtier import codec as codecs
 from deepinfer_kvtier import format as fmt
-from deepinfer_kvtier.buffers import part_of
+from deepinfer_kvtier.buffers import part_of, scatter_into
 from deepinfer_kvtier.codec import PLAIN, PLAIN_ID, SHUFFLED_ID, ZSTD_ID, Codec
 from deepinfer_kvtier.layout import MAX_PARTS, Part
 from deepinfer_kvtier.records import Status
@@ -118,7 +118,7 @@ def expand(stored: memoryview, views: Sequence[memoryview]) -> Status:
         if codec.id == PLAIN_ID:
             if size != length:
                 return Status.CORRUPT
-            _scatter(source, target)
+            scatter_into(target, source)
         elif not size or codec.width not in (1, 2, 4) or not codecs.decode(source, codec, target):
             return Status.CORRUPT
         offset += size
@@ -169,10 +169,3 @@ def _pack(payload: memoryview, parts: Sequence[tuple[int, Codec]]) -> bytes | No
     if fmt.slot_bytes(length) >= fmt.slot_bytes(payload.nbytes):
         return None
     return b"".join((*table, *bodies))
-
-
-def _scatter(source: memoryview, views: Sequence[memoryview]) -> None:
-    at = 0
-    for view in views:
-        view[:] = source[at : at + view.nbytes]
-        at += view.nbytes

@@ -163,13 +163,12 @@ def _look(tiers: TierSet, question: Question, *, host_only: bool = False) -> _Su
 
 def _look_below(tiers: TierSet, question: Question, survey: _Survey) -> None:
     """Ask the tiers below host memory for the blocks that are missing above them."""
-    # Stored lengths: what is shorter is compressed, and `NO_ROW` is longer than any record.
     expected = question.layout.payload_bytes("block")
     directory = tiers.directory
     absent = survey.where == _NOWHERE
     if directory is not None and not directory.breaker.is_open and absent.any():
         survey.rows = directory.index.probe(_BLOCK, question.shard, question.probe)
-        here = absent & (survey.rows["length"] <= expected)
+        here = absent & _fits(survey.rows, expected)
         survey.where[here] = _DISK
         survey.marks[here] = survey.rows["flags"][here]
     for number, tier in enumerate(tiers.further):
@@ -177,9 +176,10 @@ def _look_below(tiers: TierSet, question: Question, survey: _Survey) -> None:
         if not len(missing):
             return
         found = tier.probe(_BLOCK, question.shard, [question.probe[i] for i in missing])
-        here = missing[found["length"] <= expected]
+        fits = _fits(found, expected, tier)
+        here = missing[fits]
         survey.where[here] = _FURTHER + number
-        survey.marks[here] = found["flags"][found["length"] <= expected]
+        survey.marks[here] = found["flags"][fits]
 
 
 def _look_for_state(tiers: TierSet, question: Question, survey: _Survey, host_only: bool) -> None:
@@ -192,7 +192,7 @@ def _look_for_state(tiers: TierSet, question: Question, survey: _Survey, host_on
     expected = question.layout.payload_bytes("state")
     if directory is not None and not directory.breaker.is_open and state.blocks < len(probe):
         rows = directory.index.probe(_STATE, question.shard, probe[state.blocks :])
-        at = _deepest(rows, expected, question)
+        at = _deepest(rows, _fits(rows, expected), question)
         if at is not None:
             _replace_state(tiers, survey, at, _DISK, rows)
             survey.state.row = rows[at : at + 1]
@@ -207,7 +207,8 @@ def _look_deeper(
     deeper = question.probe[survey.state.blocks : len(survey.records)]
     if deeper:
         found = tier.probe(_STATE, question.shard, deeper)
-        at = _deepest(found, question.layout.payload_bytes("state"), question)
+        fits = _fits(found, question.layout.payload_bytes("state"), tier)
+        at = _deepest(found, fits, question)
         if at is not None:
             _replace_state(tiers, survey, at, where, found)
 
@@ -224,8 +225,14 @@ def _state_in_host(tiers: TierSet, question: Question, probe: tuple[bytes, ...])
     return _State()
 
 
-def _deepest(rows: NDArray[Any], expected: int, question: Question) -> int | None:
-    there = rows["length"] <= expected
+def _fits(rows: NDArray[Any], expected: int, tier: GuardedTier | None = None) -> NDArray[np.bool_]:
+    """Rows that can be records of so many bytes: what is stored of a compressed one is shorter."""
+    if tier is None or tier.tier.caps.compressed:  # `NO_ROW` is longer than any record
+        return rows["length"] <= expected
+    return rows["length"] == expected
+
+
+def _deepest(rows: NDArray[Any], there: NDArray[np.bool_], question: Question) -> int | None:
     if not question.accept_approximate:
         there &= (rows["flags"] & APPROXIMATE_BIT) == 0
     found = np.flatnonzero(there)

@@ -8,9 +8,9 @@ bytes causes a miss and never a wrong answer.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 
 from deepinfer_kvtier import format as fmt
+from deepinfer_kvtier.buffers import scatter_into
 from deepinfer_kvtier.expanding import open_compressed
 from deepinfer_kvtier.host import checksum_of
 from deepinfer_kvtier.outgoing import Outgoing
@@ -79,7 +79,7 @@ def open_slot(
     if (trailer.digest, trailer.kind, trailer.shard, trailer.payload_bytes) != expected:
         counts["digest_mismatch"] += 1
         return Status.MISS
-    _scatter(payload, want.views)
+    scatter_into(want.views, payload)
     # Over the destination, not over `payload`: the sum then also covers the copy.
     if checksum_of(want.views) != trailer.checksum:
         counts["corrupt"] += 1
@@ -98,12 +98,3 @@ def open_slot(
 def _flags(record: Outgoing) -> int:
     flags = record.origin.approximate * fmt.FLAG_APPROXIMATE | record.sealed * fmt.FLAG_SEALED
     return flags | bool(record.expanded_bytes) * fmt.FLAG_COMPRESSED
-
-
-def _scatter(raw: memoryview, views: Sequence[memoryview]) -> None:
-    at = 0
-    for view in views:
-        end = at + view.nbytes
-        if end > at:  # an empty view may be a read-only stand-in
-            view[:] = raw[at:end]
-        at = end
