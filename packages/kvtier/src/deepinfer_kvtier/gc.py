@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
+
+from numpy.typing import NDArray
 
 from deepinfer_kvtier import format as fmt
 from deepinfer_kvtier.choose import (
@@ -23,11 +27,12 @@ from deepinfer_kvtier.deleting import (
     unlink_leftovers,
 )
 from deepinfer_kvtier.directory import DirectoryTier
+from deepinfer_kvtier.evicting import Evicted, evict
 from deepinfer_kvtier.io import is_full
 from deepinfer_kvtier.logs import LogReader
 from deepinfer_kvtier.moving import copy_forward
 from deepinfer_kvtier.recover import adopt
-from deepinfer_kvtier.sparing import bytes_of, worth_keeping, write_again
+from deepinfer_kvtier.sparing import worth_keeping
 from deepinfer_kvtier.survey import Survey, take_survey
 from deepinfer_kvtier.tenants import enforce_namespace_quotas
 from deepinfer_kvtier.writer import remove_folder
@@ -73,52 +78,41 @@ def collect(directory: DirectoryTier, *, dry_run: bool = False) -> GcReport:
     gone += delete_segments(directory, emptied(directory, sparse), dry_run)
     rest = Survey(survey.total_bytes, [s for s in survey.states if s.local not in gone.segments])
     left = survey.total_bytes + copied - gone.bytes
-    short = _shortage(directory, gone.bytes if dry_run else 0) > 0
+    worth: Mapping[int, NDArray[Any]] = {}
     # A second chance takes room, so there is none on a file system that is short of it.
-    worth = (
-        {}
-        if short or not _over_a_quota(config, rest, left)
-        else worth_keeping(directory, rest.states)
+    if _over_a_quota(config, rest, left) and not _shortage(directory, gone.bytes * dry_run):
+        worth = worth_keeping(directory, rest.states)
+    stuck = over_class_quotas(config, rest)[1]
+    evicted = evict(
+        directory, lambda kept: over_class_quotas(config, rest, kept)[0], worth, dry_run
     )
-    over, stuck = over_class_quotas(config, rest, bytes_of(worth))
-    kept = write_again(directory, over, worth, dry_run)
-    evicted = delete_segments(directory, over, dry_run)
-    left += kept.bytes - evicted.bytes
-    shortage = _shortage(directory, gone.bytes + evicted.bytes if dry_run else 0)
+    left += evicted.kept_bytes - evicted.deleted.bytes
+    shortage = _shortage(directory, (gone.bytes + evicted.deleted.bytes) * dry_run)
     excess = max(over_limit(config, config.quota_bytes, left), shortage)
-    states = [s for s in rest.states if s.local not in evicted.segments]
+    states = [s for s in rest.states if s.local not in evicted.deleted.segments]
     ranks = class_ranks(config.classes)
-    more = choose_victims(states, excess, ranks, bytes_of(worth))
-    if worth and any(state.growing for state in more):
-        # Copies would go to the very segment that has to leave.
-        worth, more = {}, choose_victims(states, excess, ranks)
-    kept_more = write_again(directory, more, worth, dry_run)
-    freed = delete_segments(directory, more, dry_run)
-    chosen = {state.local: state for state in (*over, *more)}
-    evicted += freed
-    again = {**kept.records, **kept_more.records}
-    spared = {n: again.get(n, 0) for n in evicted.segments}
-    early = sum(chosen[n].records - spared[n] for n in evicted.segments if chosen[n].youngest_floor)
-    lost = evicted.records - sum(spared.values())
-    copied += kept.bytes + kept_more.bytes
+    more = evict(
+        directory, lambda kept: choose_victims(states, excess, ranks, kept), worth, dry_run
+    )
+    evicted += more
+    freed = more.deleted.bytes - more.kept_bytes
+    copied += evicted.kept_bytes
     if not dry_run:
         remove_empty_folders(directory)
-        _count(directory, gone, evicted, early, moved, copied)
-        directory.counts["gc_evicted_records"] += lost
-        directory.counts["gc_spared_records"] += sum(again.values())
+        _count(directory, gone, evicted, moved, copied)
         _report_shortage(directory, shortage)
         directory.full_classes = frozenset(stuck)
         directory.mark_collected()
     return GcReport(
         segments_expired=len(gone.segments),
-        segments_evicted=len(evicted.segments),
-        records_removed=gone.records - moved + lost + dropped,
-        bytes_freed=gone.bytes + evicted.bytes,
-        bytes_left=left + kept_more.bytes - freed.bytes,
+        segments_evicted=len(evicted.deleted.segments),
+        records_removed=gone.records - moved + evicted.lost_records + dropped,
+        bytes_freed=gone.bytes + evicted.deleted.bytes,
+        bytes_left=left - freed,
         bytes_copied=copied,
-        evicted_before_floor=early,
+        evicted_before_floor=evicted.early_records,
         adopted_writers=adopted,
-        within_limits=excess + kept_more.bytes <= freed.bytes,
+        within_limits=excess <= freed,
     )
 
 
@@ -130,14 +124,16 @@ def _over_a_quota(config: KVTierConfig, survey: Survey, total_bytes: int) -> boo
 
 
 def _count(
-    directory: DirectoryTier, gone: Deleted, evicted: Deleted, early: int, moved: int, copied: int
+    directory: DirectoryTier, gone: Deleted, evicted: Evicted, moved: int, copied: int
 ) -> None:
-    directory.counts["gc_bytes"] += gone.bytes + evicted.bytes
+    directory.counts["gc_bytes"] += gone.bytes + evicted.deleted.bytes
     directory.counts["gc_expired_segments"] += len(gone.segments)
     directory.counts["gc_expired_records"] += gone.records - moved
-    directory.counts["gc_evicted_segments"] += len(evicted.segments)
+    directory.counts["gc_evicted_segments"] += len(evicted.deleted.segments)
+    directory.counts["gc_evicted_records"] += evicted.lost_records
+    directory.counts["gc_spared_records"] += evicted.kept_records
     directory.counts["gc_copied_bytes"] += copied
-    directory.counts["evicted_before_floor"] += early
+    directory.counts["evicted_before_floor"] += evicted.early_records
 
 
 def tidy(directory: DirectoryTier) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,46 +13,15 @@ from numpy.typing import NDArray
 from deepinfer_kvtier.clock import Clock
 from deepinfer_kvtier.eviction import EvictionPolicy, Lru, Use
 from deepinfer_kvtier.guarding import GuardedPolicy
+from deepinfer_kvtier.host_record import HostRecord
 from deepinfer_kvtier.layout import KIND_CODES
 from deepinfer_kvtier.policies import policy_name
 from deepinfer_kvtier.slab import Slab, gather, scatter
-from deepinfer_kvtier.table import APPROXIMATE_BIT, GENERATION_BITS
 
 _BLOCK = KIND_CODES["block"]
 _STATE = KIND_CODES["state"]
 VERIFY_EVERY = 64
 _EMPTY_SLOTS = 1 << 20  # records of no bytes take no room, only names
-
-
-@dataclass(slots=True, eq=False)
-class HostRecord:
-    """One record in memory. `pins` counts leases, running copies and the write queue.
-
-    marks: approximate bit and replay generation, as in rows of the index.
-    loose: removed while pinned; the last pin gives the memory back.
-    """
-
-    kind: int
-    digest: bytes
-    parent: bytes
-    depth: int
-    data: NDArray[np.uint8]
-    marks: int
-    checksum: bytes | None = None
-    slot: int = -1  # of `data` in the slab of its size
-    pins: int = 0
-    touched: float = 0.0
-    loose: bool = False
-
-    @property
-    def approximate(self) -> bool:
-        """Whether it was computed from windows that bounded replay had rebuilt."""
-        return bool(self.marks & APPROXIMATE_BIT)
-
-    @property
-    def generation(self) -> int:
-        """How many bounded replays lie behind it."""
-        return self.marks & GENERATION_BITS
 
 
 class HostTier:
