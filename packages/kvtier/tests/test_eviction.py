@@ -112,6 +112,14 @@ def test_prompts_that_are_asked_for_and_never_stored_take_bounded_memory(name):
     assert getattr(policy, "remembered", 0) < 17_000
 
 
+def test_prompts_too_short_to_be_a_conversation_are_counted_and_bounded():
+    """Their one block belongs to the next who asks; what they wait for never comes."""
+    policy = SessionAware()
+    for number in range(6_000):
+        ask(policy, (7,), 10.0 * number)
+    assert (policy.remembered, policy.waiting) == (1, 4_097)
+
+
 def test_looking_a_prompt_up_again_at_once_teaches_nothing():
     """A scheduler may ask several times for one request."""
     once, often = SessionAware(), SessionAware()

@@ -101,6 +101,18 @@ def test_what_is_larger_than_everything_is_refused():
     assert tier().take(0, 5 * SIZE) is None
 
 
+@pytest.mark.parametrize("policy", ONLINE)
+def test_a_policy_hears_of_what_was_removed(policy):
+    host = tier(policy=policy)
+    for number in range(4):
+        store(host, number)
+    host.remove(0, digest(0))
+    for number in range(4, 8):
+        store(host, number)
+    assert there(host, *range(8)) == [False] * 4 + [True] * 4
+    assert host.usage()["policy_failures"] == 0
+
+
 def test_removing_a_pinned_record_leaves_its_bytes_to_the_holder():
     host = tier()
     store(host, 1)

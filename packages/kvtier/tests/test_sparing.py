@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import deepinfer_kvtier as kvtier
+from deepinfer_kvtier.evicting import evict
 from deepinfer_kvtier.io import PosixIo
 from deepinfer_kvtier.replay import ReplayClock, replay
 from deepinfer_kvtier.sparing import KEPT_SHARE, worth_keeping, write_again
@@ -181,6 +182,21 @@ def test_what_was_written_again_is_not_once_more_where_its_segment_cannot_go(
         kept = write_again(cache.directory, survey.states, worth, dry_run=False)
         assert (sum(kept.records.values()), kept.bytes) == (16, 16 * SLOT)
         assert worth_keeping(cache.directory, survey.states) == {}
+
+
+def test_there_is_no_second_chance_where_even_the_growing_segment_must_go(store, make_model, clock):
+    with open_small(store, clock) as cache:
+        model = make_model(cache)
+        hot = put(model, 1000)
+        model.block_hits(hot)
+        fill(model, clock, range(6))
+        states = take_survey(cache.directory).states
+        worth = worth_keeping(cache.directory, states)
+        assert worth
+        assert any(state.growing for state in states)
+        done = evict(cache.directory, lambda kept: states, worth, dry_run=False)
+        assert (done.kept_records, done.lost_records) == (0, 7 * 16)
+        assert len(done.deleted.segments) == len(states)
 
 
 def test_a_row_that_is_used_again_starts_without_the_marks_of_the_last(store):

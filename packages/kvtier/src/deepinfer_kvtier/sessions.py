@@ -81,6 +81,11 @@ class SessionAware(TurnBook):
         ):
             self._learn()
 
+    @property
+    def waiting(self) -> int:
+        """Turns that may be continued, as far as it keeps account of them."""
+        return sum(len(cell) for cells in self._waiting for cell in cells)
+
     def victim(self, pinned: Callable[[Name], bool], /) -> Name | None:
         found = self._first_of(self._worthless, pinned)
         at = self._cursor
