@@ -248,7 +248,7 @@ def test_every_load_is_done_once_whatever_passes_whom(loads, threads):
         queue.submit(work(number, pieces), priority)
     queue.shutdown()
     assert sorted(done) == list(range(len(loads)))
-    with pytest.raises(RuntimeError):
+    with pytest.raises(kvtier.ClosedError):
         queue.submit(work(0, 0), 0)
 
 

@@ -15,6 +15,8 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
+from deepinfer_kvtier.errors import ClosedError
+
 MOST_BEFORE_A_PIECE: Final = 4
 PICKS_BY_AGE: Final = 8
 _DEEPEST: Final = 8  # loads within loads in one thread
@@ -68,10 +70,10 @@ class LoadQueue:
         self.most_urgent: float = _NOBODY
 
     def submit(self, work: _Work, priority: int) -> None:
-        """Do `work` in one of the threads; what it raises is its own affair."""
+        """Do `work` in one of the threads; its own errors are its affair. raises: ClosedError."""
         with self._lock:
             if self._closing:
-                raise RuntimeError("the threads for loads are stopped")
+                raise ClosedError("the cache is closed; open it again")
             heapq.heappush(self._waiting, (-priority, self._submitted, work))
             self._submitted += 1
             self._note()
