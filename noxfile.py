@@ -277,7 +277,7 @@ def mooncake(session: nox.Session) -> None:
 
 @nox.session(name="kvtier-faults")
 def kvtier_faults(session: nox.Session) -> None:
-    """kvtier on failing files: a million records compared, then 100,000 steps of the model test."""
+    """kvtier on failing files: 1.2 million records compared, 100,000 steps of the model test."""
     session.env.update(OMP_NUM_THREADS="1", KVTIER_MODEL_STEPS="100000")
     session.install("./packages/kvtier[test]")
     session.run("python", "-m", "deepinfer_kvtier.faultrun", "--reads", "1000000")

@@ -91,19 +91,18 @@ def without_library(monkeypatch):
 
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=str)
-@pytest.mark.parametrize("host_bytes", [0, 1 << 20])
 @pytest.mark.parametrize(
-    "put", [{}, {"copy": False}, {"copy": False, "handover_check": "full"}], ids=str
+    ("host_bytes", "copy", "check"),
+    [(1 << 20, True, "sampled"), (1 << 20, False, "sampled"), (0, False, "full")],
 )
 @pytest.mark.parametrize("key", [None, KEY], ids=["clear", "sealed"])
 def test_a_reader_with_any_setting_reads_what_any_setting_wrote(
-    store, setting, host_bytes, put, key
+    store, setting, host_bytes, copy, check, key
 ):
     settings = {"encryption_key": key} if key else {}
-    writer = {"host_bytes": host_bytes, "compression": setting, **settings}
-    writer["handover_check"] = put.get("handover_check", "sampled")
-    with kvtier.open(store, **writer) as cache:
-        store_into(cache, copy=put.get("copy", True))
+    writer = {"host_bytes": host_bytes, "compression": setting, "handover_check": check}
+    with kvtier.open(store, **writer, **settings) as cache:
+        store_into(cache, copy=copy)
         assert load_from(cache) == ALL
         stats = cache.stats()["compression"]
         assert stats["records"] == BLOCKS + 1

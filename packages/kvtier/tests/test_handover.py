@@ -66,8 +66,9 @@ def served(cache, ns, pool):
         return result.ok_prefix
 
 
-@pytest.mark.parametrize("durability", ["behind", "flushed"])
-@pytest.mark.parametrize("host_bytes", [0, 1 << 20], ids=["no room", "staged"])
+@pytest.mark.parametrize(
+    ("durability", "host_bytes"), [("flushed", 0), ("behind", 1 << 20)], ids=["no room", "staged"]
+)
 @pytest.mark.parametrize(
     "settings",
     [{}, {"encryption_key": KEY}, {"compression": "zstd-1"}],
