@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -323,6 +325,16 @@ def test_paging_reassembles_any_document(blocks: list[str], size: int) -> None:
         offset = part.next_offset
     assert "".join(bodies) == content
     assert returned == part.total
+
+
+@given(st.text(alphabet="ab9_ .,-é漢字か가\u00a0\x1c\n", max_size=40))
+def test_the_token_estimate_is_what_its_definition_says(text: str) -> None:
+    words = re.findall("[A-Za-z0-9_]+", text)
+    rest = re.sub("[A-Za-z0-9_]+", "", text)
+    cjk = sum(c in "漢字か가" for c in rest)
+    others = sum(not c.isspace() for c in rest) - cjk
+    expected = sum(math.ceil(len(w) / 4) for w in words) + cjk + math.ceil(others / 2)
+    assert count_tokens(text) == expected
 
 
 def test_token_estimate_is_the_documented_one() -> None:

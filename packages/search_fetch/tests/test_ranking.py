@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from deepinfer_search_fetch import SearchRequest, SearchResponse
 from deepinfer_search_fetch.errors import ContentError, InvalidRequestError
-from deepinfer_search_fetch.index.backend import Hit
+from deepinfer_search_fetch.index.backend import FieldTerm, Hit, Retrieval
 from deepinfer_search_fetch.index.dedupe import (
     HostLines,
     fingerprint,
@@ -161,6 +161,42 @@ def test_lines_that_a_host_repeats_do_not_make_its_pages_alike() -> None:
     clean = [fingerprint(p, lines.boilerplate("shop.example")).simhash for p in pages[:2]]
     assert (plain[0] ^ plain[1]).bit_count() < (clean[0] ^ clean[1]).bit_count()
     assert lines.boilerplate("new.example") is None
+
+
+def test_pages_of_equal_score_that_change_places_when_more_are_asked_for_are_not_lost() -> None:
+    class Swapping(TantivyBackend):
+        def retrieve(self, query: Retrieval, k: int) -> list[Hit]:
+            hits = super().retrieve(query, k)
+            if k > 200:
+                hits[199], hits[200] = hits[200], hits[199]
+            return hits
+
+    backend = Swapping(None)
+    backend.index(
+        IndexedPage(f"https://h{i}.example/", f"owl {i}", text, "2026-01-01")
+        for i, text in enumerate(texts(260, seed=5))
+    )
+    backend.commit()
+    found = [
+        result.url
+        for offset in range(0, 260, 50)
+        for result in run(backend, "owl", count=50, offset=offset, max_per_host=20).results
+    ]
+    assert sorted(found) == sorted(f"https://h{i}.example/" for i in range(260))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.sampled_from(WORDS), min_size=1, max_size=6, unique=True), st.integers(1, 60))
+def test_one_union_of_terms_finds_and_scores_what_sums_of_groups_do(
+    large: TantivyBackend, words: list[str], k: int
+) -> None:
+    groups = tuple((FieldTerm("body", w, 1.0), FieldTerm("title", w, 0.5)) for w in words)
+    union = large.retrieve(Retrieval(groups, tie=1.0), k)
+    nested = large.retrieve(Retrieval(groups, tie=1 - 1e-9), k)
+    np.testing.assert_allclose([h.score for h in union], [h.score for h in nested], rtol=1e-5)
+    worst = nested[-1].score if nested else 0.0
+    clear = [{h.page.url for h in hits if h.score > worst * 1.0001} for hits in (union, nested)]
+    assert clear[0] == clear[1]
 
 
 def test_the_final_order_puts_no_irrelevant_page_above_a_relevant_one() -> None:

@@ -80,6 +80,11 @@ def test_terms(text: str, expected: list[str]) -> None:
     assert terms(text) == expected
 
 
+@given(st.text(max_size=20), st.sampled_from([" ", "\n", "\u00a0", "\u3000"]), st.text(max_size=20))
+def test_terms_of_two_texts_apart_are_the_terms_of_each(left: str, blank: str, right: str) -> None:
+    assert terms(left + blank + right) == terms(left) + terms(right)
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.text(max_size=80))
 def test_terms_are_stable_and_hold_no_blank(text: str) -> None:

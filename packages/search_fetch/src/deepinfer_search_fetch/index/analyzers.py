@@ -17,6 +17,7 @@ import tantivy
 ANALYZER_VERSION = 2
 _MAX_TERM_CHARS = 64
 _CACHED_WORDS = 200_000
+_CACHED_CHARS = 32
 CJK_RANGES: Final = (
     "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uac00-\ud7af\U00020000-\U0003ffff"
 )
@@ -41,8 +42,8 @@ _FUNCTION_CHARACTERS = frozenset(
 
 def terms(text: str) -> list[str]:
     """Index terms of `text` in order, stop words included."""
-    words = _TOKEN.findall(unicodedata.normalize("NFKC", text))
-    return list(chain.from_iterable(map(_TERMS_OF.__getitem__, words)))
+    # No token holds white space, and no normal form goes across it.
+    return list(chain.from_iterable(map(_TERMS_OF.__getitem__, text.split())))
 
 
 def content_terms(text: str) -> list[str]:
@@ -67,15 +68,22 @@ def is_cjk(term: str) -> bool:
 
 
 class _TermsOf(dict[str, tuple[str, ...]]):
-    """Word -> its terms, filled on demand: a text is mostly words that were seen before."""
+    """What stands between blanks -> its terms, filled on demand: a text is mostly words that were
+    seen before, with the same signs around them."""
 
-    def __missing__(self, word: str) -> tuple[str, ...]:
-        if _FIRST_IS_CJK.match(word):  # a run of characters is seldom seen twice
-            return _cjk_terms(word)
-        if len(self) >= _CACHED_WORDS:
-            self.clear()
-        found = self[word] = _word_terms(word)
+    def __missing__(self, piece: str) -> tuple[str, ...]:
+        words = _TOKEN.findall(unicodedata.normalize("NFKC", piece))
+        found = tuple(chain.from_iterable(map(_terms_of_word, words)))
+        # Long pieces and runs of CJK characters are seldom seen twice.
+        if len(piece) <= _CACHED_CHARS and not _FIRST_IS_CJK.search(piece):
+            if len(self) >= _CACHED_WORDS:
+                self.clear()
+            self[piece] = found
         return found
+
+
+def _terms_of_word(word: str) -> tuple[str, ...]:
+    return _cjk_terms(word) if _FIRST_IS_CJK.match(word) else _word_terms(word)
 
 
 _TERMS_OF = _TermsOf()

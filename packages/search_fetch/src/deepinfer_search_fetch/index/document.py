@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -10,6 +11,7 @@ from urllib.parse import urlsplit
 from deepinfer_search_fetch.index.dedupe import Fingerprint, fingerprint
 
 MAX_STORED_CHARS = 64 * 1024
+_PLAIN_PLACE = re.compile(r"[A-Za-z0-9.-]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +49,12 @@ class IndexedPage:
     def host(self) -> str:
         """The host, or "" for an id that is not a URL."""
         # The URL was checked when the page was made; here it is only taken apart.
-        if not self.url.startswith(("http://", "https://")):
+        scheme, mark, rest = self.url.partition("://")
+        if not mark or scheme not in ("http", "https"):
             return ""
+        place = rest.partition("/")[0]
+        if _PLAIN_PLACE.fullmatch(place):
+            return place.lower()
         return urlsplit(self.url).hostname or ""
 
     @property

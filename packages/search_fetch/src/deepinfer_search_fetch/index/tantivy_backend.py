@@ -141,7 +141,7 @@ class TantivyBackend:
 
     def _page(self, searcher: tantivy.Searcher, address: tantivy.DocAddress) -> IndexedPage:
         raw: Any = searcher.doc(address).get_first("record")
-        return page_of_record(bytes(raw))
+        return page_of_record(bytes(raw).decode("utf-8"))
 
     def _open_writer(self) -> tantivy.IndexWriter:
         if self._writer is None:
@@ -177,8 +177,7 @@ class TantivyBackend:
         must, must_not = tantivy.Occur.Must, tantivy.Occur.MustNot
         clauses: list[tuple[tantivy.Occur, tantivy.Query]] = []
         if query.groups:
-            should = [(tantivy.Occur.Should, self._group(g, query.tie)) for g in query.groups]
-            clauses.append((must, tantivy.Query.boolean_query(should, query.minimum)))
+            clauses.append((must, self._words(query)))
         for members in query.alternatives:
             options = [(tantivy.Occur.Should, self._group(query.groups[i], 0.0)) for i in members]
             clauses.append((must, _filter(tantivy.Query.boolean_query(options))))
@@ -196,13 +195,28 @@ class TantivyBackend:
                 self._schema, "day", tantivy.FieldType.Unsigned, low, high
             )
             clauses.append((must, _filter(in_range)))
+        if len(clauses) == 1 and query.groups:
+            return clauses[0][1]  # only a union by itself is pruned to the best k
         if not any(occur == must for occur, _ in clauses):
             clauses.append((must, tantivy.Query.all_query()))
         return tantivy.Query.boolean_query(clauses)
 
+    def _words(self, query: Retrieval) -> tantivy.Query:
+        if query.tie == 1.0 and query.minimum == 1:
+            # Sums of sums: as one union of terms the engine can leave out blocks of documents that
+            # cannot come among the best.
+            parts = [self._boosted(t) for group in query.groups for t in group]
+        else:
+            parts = [self._group(g, query.tie) for g in query.groups]
+        should = [(tantivy.Occur.Should, part) for part in parts]
+        return tantivy.Query.boolean_query(should, query.minimum)
+
     def _group(self, group: Sequence[FieldTerm], tie: float) -> tantivy.Query:
-        parts = [tantivy.Query.boost_query(self._term(t), t.boost) for t in group]
+        parts = [self._boosted(t) for t in group]
         return parts[0] if len(parts) == 1 else tantivy.Query.disjunction_max_query(parts, tie)
+
+    def _boosted(self, term: FieldTerm) -> tantivy.Query:
+        return tantivy.Query.boost_query(self._term(term), term.boost)
 
     def _term(self, term: FieldTerm) -> tantivy.Query:
         if term.edits:

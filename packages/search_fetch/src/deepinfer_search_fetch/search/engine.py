@@ -81,7 +81,7 @@ def search(
     distinct = 0
 
     def deeper() -> list[Hit]:
-        return retrieve(backend, parsed, filters, expand=request.expand, k=BLOCKS[-1])[CANDIDATES:]
+        return retrieve(backend, parsed, filters, expand=request.expand, k=BLOCKS[-1])
 
     for block in _blocks(hits, deeper, outside.hits, judge):
         distinct += ordering.take(
@@ -113,14 +113,18 @@ def _blocks(
 ) -> Iterator[list[Scored]]:
     """Judged candidates, block by block; upstream results stand in the first one.
 
-    deeper: what follows `hits` in the index, asked for only when CANDIDATES were not enough.
+    deeper: more hits than `hits`, asked for only when CANDIDATES were not enough.
     """
     best = hits[0].score if hits else 0.0
     known: set[str] = set()
     for start, end in pairwise(BLOCKS):
         if start == CANDIDATES and len(hits) == CANDIDATES:
             floor = hits[-1].score  # re-ranking may have lowered it
-            hits = [*hits, *(h.scored(min(h.score, floor)) for h in deeper())]
+            # Known by their pages, not by their number: pages of all but one score may change
+            # places when more are asked for.
+            first = {h.page.url for h in hits}
+            more = [h for h in deeper() if h.page.url not in first]
+            hits = [*hits, *(h.scored(min(h.score, floor)) for h in more)]
         block = [judge(hit.page, hit.score, best, "index") for hit in hits[start:end]]
         block = [s for s in block if s.page.url not in known]
         if start == 0:

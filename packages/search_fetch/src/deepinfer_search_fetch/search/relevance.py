@@ -60,20 +60,23 @@ def features(
     top = set(terms(f"{page.title} {headings} {page.anchors}"))
     wanted = {t for t in query_terms if idf.get(t, 0.0) > 0}
     everything = sum(idf[t] for t in wanted) or 1.0
-    matched = wanted & top.union(body)
+    places = [(i, t) for i, t in enumerate(body) if t in wanted]
+    matched = {t for _, t in places} | (wanted & top)
     mass = sum(sorted(idf[t] for t in matched))
     return (
         score / best_score if best_score > 0 else 0.0,
         mass / everything,
         sum(sorted(idf[t] for t in wanted & top)) / everything,
-        _density(body, wanted),
+        _density(places),
         math.log1p(mass),
     )
 
 
-def _density(body: Sequence[str], wanted: set[str]) -> float:
-    """Distinct matched terms per word of the shortest span with all of them (at most 50)."""
-    places = [(i, t) for i, t in enumerate(body) if t in wanted]
+def _density(places: Sequence[tuple[int, str]]) -> float:
+    """Distinct matched terms per word of the shortest span with all of them (at most 50).
+
+    places: position and term of every match, in order.
+    """
     distinct = {t for _, t in places}
     if len(distinct) <= 1:
         return float(len(distinct))

@@ -73,7 +73,8 @@ def retrieve(
     expand: bool | None,
     k: int = CANDIDATES,
 ) -> list[Hit]:
-    """Up to `k` hits, best first. The first hits do not depend on `k`.
+    """Up to `k` hits, best first. The first hits do not depend on `k`, but where scores are equal
+    up to rounding.
 
     expand: None decides by the query (at least EXPAND_FROM_TERMS words, no CJK).
     """
