@@ -158,11 +158,11 @@ def test_a_policy_learns_which_conversations_go_on():
 
 
 def load() -> list[Request]:
-    return generate(StretchLoad(days=0.25, sessions_per_day=2_000))
+    return generate(StretchLoad(days=0.25, sessions_per_day=1_200))
 
 
 @pytest.mark.parametrize("policy", ONLINE)
-@pytest.mark.parametrize("capacity", [150, 1_000])
+@pytest.mark.parametrize("capacity", [150, 800])
 def test_the_real_cache_hits_exactly_what_the_simulator_says(policy, capacity):
     requests, clock = load(), ReplayClock()
     with kvtier.open(host_bytes=capacity * BLOCK_BYTES, host_policy=policy, clock=clock) as cache:
@@ -219,18 +219,30 @@ def test_a_policy_of_ones_own_is_named_by_module_and_class(tmp_path, monkeypatch
     (tmp_path / "my_policies.py").write_text(
         "from deepinfer_kvtier.ownership import TailLru as Mine\nnumber = 3\n"
         "class Half:\n    def used(self, use): pass\n"
+        "class Greedy:\n    def __init__(self, room): pass\n"
+        "class Lazy(Mine):\n    def victim(self, pinned): return None\n"
     )
+    (tmp_path / "wrong_syntax.py").write_text("def\n")
     monkeypatch.syspath_prepend(tmp_path)
     kvtier.open(host_policy="my_policies:Mine").close()
     for wrong, why in {
         "my_policies:Half": "lacks",
         "my_policies:number": "no class",
         "my_policies:None_": "cannot load",
+        "my_policies:Greedy": "makes no policy",
+        "wrong_syntax:Mine": "cannot load",
         "nowhere:Mine": "cannot load",
         "newest": "unknown policy",
     }.items():
         with pytest.raises(kvtier.ConfigError, match=why):
             kvtier.open(host_policy=wrong)
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text('{"timestamp": 0, "input_length": 1024, "hash_ids": [1, 2]}\n')
+    simulate_it = ("simulate", "--trace", trace, "--capacity", "1", "--policy")
+    assert "my_policies:Mine" in cli.run(*simulate_it, "my_policies:Mine").stdout
+    failed = cli.run(*simulate_it, "my_policies:Lazy")
+    assert (failed.returncode, len(failed.stderr.splitlines())) == (2, 1)
+    assert "named no victim" in failed.stderr
 
 
 class Broken(Newest):

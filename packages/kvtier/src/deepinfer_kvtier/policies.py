@@ -26,7 +26,11 @@ def make_policy(policy: str | Callable[[], Any]) -> EvictionPolicy:
 
     raises: ConfigError when there is none, or when it is none.
     """
-    made: Any = (_find(policy) if isinstance(policy, str) else policy)()
+    maker = _find(policy) if isinstance(policy, str) else policy
+    try:
+        made: Any = maker()
+    except Exception as cause:
+        raise ConfigError(f"{policy!r} makes no policy: {cause!r}") from cause
     missing = [name for name in _METHODS if not callable(getattr(made, name, None))]
     if missing:
         raise ConfigError(
@@ -41,12 +45,13 @@ def _find(name: str) -> Callable[[], Any]:
     module, colon, attribute = name.partition(":")
     if not (colon and module and attribute):
         raise ConfigError(
-            f"unknown policy {name!r}: use one of {sorted(ONLINE)}, or module:Class of your own"
+            f"unknown policy {name!r}: use one of {', '.join(ONLINE)}, module:Class of your own,"
+            " or, in the simulator, oracle"
         )
     try:
         found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as cause:
-        raise ConfigError(f"cannot load the policy {name!r}: {cause}") from cause
+    except Exception as cause:
+        raise ConfigError(f"cannot load the policy {name!r}: {cause!r}") from cause
     if not callable(found):
         raise ConfigError(f"the policy {name!r} is no class and no function")
     return found

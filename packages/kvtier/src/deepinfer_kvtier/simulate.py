@@ -65,7 +65,8 @@ def simulate(
     if block_tokens < 1:
         raise ConfigError(f"block_tokens must be at least 1, got {block_tokens}")
     for request in requests:
-        if (len(request.blocks) - 1) * block_tokens >= max(request.tokens, 1):
+        most = -(-request.tokens // block_tokens)
+        if not request.tokens // block_tokens <= len(request.blocks) <= most:
             raise ConfigError(
                 f"the request at {request.at_s:g} s has {len(request.blocks)} blocks and"
                 f" {request.tokens} tokens: blocks of the trace are not of {block_tokens} tokens"
