@@ -25,18 +25,12 @@ from deepinfer_kvtier.loading import start_load
 from deepinfer_kvtier.lookup import find_prefix
 from deepinfer_kvtier.match import Match
 from deepinfer_kvtier.outgoing import Origin
-from deepinfer_kvtier.plan import (
-    BlockMark,
-    Cost,
-    Plan,
-    ReplayMode,
-    StoredState,
-    choose_cut,
-)
+from deepinfer_kvtier.plan import Cost, Plan, ReplayMode
+from deepinfer_kvtier.planning import plan_match
 from deepinfer_kvtier.putting import PutRequest, check_put, put_records
 from deepinfer_kvtier.records import LoadResult
 from deepinfer_kvtier.sealing import Sealer
-from deepinfer_kvtier.table import APPROXIMATE_BIT, GENERATION_BITS
+from deepinfer_kvtier.table import GENERATION_BITS
 from deepinfer_kvtier.tickets import Durability, LoadJob, PutTicket
 from deepinfer_kvtier.tierset import TierSet
 
@@ -147,30 +141,7 @@ class Namespace:
         mode: "exact" never uses approximate state, "bounded" may rebuild windows from the last
               cached tokens, "none" uses stored state only.
         """
-        if mode not in ("bounded", "exact", "none"):
-            raise ConfigError(f"mode is bounded, exact or none, got {mode!r}")
-        state_at: dict[int, StoredState] = {}
-        if match.state is not None:
-            hit = match.state
-            state_at[hit.n_blocks] = StoredState(
-                hit.tier, hit.bytes, hit.approximate, hit.replay_generation
-            )
-        plan = choose_cut(
-            prompt_tokens=match.prompt_tokens,
-            block_tokens=self.layout.block_tokens,
-            block_bytes=self.layout.payload_bytes("block"),
-            tiers=match.tiers(),
-            state_at=state_at,
-            needs_state=self.layout.payload_bytes("state") > 0,
-            marks=[
-                BlockMark(bool(mark & APPROXIMATE_BIT), mark & GENERATION_BITS)
-                for mark in match.marks().tolist()
-            ],
-            mode=mode,
-            cost=cost or self.cache.costs.current(),
-        )
-        self.cache.counts[f"plans_{plan.state}"] += 1
-        return plan
+        return plan_match(self.cache, self.layout, match, cost=cost, mode=mode)
 
     def load(
         self,
