@@ -7,6 +7,8 @@ import asyncio
 import math
 import os
 import re
+import socket
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,10 +23,12 @@ from deepinfer_search_fetch import (
     ContentError,
     FetchRequest,
     FetchResponse,
+    InvalidRequestError,
     LimitError,
     RefusedError,
     SearchFetch,
     SearchFetchError,
+    SearchRequest,
     UpstreamError,
 )
 from deepinfer_search_fetch.extract.tokens import count_tokens, paginate
@@ -412,3 +416,67 @@ def test_batch_items_arrive_with_their_index(
         return {i.index: i.ok async for i in client.fetch_many(requests)}
 
     assert asyncio.run(run()) == {0: True, 1: False}
+
+
+@pytest.mark.parametrize("used", [False, True])
+def test_a_closed_client_says_so(
+    used: bool, tmp_path: Path, config: Config, site: Listener, make_client: MakeClient
+) -> None:
+    site.page("/", TEXT)
+    request = FetchRequest(url=f"http://public.test:{site.port}/")
+
+    async def run() -> list[str]:
+        client = make_client(config)
+        if used:
+            await client.fetch(request)
+        await client.close()
+        await client.close()
+        (item,) = [i async for i in client.fetch_many([request])]
+        assert item.error is not None
+        told = [str(item.error["message"])]
+        for work in (
+            client.fetch(request),
+            client.search(SearchRequest(query="voles")),
+            client.ingest(tmp_path),
+        ):
+            with pytest.raises(InvalidRequestError) as caught:
+                await work
+            told.append(caught.value.message)
+        return told
+
+    assert set(asyncio.run(run())) == {"this client is closed; make a new one"}
+
+
+def test_a_closed_synchronous_client_says_so(tmp_path: Path) -> None:
+    client = SearchFetch(Config(home=tmp_path))
+    client.close()
+    client.close()
+    with pytest.raises(InvalidRequestError, match="closed"):
+        client.fetch(FetchRequest(url="http://public.test/"))
+
+
+def test_a_fetch_under_way_when_the_client_closes_ends_as_closed(
+    config: Config, site: Listener, make_client: MakeClient
+) -> None:
+    async def run() -> None:
+        arrived = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        leave = threading.Event()
+
+        def slow(connection: socket.socket, _: bytes) -> None:
+            loop.call_soon_threadsafe(arrived.set)
+            leave.wait(30)
+            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi")
+
+        site.behaviour = slow
+        client = make_client(config)
+        task = asyncio.create_task(
+            client.fetch(FetchRequest(url=f"http://public.test:{site.port}/"))
+        )
+        await arrived.wait()
+        await client.close()
+        leave.set()
+        with pytest.raises(InvalidRequestError, match="closed"):
+            await task
+
+    asyncio.run(run())

@@ -309,9 +309,28 @@ def test_a_web_archive_that_is_cut_off_gives_what_is_whole(tmp_path: Path) -> No
     backend = TantivyBackend(None)
     report = asyncio.run(Ingester(backend).run(Source("warc", str(file))))
     assert report.indexed == 2
-    file.write_bytes(b"\x1f\x8b broken")
-    broken = asyncio.run(Ingester(TantivyBackend(None)).run(Source("warc", str(file))))
-    assert broken.indexed == 0
+    assert report.failed["damaged_archive"] == 1
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"\x1f\x8b broken", b"no archive at all\n" * 9, gzip.compress(b"WARC/1.1\r\n" * 9)[:25]],
+    ids=["empty", "broken gzip", "text", "cut off"],
+)
+def test_an_archive_without_a_record_is_a_failure_that_names_it(
+    tmp_path: Path, content: bytes
+) -> None:
+    file = tmp_path / "crawl.warc.gz"
+    file.write_bytes(content)
+    with pytest.raises(InvalidRequestError, match=r"crawl\.warc\.gz"):
+        asyncio.run(Ingester(TantivyBackend(None)).run(Source("warc", str(file))))
+
+
+def test_an_archive_of_other_records_alone_is_whole_and_empty(tmp_path: Path) -> None:
+    file = tmp_path / "x.warc.gz"
+    file.write_bytes(gzip.compress(warc(({"WARC-Type": "warcinfo"}, b"software: none"))))
+    report = asyncio.run(Ingester(TantivyBackend(None)).run(Source("warc", str(file))))
+    assert (report.seen, report.failed) == (0, {})
 
 
 def test_feeds_lead_to_pages_and_lend_them_their_date(

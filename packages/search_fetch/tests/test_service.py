@@ -73,6 +73,33 @@ def test_every_error_has_the_same_body(
     assert ("allow" in headers) == (status == 405)
 
 
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"NOT HTTP AT ALL\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: localhost\r\nbad header line\r\n\r\n",
+        b"GET /\xff HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"\x16\x03\x01\x02\x00 a TLS greeting\r\n\r\n",
+        b"POST /v1/search HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3, 4\r\n\r\nabc",
+    ],
+)
+def test_what_is_no_http_gets_the_same_error_body(
+    sent: bytes, serve: Callable[..., Service]
+) -> None:
+    service = serve()
+    with socket.create_connection(("127.0.0.1", service.port), timeout=30) as connection:
+        connection.sendall(sent)
+        reply = read_reply(connection)
+    assert (reply.status, reply.whole) == (400, True)
+    assert reply.headers["content-type"] == "application/json; charset=utf-8"
+    assert reply.headers["cache-control"] == "no-store"
+    error = reply.json["error"]
+    assert set(error) == {"code", "message", "type", "retryable", "request_id", "details"}
+    assert error["code"] == "invalid_argument"
+    assert error["request_id"] == reply.headers["x-request-id"]
+    assert service.call("GET", "/healthz")[0] == 200
+
+
 def test_errors_name_the_field_that_is_wrong(serve: Callable[..., Service]) -> None:
     service = serve()
     for method, path, body, field in (

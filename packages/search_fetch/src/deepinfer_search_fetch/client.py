@@ -61,6 +61,12 @@ class AsyncSearchFetch:
         self._backend = backend
         self._parts = parts_of(self.config, upstreams, embed)
         self._write_turn = asyncio.Lock()
+        self._closed = False
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
 
     @property
     def backend(self) -> SearchBackend:
@@ -81,8 +87,28 @@ class AsyncSearchFetch:
         await self.close()
 
     async def close(self) -> None:
-        """End worker processes and close the cache."""
+        """End worker processes and close the cache; what is asked for afterwards, or is on its way,
+        is an InvalidRequestError."""
+        self._closed = True
         await self.fetcher.close()
+
+    @contextlib.contextmanager
+    def _in_use(self) -> Iterator[None]:
+        if self._closed:
+            raise _closed()
+        try:
+            yield
+        except SearchFetchError:
+            raise
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if self._closed and task is not None and not task.cancelling():
+                raise _closed() from None  # by `close`, not by who waits here
+            raise
+        except Exception as error:
+            if self._closed:  # its files went away underneath
+                raise _closed() from error
+            raise
 
     async def fetch(
         self,
@@ -98,12 +124,13 @@ class AsyncSearchFetch:
         stand here or in the request.
         """
         request = with_rules(request, allowed_domains, blocked_domains, network=network)
-        return await self.fetcher.fetch(
-            request,
-            allowed_domains=request.allowed_domains,
-            blocked_domains=request.blocked_domains,
-            network=not request.cache_only,
-        )
+        with self._in_use():
+            return await self.fetcher.fetch(
+                request,
+                allowed_domains=request.allowed_domains,
+                blocked_domains=request.blocked_domains,
+                network=not request.cache_only,
+            )
 
     async def fetch_many(
         self, requests: Sequence[FetchRequest], *, concurrency: int = 4
@@ -146,7 +173,8 @@ class AsyncSearchFetch:
 
     async def search(self, request: SearchRequest) -> SearchResponse:
         """Ranked results from the index. Runs in a thread; the event loop stays free."""
-        return await asyncio.to_thread(search, self.backend, request, parts=self._parts)
+        with self._in_use():
+            return await asyncio.to_thread(search, self.backend, request, parts=self._parts)
 
     async def ingest(
         self,
@@ -165,6 +193,16 @@ class AsyncSearchFetch:
         location = str(source)
         if not location.strip():  # as a path it would be the current folder
             raise InvalidRequestError("invalid_argument", "the source to ingest is empty")
+        with self._in_use():
+            return await self._ingest(location, kind, crawl, progress)
+
+    async def _ingest(
+        self,
+        location: str,
+        kind: SourceKind | None,
+        crawl: CrawlOptions | None,
+        progress: Callable[[int, int], None] | None,
+    ) -> IngestReport:
         chosen = Source(kind or guess_kind(location), location, crawl or CrawlOptions())
         pool = ExtractPool(self.config.extract_workers, self.config.limits)
         async with self._write_turn:
@@ -215,8 +253,10 @@ class SearchFetch:
         self.close()
 
     def close(self) -> None:
-        self._run(self._client.close())
-        self._runner.close()
+        """See `AsyncSearchFetch.close`."""
+        if not self._client.closed:
+            self._run(self._client.close())
+            self._runner.close()
 
     def fetch(self, request: FetchRequest) -> FetchResponse:
         """See `AsyncSearchFetch.fetch`."""
@@ -248,6 +288,9 @@ class SearchFetch:
         return self._run(self._client.ingest(source, kind, crawl=crawl, progress=progress))
 
     def _run(self, work: Coroutine[Any, Any, _T]) -> _T:
+        if self._client.closed:
+            work.close()
+            raise _closed()
         try:
             asyncio.get_running_loop()
         except RuntimeError:
@@ -256,6 +299,10 @@ class SearchFetch:
         raise InvalidRequestError(
             "invalid_argument", "SearchFetch was called inside an event loop; use AsyncSearchFetch"
         )
+
+
+def _closed() -> InvalidRequestError:
+    return InvalidRequestError("invalid_argument", "this client is closed; make a new one")
 
 
 def with_rules(

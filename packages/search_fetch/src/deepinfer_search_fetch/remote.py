@@ -11,6 +11,7 @@ from pydantic import BaseModel, ValidationError
 from deepinfer_search_fetch.client import with_rules
 from deepinfer_search_fetch.errors import (
     ContentError,
+    InvalidRequestError,
     SearchFetchError,
     UpstreamError,
     error_from_body,
@@ -81,6 +82,8 @@ class RemoteSearchFetch:
     async def _post(self, path: str, body: BaseModel, answer: type[M], seconds: float) -> M:
         content = body.model_dump_json(exclude_defaults=True)
         headers = {"Content-Type": "application/json"}
+        if self._http.is_closed:
+            raise InvalidRequestError("invalid_argument", "this client is closed; make a new one")
         try:
             reply = await self._http.post(
                 path, content=content, headers=headers, timeout=seconds + _MARGIN_SECONDS

@@ -43,7 +43,7 @@ class Delivery:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        call = Call(_request_id(headers.get("x-request-id", "")), time.monotonic())
+        call = Call(new_request_id(headers.get("x-request-id", "")), time.monotonic())
         scope[CALL] = call
         answer = _Answer(self._service, call, send)
         counted = scope["path"] not in _UNCOUNTED
@@ -200,7 +200,7 @@ def _complete_headers(message: MutableMapping[str, Any], call: Call) -> None:
     message["headers"] = headers.raw
 
 
-def _request_id(given: str) -> str:
+def new_request_id(given: str = "") -> str:
     """A new id; a reasonable one of the client's stands before it, so that both can search logs."""
     ok = 1 <= len(given) <= 64 and given.isascii() and given.replace("-", "").isalnum()
     return f"{given}-{secrets.token_hex(8)}" if ok else secrets.token_hex(12)

@@ -10,6 +10,7 @@ import sys
 from types import FrameType
 
 import filelock
+import h11
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -19,7 +20,9 @@ from deepinfer_search_fetch.config import Config
 from deepinfer_search_fetch.errors import InvalidRequestError
 from deepinfer_search_fetch.service.app import create_app
 from deepinfer_search_fetch.service.auth import KeyStore
+from deepinfer_search_fetch.service.delivery import new_request_id
 from deepinfer_search_fetch.service.metering import Ledger
+from deepinfer_search_fetch.service.problems import problem
 from deepinfer_search_fetch.service.settings import ServiceSettings
 
 log = logging.getLogger("deepinfer_search_fetch.service")
@@ -34,6 +37,24 @@ class FlushingProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         transport.set_write_buffer_limits(high=0)
+
+    def send_400_response(self, msg: str) -> None:
+        """What is no HTTP gets the error body of every route too, and the connection ends."""
+        request_id = new_request_id()
+        error = InvalidRequestError(
+            "invalid_argument", f"not a valid HTTP/1.1 request: {msg}", http_status=400
+        )
+        answer = problem(
+            request_id, error, {"X-Request-Id": request_id, "Cache-Control": "no-store"}
+        )
+        headers = [*answer.raw_headers, (b"connection", b"close")]
+        for event in (
+            h11.Response(status_code=400, headers=answer.raw_headers, reason=b"Bad Request"),
+            h11.Data(data=bytes(answer.body)),
+            h11.EndOfMessage(),
+        ):
+            self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
 
 
 def server_config(app: ASGIApp, settings: ServiceSettings) -> uvicorn.Config:
