@@ -509,6 +509,21 @@ def test_a_tier_that_cannot_expand_is_given_what_was_put():
         assert load_from(cache)[:2] == (BLOCKS, BLOCKS)
 
 
+def test_a_shorter_record_of_a_tier_that_compresses_nothing_is_no_hit():
+    """It costs neither a read nor a plan that counts on it."""
+    far = DictTier()
+    with kvtier.open(host_bytes=0, tiers=[far]) as cache:
+        ns = namespace(cache)
+        digests = ns.match(PROMPT).digests
+        ns.put(digests, np.stack([content(d) for d in digests]))
+        ns.put_state(digests[-1], content(digests[-1] + b"s", STATE), n_blocks=BLOCKS)
+        assert cache.flush().done
+        assert ns.match(PROMPT).n_blocks == BLOCKS
+        far.stored = {key: (payload[:-1], out) for key, (payload, out) in far.stored.items()}
+        match = ns.match(PROMPT)
+        assert (match.block_prefix, match.state) == (0, None)
+
+
 @pytest.mark.parametrize(
     ("seals", "setting", "arrives"),
     [
