@@ -95,6 +95,26 @@ def test_a_chain_that_was_hit_and_continued_loses_its_deepest_block_first(name):
 
 
 @pytest.mark.parametrize("name", ["tail-lru", "session"])
+def test_what_others_have_leased_is_not_looked_at_for_every_victim(name):
+    policy, leased = make_policy(name), range(40)
+    for number in range(80):
+        ask(policy, (number, *range(100)), 0.01 * number)
+        enter(policy, (number, *range(100)))
+    looked = 0
+
+    def pinned(block) -> bool:
+        nonlocal looked
+        looked += 1
+        return block[0] in leased
+
+    for _ in range(40 * 101):
+        policy.left(policy.victim(pinned))
+    assert looked < 40 * 101 + 40 * 10
+    assert policy.victim(pinned) is None
+    assert policy.victim(lambda block: len(block) != 50) is not None, "one in the middle is found"
+
+
+@pytest.mark.parametrize("name", ["tail-lru", "session"])
 def test_what_was_evicted_and_comes_back_can_leave_again(name):
     policy = make_policy(name)
     ask(policy, (1, 2, 3), 0.0)

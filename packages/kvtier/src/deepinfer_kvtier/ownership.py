@@ -15,6 +15,7 @@ from deepinfer_kvtier.eviction import Name, Use
 
 _SLACK = 1 << 14
 _AT_ONCE = 64
+_PATIENCE = 4
 
 
 class Turn:
@@ -48,6 +49,8 @@ class TurnBook:
         self._held: set[Name] = set()
         # Turns that own something, those used last at the end.
         self._line: dict[Turn, None] = {}
+        # Turns that were found to be in use: not looked at again before the next request or put.
+        self._aside: set[Turn] = set()
 
     @property
     def remembered(self) -> int:
@@ -57,6 +60,7 @@ class TurnBook:
     def entered(self, names: Sequence[Name], parents: Sequence[Name], at_s: float, /) -> None:
         if not names:
             return
+        self._aside.clear()
         owner_of = self._owner
         self._held.update(names)
         first = owner_of.get(names[0])
@@ -75,6 +79,13 @@ class TurnBook:
     def left(self, name: Name, /) -> None:
         self._held.discard(name)
 
+    def victim(self, pinned: Callable[[Name], bool], /) -> Name | None:
+        found = self._cheapest(pinned, _PATIENCE)
+        if found is None and self._aside:
+            self._aside.clear()
+            found = self._cheapest(pinned, None)
+        return found
+
     def _owners(self, use: Use) -> tuple[list[Turn | None], int]:
         """Who owns each block of a chain, and how many leading ones somebody does."""
         owners = list(map(self._owner.get, use.chain))
@@ -82,6 +93,7 @@ class TurnBook:
 
     def _claim(self, use: Use, owners: list[Turn | None]) -> Turn:
         """A new turn that owns the chain of a request."""
+        self._aside.clear()
         turn = Turn(use.chain, use.at_s)
         last = owners[-1]
         if last is not None and owners.count(last) == len(owners):
@@ -116,33 +128,46 @@ class TurnBook:
         self._requeue(turn)
         return turn
 
-    def _deepest(self, turn: Turn, pinned: Callable[[Name], bool]) -> Name | None:
-        """The deepest block that a turn owns and holds, of those that are not pinned."""
+    def _deepest(
+        self, turn: Turn, pinned: Callable[[Name], bool], patience: int | None = None
+    ) -> Name | None:
+        """The deepest block that a turn owns and holds, of those that are not pinned.
+
+        patience: how many pinned ones to pass; a lease has them all. None = any number.
+        """
         owner_of, held, chain = self._owner, self._held, turn.chain
-        at = turn.left
-        while at:
+        at, passed = turn.left, 0
+        while at and passed != patience:
             at -= 1
             name = chain[at]
             if name not in held or owner_of.get(name) is not turn:
                 if at == turn.left - 1:
                     turn.left = at
-            elif not pinned(name):
+            elif pinned(name):
+                passed += 1
+            else:
                 return name
         return None
 
-    def _first_of(self, turns: dict[Turn, None], pinned: Callable[[Name], bool]) -> Name | None:
+    def _first_of(
+        self, turns: dict[Turn, None], pinned: Callable[[Name], bool], patience: int | None
+    ) -> Name | None:
         """A victim from the first turn that has one; turns that hold nothing leave `turns`."""
         found: Name | None = None
-        passed: list[Turn] = []
+        empty: list[Turn] = []
         for turn in turns:
-            found = self._deepest(turn, pinned)
+            if turn in self._aside:
+                continue
+            found = self._deepest(turn, pinned, patience)
             if found is not None:
                 break
-            passed.append(turn)
-        for turn in passed:
-            if not turn.left:
-                del turns[turn]
-                self._unheld(turn)
+            if turn.left:
+                self._aside.add(turn)
+            else:
+                empty.append(turn)
+        for turn in empty:
+            del turns[turn]
+            self._unheld(turn)
         return found
 
     def _forget_oldest(self) -> None:
@@ -164,6 +189,10 @@ class TurnBook:
             if owner_of.get(name) is turn:
                 del owner_of[name]
         self._emptied(turn)
+
+    def _cheapest(self, pinned: Callable[[Name], bool], patience: int | None) -> Name | None:
+        """The victim by the order of the policy, of turns that are not set aside."""
+        raise NotImplementedError
 
     def _begin(self, turn: Turn) -> None:
         """Blocks came that no request asked for."""
@@ -189,8 +218,8 @@ class TailLru(TurnBook):
             self._claim(use, self._owners(use)[0])
             self._forget_oldest()
 
-    def victim(self, pinned: Callable[[Name], bool], /) -> Name | None:
-        return self._first_of(self._line, pinned)
+    def _cheapest(self, pinned: Callable[[Name], bool], patience: int | None) -> Name | None:
+        return self._first_of(self._line, pinned, patience)
 
     def _unheld(self, turn: Turn) -> None:
         self._forget(turn)

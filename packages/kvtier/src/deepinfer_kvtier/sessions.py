@@ -86,13 +86,13 @@ class SessionAware(TurnBook):
         """Turns that may be continued, as far as it keeps account of them."""
         return sum(len(cell) for cells in self._waiting for cell in cells)
 
-    def victim(self, pinned: Callable[[Name], bool], /) -> Name | None:
-        found = self._first_of(self._worthless, pinned)
+    def _cheapest(self, pinned: Callable[[Name], bool], patience: int | None) -> Name | None:
+        found = self._first_of(self._worthless, pinned, patience)
         at = self._cursor
         while found is None and at < len(self._ranked):
             cell = self._ranked[at]
             if cell:
-                found = self._first_of(cell, pinned)
+                found = self._first_of(cell, pinned, patience)
             if not cell and at == self._cursor:
                 self._cursor += 1
             at += 1
