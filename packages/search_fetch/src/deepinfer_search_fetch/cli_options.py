@@ -25,6 +25,7 @@ AllowPort = Annotated[
 _FROM_ENVIRONMENT = {
     "searxng_url": "DEEPINFER_SEARCH_FETCH_SEARXNG_URL",
     "brave_key": "DEEPINFER_SEARCH_FETCH_BRAVE_KEY",
+    "egress_proxy": "DEEPINFER_SEARCH_FETCH_EGRESS_PROXY",
 }
 AsJson = Annotated[bool, typer.Option("--json", help="Print the whole record as JSON.")]
 
@@ -32,7 +33,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print the whole record as 
 def make_config(
     home: Path | None, cidrs: list[str] | None = None, ports: list[int] | None = None
 ) -> Config:
-    """The configuration of one command, upstream search engines from the environment (a key on the
+    """The configuration of one command, upstream search engines and the
+    outgoing proxy from the environment (a key on the
     command line could be read by every user of the machine).
 
     Raises InvalidRequestError for a malformed network or address.

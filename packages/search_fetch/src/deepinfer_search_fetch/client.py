@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Coroutine,
+    Generator,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -93,7 +101,7 @@ class AsyncSearchFetch:
         await self.fetcher.close()
 
     @contextlib.contextmanager
-    def _in_use(self) -> Iterator[None]:
+    def _in_use(self) -> Generator[None]:
         if self._closed:
             raise _closed()
         try:

@@ -9,6 +9,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 
+from deepinfer_search_fetch.net.proxy import EgressProxy
+
 HOME_VARIABLE = "DEEPINFER_SEARCH_FETCH_HOME"
 RENDER_USER_VARIABLE = "DEEPINFER_SEARCH_FETCH_RENDER_USER"
 RENDER_SANDBOX_VARIABLE = "DEEPINFER_SEARCH_FETCH_RENDER_SANDBOX"
@@ -65,6 +67,10 @@ class Config(BaseModel):
     DEEPINFER_SEARCH_FETCH_RENDER_SANDBOX=off) gives up the browser's own sandbox where the kernel
     offers none. render_seconds, render_bytes and render_memory_bytes bound one page.
 
+    egress_proxy: `http://[user:password@]host:port`, through which every connection to a page
+    goes; names are still resolved and vetted here, and the proxy is asked for the vetted address
+    (CONNECT). Upstream engines are called without it.
+
     index_fetched: pages that were fetched enter the index. searxng_url, brave_key: upstream search
     engines `upstream:searxng`, `upstream:brave`.
     """
@@ -101,6 +107,7 @@ class Config(BaseModel):
     index_fetched: bool = False
     searxng_url: str | None = Field(default=None, pattern=r"^https?://")
     brave_key: SecretStr | None = None
+    egress_proxy: SecretStr | None = None
 
     @field_validator("allow_cidrs", "deny_cidrs")
     @classmethod
@@ -108,6 +115,19 @@ class Config(BaseModel):
         for cidr in value:
             ipaddress.ip_network(cidr)
         return value
+
+    @field_validator("egress_proxy")
+    @classmethod
+    def _proxy_parses(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is not None:
+            EgressProxy.parse(value.get_secret_value())
+        return value
+
+    @property
+    def proxy(self) -> EgressProxy | None:
+        """`egress_proxy`, taken apart."""
+        text = self.egress_proxy
+        return None if text is None else EgressProxy.parse(text.get_secret_value())
 
     @property
     def user_agent(self) -> str:

@@ -60,10 +60,11 @@ class Fetcher:
         self._config = config
         policy = policy or AddressPolicy.from_config(config)
         resolver = resolver or SystemResolver(config.limits.dns_seconds)
-        transport = Transport(policy, resolver, config.limits, config.user_agent)
+        proxy = config.proxy
+        transport = Transport(policy, resolver, config.limits, config.user_agent, proxy=proxy)
         self._loader = PageLoader(config, transport, policy, clock)
         self._renderer = renderer or ChromiumRenderer(
-            config, Dialer(policy, resolver, config.limits)
+            config, Dialer(policy, resolver, config.limits, proxy)
         )
         self._pool = ExtractPool(config.extract_workers, config.limits)
         self.observer: Callable[[Loaded, Extraction], Awaitable[None]] | None = None

@@ -95,8 +95,8 @@ def _hiding_selector(tree: Any, text: str, bare: bytes) -> str:
     # The selectors do the work: they name the styles of this page that hide, not all elements
     # with a style.
     selectors = [_ATTRIBUTE_HIDES, *_hiding_styles(text, bare)]
-    document: Any = tree.document
-    for sheet in document.get_elements_by_tag_name("style")[:]:
+    sheets: Any = tree.document.get_elements_by_tag_name("style")[:]
+    for sheet in sheets:
         selectors += hiding_rules(sheet.text or "", sheet.getattr("media"))
     return ",".join(list(dict.fromkeys(selectors))[:HIDING_RULES_MAX])
 

@@ -19,8 +19,9 @@ import h11
 from deepinfer_search_fetch.config import Limits
 from deepinfer_search_fetch.errors import LimitError, UpstreamError
 from deepinfer_search_fetch.net.decode import ACCEPT_ENCODING, decode_body
-from deepinfer_search_fetch.net.dial import READ_BYTES, Dialer, peer_address
+from deepinfer_search_fetch.net.dial import Dialer
 from deepinfer_search_fetch.net.guard import AddressPolicy
+from deepinfer_search_fetch.net.proxy import READ_BYTES, EgressProxy
 from deepinfer_search_fetch.net.resolver import Resolver
 from deepinfer_search_fetch.urls import Url
 
@@ -60,10 +61,11 @@ class Transport:
         limits: Limits,
         user_agent: str,
         *,
+        proxy: EgressProxy | None = None,
         tls: ssl.SSLContext | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._dialer = Dialer(policy, resolver, limits)
+        self._dialer = Dialer(policy, resolver, limits, proxy)
         self._limits = limits
         self._user_agent = user_agent
         self._tls = tls if tls is not None else ssl.create_default_context()
@@ -76,8 +78,7 @@ class Transport:
 
         Raises RefusedError, UpstreamError or LimitError.
         """
-        reader, writer = await self._dialer.dial(url)
-        peer = peer_address(writer)
+        reader, writer, peer = await self._dialer.dial(url)
         try:
             if url.scheme == "https":
                 await self._start_tls(url, writer)

@@ -101,9 +101,9 @@ class EgressProxy:
         method, _, rest = line.partition(" ")
         target = rest.rpartition(" ")[0]
         if method == "CONNECT":
-            upstream = await self._dialer.dial(urls.parse(f"https://{target}/"))
+            there, back, _ = await self._dialer.dial(urls.parse(f"https://{target}/"))
             writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
-            await self._both_ways((reader, writer), upstream)
+            await self._both_ways((reader, writer), (there, back))
             return
         url = urls.parse(target)
         if url.scheme != "http" or _value(headers, "transfer-encoding"):
@@ -111,7 +111,7 @@ class EgressProxy:
         length = _value(headers, "content-length") or "0"
         if not length.isdigit():
             raise InvalidRequestError("invalid_argument", "malformed Content-Length")
-        upstream_reader, upstream_writer = await self._dialer.dial(url)
+        upstream_reader, upstream_writer, _ = await self._dialer.dial(url)
         try:
             kept = [h for h in headers if h[0].lower() not in (*_HOP_BY_HOP, "host")]
             head = [("Host", url.authority), *kept, ("Connection", "close")]

@@ -44,10 +44,8 @@ class FlushingProtocol(H11Protocol):
         error = InvalidRequestError(
             "invalid_argument", f"not a valid HTTP/1.1 request: {msg}", http_status=400
         )
-        answer = problem(
-            request_id, error, {"X-Request-Id": request_id, "Cache-Control": "no-store"}
-        )
-        headers = [*answer.raw_headers, (b"connection", b"close")]
+        extra = {"X-Request-Id": request_id, "Cache-Control": "no-store", "Connection": "close"}
+        answer = problem(request_id, error, extra)
         for event in (
             h11.Response(status_code=400, headers=answer.raw_headers, reason=b"Bad Request"),
             h11.Data(data=bytes(answer.body)),
