@@ -46,10 +46,12 @@ def install(session: nox.Session, package: str, extra: str = "") -> None:
 
 
 def check_package(session: nox.Session, package: str) -> None:
-    """The README's examples with the bare package, then the tests with the test extra."""
+    """The examples of its pages with the bare package, then the tests with the test extra."""
     session.env.update(OMP_NUM_THREADS="1", PYTHONDONTWRITEBYTECODE="1")
     install(session, package)
-    session.run("python", "docs/run_readme.py", f"packages/{package}/README.md")
+    pages = sorted((ROOT / "packages" / package).glob("docs/*.md"))
+    examples = [str(page) for page in pages if "```python" in page.read_text(encoding="utf-8")]
+    session.run("python", "docs/run_readme.py", f"packages/{package}/README.md", *examples)
     install(session, package, "[test]")
     session.run("pytest", *TESTS.get(package, (f"packages/{package}/tests",)), *session.posargs)
 
