@@ -109,8 +109,8 @@ def _remove_never_shown(document: Any) -> None:
 
 def _remove_invisible(tree: Any, selector: str) -> int:
     body = tree.body
-    found = _found(tree.document, selector) if body is not None else []
-    if not found:
+    found = _found(tree.document, selector)
+    if body is None or not found:
         return 0
     total = max(len(body.text or ""), 1)
     removed = 0
