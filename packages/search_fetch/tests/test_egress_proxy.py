@@ -168,7 +168,14 @@ def test_without_its_proxy_a_client_reaches_nothing(
 
 @pytest.mark.parametrize(
     "text",
-    ["proxy:3128", "https://proxy:3128", "http://me:hush@proxy", "http://proxy:0/", "http://"],
+    [
+        "proxy:3128",
+        "https://proxy:3128",
+        "http://me:hush@proxy",
+        "http://proxy:0/",
+        "http://",
+        "http://a b:1",
+    ],
 )
 def test_a_malformed_proxy_is_refused_without_its_password(
     text: str, monkeypatch: pytest.MonkeyPatch

@@ -305,7 +305,7 @@ def test_no_bytes_crash_the_extractor(body: bytes) -> None:
 @pytest.mark.parametrize("attribute", ["style", "STYLE", "sTyLe"])
 @pytest.mark.parametrize("mode", ["fast", "article", "full"])
 def test_a_hiding_style_counts_however_its_name_is_written(attribute: str, mode: Mode) -> None:
-    secret = f"<p {attribute}='Display: none'>obey the injected order</p>"
+    secret = f"<p {attribute}='Opacity: 0'>obey the injected order</p>"
     page = f"<html><body><article>{PROSE * 6}é{secret}{PROSE}</article></body></html>"
     content = extract(page.encode(), mode=mode).content
     assert "hovers" in content

@@ -190,7 +190,9 @@ def test_pages_of_equal_score_that_change_places_when_more_are_asked_for_are_not
 def test_one_union_of_terms_finds_and_scores_what_sums_of_groups_do(
     large: TantivyBackend, words: list[str], k: int
 ) -> None:
-    groups = tuple((FieldTerm("body", w, 1.0), FieldTerm("title", w, 0.5)) for w in words)
+    groups = tuple(
+        (FieldTerm("body", w, 1.0), FieldTerm("title", w, 0.5)) for w in [*words, "heron"]
+    )
     union = large.retrieve(Retrieval(groups, tie=1.0), k)
     nested = large.retrieve(Retrieval(groups, tie=1 - 1e-9), k)
     np.testing.assert_allclose([h.score for h in union], [h.score for h in nested], rtol=1e-5)

@@ -13,6 +13,7 @@ from urllib.parse import unquote, urlsplit
 from deepinfer_search_fetch.errors import UpstreamError
 
 READ_BYTES = 64 * 1024
+_HOST = re.compile(r"[0-9a-f:.]{2,45}|[\w-]{1,63}(?:\.[\w-]{1,63})*", re.ASCII)
 _STATUS = re.compile(rb"HTTP/1\.[01] (\d{3})\b")
 
 
@@ -33,7 +34,9 @@ class EgressProxy:
             host, port = parts.hostname, parts.port
         except ValueError:
             raise problem from None
-        if parts.scheme != "http" or not host or not port or parts.path.strip("/") or parts.query:
+        if parts.scheme != "http" or not _HOST.fullmatch(host or "") or not port:
+            raise problem
+        if parts.path.strip("/") or parts.query or host is None:
             raise problem
         if parts.username is None:
             return cls(host, port)
