@@ -22,10 +22,11 @@ from pathlib import Path
 import numpy as np
 
 import deepinfer_kvtier as kvtier
-from deepinfer_kvtier.codec import CODECS
-from deepinfer_kvtier.compression import expand, open_compressor
-from deepinfer_kvtier.moving import read_slot
+from deepinfer_kvtier.coding.codec import CODECS
+from deepinfer_kvtier.coding.compression import expand, open_compressor
 from deepinfer_kvtier.records import Status
+from deepinfer_kvtier.store.format import FLAG_SEALED
+from deepinfer_kvtier.upkeep.moving import read_slot
 
 # One block of 128 tokens of DeepSeek-V4.1-Flash with FP4 caches.
 PARTS = kvtier.parts(
@@ -56,7 +57,7 @@ def records_in(store: Path) -> dict[str, list[bytes]]:
         assert cache.directory is not None
         for row in cache.directory.index.rows():
             read = read_slot(cache.directory, row)
-            if isinstance(read, str) or read[0].flags & kvtier.format.FLAG_SEALED:
+            if isinstance(read, str) or read[0].flags & FLAG_SEALED:
                 continue
             trailer, payload = read
             room = bytearray(trailer.expanded_bytes or len(payload))

@@ -13,11 +13,11 @@ import argparse
 from pathlib import Path
 
 import deepinfer_kvtier as kvtier
-from deepinfer_kvtier.policies import ONLINE
-from deepinfer_kvtier.replay import BLOCK_BYTES, ReplayClock, ReplayResult, replay
-from deepinfer_kvtier.simulate import simulate
-from deepinfer_kvtier.stretch import StretchLoad, generate
-from deepinfer_kvtier.trace import Request, read_trace
+from deepinfer_kvtier.memory.policies import ONLINE
+from deepinfer_kvtier.simulation.replay import BLOCK_BYTES, ReplayClock, ReplayResult, replay
+from deepinfer_kvtier.simulation.simulate import simulate
+from deepinfer_kvtier.simulation.stretch import StretchLoad, generate
+from deepinfer_kvtier.simulation.trace import Request, read_trace
 
 
 def serve(requests: list[Request], capacity: int, policy: str) -> ReplayResult:

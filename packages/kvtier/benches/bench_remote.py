@@ -23,12 +23,12 @@ from collections.abc import Callable
 import numpy as np
 
 from deepinfer_kvtier.clock import SystemClock
-from deepinfer_kvtier.host import checksum_of
-from deepinfer_kvtier.outgoing import Origin, Outgoing
-from deepinfer_kvtier.reading import Wanted
+from deepinfer_kvtier.memory.host import checksum_of
+from deepinfer_kvtier.puts.outgoing import Origin, Outgoing
 from deepinfer_kvtier.retention import DEFAULT_CLASSES
 from deepinfer_kvtier.service.client import DirectoryClient
 from deepinfer_kvtier.service.messages import key_of
+from deepinfer_kvtier.store.reading import Wanted
 from deepinfer_kvtier.testing import payload_of
 from deepinfer_kvtier.tiers.objects import S3TierConfig, open_objects
 from deepinfer_kvtier.tiers.s3 import S3Tier

@@ -10,15 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import deepinfer_kvtier as kvtier
-from deepinfer_kvtier.attempts import chains_of
-from deepinfer_kvtier.queued import WriteItem
+from deepinfer_kvtier.puts.attempts import chains_of
+from deepinfer_kvtier.puts.queued import WriteItem
 
 BLOCK_BYTES = 5_000
 
 
 @pytest.fixture(autouse=True)
 def hurry(monkeypatch):
-    monkeypatch.setattr(kvtier.attempts, "BACKOFF_FIRST_S", 0.001)
+    monkeypatch.setattr("deepinfer_kvtier.puts.attempts.BACKOFF_FIRST_S", 0.001)
 
 
 class Poison:

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import deepinfer_kvtier as kvtier
-from deepinfer_kvtier import compression
-from deepinfer_kvtier.codec import CODECS, PLAIN, decode, encode
-from deepinfer_kvtier.compression import Compressor, expand, open_compressor, read_table
+from deepinfer_kvtier.coding import compression
+from deepinfer_kvtier.coding.codec import CODECS, PLAIN, decode, encode
+from deepinfer_kvtier.coding.compression import Compressor, expand, open_compressor, read_table
 from deepinfer_kvtier.records import Status
 
 NAMES = [name for name in CODECS if name != "none"]

@@ -8,14 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import deepinfer_kvtier as kvtier
-from deepinfer_kvtier.admission import PutHistory
-from deepinfer_kvtier.choose import SPARSE_SHARE, choose_sparse
 from deepinfer_kvtier.io import PosixIo
-from deepinfer_kvtier.moving import copy_forward, reclassify
-from deepinfer_kvtier.reading import Wanted
-from deepinfer_kvtier.survey import SegmentState, take_survey
-from deepinfer_kvtier.tenants import drop_namespace, list_namespaces
+from deepinfer_kvtier.puts.admission import PutHistory
+from deepinfer_kvtier.store.reading import Wanted
 from deepinfer_kvtier.testing import ManualClock
+from deepinfer_kvtier.upkeep.choose import SPARSE_SHARE, choose_sparse
+from deepinfer_kvtier.upkeep.moving import copy_forward, reclassify
+from deepinfer_kvtier.upkeep.survey import SegmentState, take_survey
+from deepinfer_kvtier.upkeep.tenants import drop_namespace, list_namespaces
 
 HOUR = 3600
 OK = kvtier.Status.OK

@@ -14,15 +14,15 @@ import pytest
 import zstandard
 
 import deepinfer_kvtier as kvtier
-from deepinfer_kvtier import codec, compression
-from deepinfer_kvtier import format as fmt
-from deepinfer_kvtier.expanding import open_compressed
+from deepinfer_kvtier.coding import codec, compression
+from deepinfer_kvtier.coding.expanding import open_compressed
 from deepinfer_kvtier.faultrun import run_faults
-from deepinfer_kvtier.host import checksum_of
-from deepinfer_kvtier.moving import reclassify
-from deepinfer_kvtier.reading import Wanted
+from deepinfer_kvtier.memory.host import checksum_of
 from deepinfer_kvtier.records import Status
+from deepinfer_kvtier.store import format as fmt
+from deepinfer_kvtier.store.reading import Wanted
 from deepinfer_kvtier.testing import FaultIo, ManualClock, payload_of
+from deepinfer_kvtier.upkeep.moving import reclassify
 
 from .test_tiers import DictTier
 

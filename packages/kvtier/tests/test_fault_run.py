@@ -39,7 +39,9 @@ def test_no_wrong_byte_whatever_fails(tmp_path):
 BROKEN = textwrap.dedent(
     """
     import sys
-    from deepinfer_kvtier import faultrun, outgoing, reading
+    from deepinfer_kvtier import faultrun
+    from deepinfer_kvtier.puts import outgoing
+    from deepinfer_kvtier.store import reading
 
     def constant(views):
         return bytes(16)

@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import deepinfer_kvtier as kvtier
-from deepinfer_kvtier.choose import choose_expired, choose_victims
 from deepinfer_kvtier.retention import DEFAULT_CLASSES, check_class_name
-from deepinfer_kvtier.survey import SegmentState
 from deepinfer_kvtier.testing import FaultIo, ManualClock
+from deepinfer_kvtier.upkeep.choose import choose_expired, choose_victims
+from deepinfer_kvtier.upkeep.survey import SegmentState
 
 HOUR = 3600
 BLOCK_BYTES = 5_000

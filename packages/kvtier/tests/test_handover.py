@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import deepinfer_kvtier as kvtier
-from deepinfer_kvtier import queue as queue_module
-from deepinfer_kvtier import summing
 from deepinfer_kvtier.buffers import records_in
-from deepinfer_kvtier.handover import SAMPLE_EVERY, take_witnesses
 from deepinfer_kvtier.io import PosixIo
+from deepinfer_kvtier.puts import queue as queue_module
+from deepinfer_kvtier.puts import summing
+from deepinfer_kvtier.puts.handover import SAMPLE_EVERY, take_witnesses
 
 PAYLOAD, BLOCKS = 40_000, 4
 LAYOUT = kvtier.LayoutSpec(128, {"block": kvtier.parts(("a", 10_000), ("b", 30_000))})

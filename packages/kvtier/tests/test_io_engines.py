@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import deepinfer_kvtier as kvtier
-from deepinfer_kvtier.direct import DirectIo
 from deepinfer_kvtier.faultrun import run_faults
 from deepinfer_kvtier.io import PosixIo, read_fully, write_all
-from deepinfer_kvtier.staged import StagedIo
-from deepinfer_kvtier.usrbio import REQUEST_BYTES, UsrbioIo
+from deepinfer_kvtier.store.direct import DirectIo
+from deepinfer_kvtier.store.staged import StagedIo
+from deepinfer_kvtier.store.usrbio import REQUEST_BYTES, UsrbioIo
 
 PAGE = 4096
 

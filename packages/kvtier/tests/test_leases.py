@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import deepinfer_kvtier as kvtier
-from deepinfer_kvtier import filelocks
+from deepinfer_kvtier.store import filelocks
 from deepinfer_kvtier.testing import ManualClock, payload_of
 
 BLOCKS, BLOCK_BYTES = 6, 5_000

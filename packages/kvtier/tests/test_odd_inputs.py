@@ -10,8 +10,8 @@ import pytest
 
 import deepinfer_kvtier as kvtier
 from deepinfer_kvtier.io import PosixIo
+from deepinfer_kvtier.simulation.trace import read_trace
 from deepinfer_kvtier.testing import ManualClock
-from deepinfer_kvtier.trace import read_trace
 
 
 @pytest.mark.parametrize("salt", [0, 5, True, None, ["a"], "\ud800"])

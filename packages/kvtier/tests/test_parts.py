@@ -9,7 +9,7 @@ import pytest
 
 import deepinfer_kvtier as kvtier
 from deepinfer_kvtier.io import PosixIo
-from deepinfer_kvtier.stages import plan_stages
+from deepinfer_kvtier.loads.stages import plan_stages
 from deepinfer_kvtier.testing import payload_of
 
 SIZES = {"L2.index": 96, "L2.main": 1_000, "L8.index": 0, "L8.main": 3_000}

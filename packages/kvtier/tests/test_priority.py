@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import deepinfer_kvtier as kvtier
 from deepinfer_kvtier.io import PosixIo
-from deepinfer_kvtier.turns import MOST_BEFORE_A_PIECE, PICKS_BY_AGE, LoadQueue
+from deepinfer_kvtier.loads.turns import MOST_BEFORE_A_PIECE, PICKS_BY_AGE, LoadQueue
 
 BLOCKS, PAYLOAD = 24, 100_000  # 100 KiB a slot: ten to a piece, three pieces a prompt
 LAYOUT = kvtier.LayoutSpec(4, {"block": kvtier.parts(("kv", PAYLOAD))})

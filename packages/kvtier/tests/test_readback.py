@@ -7,7 +7,7 @@ import errno
 import pytest
 
 import deepinfer_kvtier as kvtier
-from deepinfer_kvtier.readback import Written, from_directory
+from deepinfer_kvtier.puts.readback import Written, from_directory
 from deepinfer_kvtier.testing import FaultIo, ManualClock
 
 

@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import deepinfer_kvtier as kvtier
-from deepinfer_kvtier.eviction import Use
-from deepinfer_kvtier.hazard import ReturnRates, age_bin
-from deepinfer_kvtier.policies import ONLINE
-from deepinfer_kvtier.sessions import SessionAware
-from deepinfer_kvtier.simulate import simulate
-from deepinfer_kvtier.stretch import DAY_S, StretchLoad, generate
-from deepinfer_kvtier.trace import Request, read_trace
+from deepinfer_kvtier.memory.eviction import Use
+from deepinfer_kvtier.memory.hazard import ReturnRates, age_bin
+from deepinfer_kvtier.memory.policies import ONLINE
+from deepinfer_kvtier.memory.sessions import SessionAware
+from deepinfer_kvtier.simulation.simulate import simulate
+from deepinfer_kvtier.simulation.stretch import DAY_S, StretchLoad, generate
+from deepinfer_kvtier.simulation.trace import Request, read_trace
 
 
 def trace(*prompts: tuple[int, ...], every_s: float = 1.0) -> list[Request]:

@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import deepinfer_kvtier as kvtier
-from deepinfer_kvtier import format as fmt
-from deepinfer_kvtier import writer
-from deepinfer_kvtier.index import DirectoryIndex
 from deepinfer_kvtier.io import PosixIo
-from deepinfer_kvtier.repair import check
-from deepinfer_kvtier.segments import SegmentSet
-from deepinfer_kvtier.snapshots import Snapshot, compact, read_newest, write_snapshot
+from deepinfer_kvtier.store import format as fmt
+from deepinfer_kvtier.store import writer
+from deepinfer_kvtier.store.index import DirectoryIndex
+from deepinfer_kvtier.store.segments import SegmentSet
+from deepinfer_kvtier.store.snapshots import Snapshot, compact, read_newest, write_snapshot
 from deepinfer_kvtier.testing import FaultIo
+from deepinfer_kvtier.upkeep.repair import check
 
 STORE, WRITER = b"s" * 16, b"w" * 16
 

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 import deepinfer_kvtier as kvtier
-from deepinfer_kvtier.evicting import evict
 from deepinfer_kvtier.io import PosixIo
-from deepinfer_kvtier.replay import ReplayClock, replay
-from deepinfer_kvtier.sparing import KEPT_SHARE, worth_keeping, write_again
-from deepinfer_kvtier.survey import take_survey
-from deepinfer_kvtier.table import ROW, EntryTable
+from deepinfer_kvtier.simulation.replay import ReplayClock, replay
+from deepinfer_kvtier.simulation.trace import Request
+from deepinfer_kvtier.store.table import ROW, EntryTable
 from deepinfer_kvtier.testing import ManualClock
-from deepinfer_kvtier.trace import Request
+from deepinfer_kvtier.upkeep.evicting import evict
+from deepinfer_kvtier.upkeep.sparing import KEPT_SHARE, worth_keeping, write_again
+from deepinfer_kvtier.upkeep.survey import take_survey
 
 SLOT = 8_192  # of a block of 5,000 bytes
 QUOTA = 400 * SLOT
@@ -227,7 +227,7 @@ def test_a_second_chance_raises_the_hit_rate_of_a_small_disk(tmp_path, monkeypat
     rates = {}
     for chances in ("two", "one"):
         if chances == "one":
-            monkeypatch.setattr("deepinfer_kvtier.gc.worth_keeping", lambda *_: {})
+            monkeypatch.setattr("deepinfer_kvtier.upkeep.gc.worth_keeping", lambda *_: {})
         clock = Clock()
         with kvtier.open(
             make_store(tmp_path / chances),

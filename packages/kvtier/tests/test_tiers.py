@@ -9,8 +9,8 @@ import pytest
 import xxhash
 
 import deepinfer_kvtier as kvtier
-from deepinfer_kvtier.queued import copy_views
-from deepinfer_kvtier.table import APPROXIMATE_BIT, NO_ROW
+from deepinfer_kvtier.puts.queued import copy_views
+from deepinfer_kvtier.store.table import APPROXIMATE_BIT, NO_ROW
 from deepinfer_kvtier.tier import FOUND, ScanEntry, TierCaps
 
 
@@ -233,7 +233,7 @@ def test_a_tier_that_fails_between_match_and_load_reports_errors(far, tmp_path, 
 
 
 def test_a_full_tier_gives_up_and_the_others_keep_the_records(far, store, make_model, monkeypatch):
-    monkeypatch.setattr(kvtier.attempts, "BACKOFF_FIRST_S", 0.001)
+    monkeypatch.setattr("deepinfer_kvtier.puts.attempts.BACKOFF_FIRST_S", 0.001)
     far.full = True
     with kvtier.open(store, tiers=[far]) as cache:
         model = make_model(cache)

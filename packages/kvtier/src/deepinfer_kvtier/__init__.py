@@ -19,24 +19,24 @@ from deepinfer_kvtier.errors import (
     UncacheableInput,
 )
 from deepinfer_kvtier.events import EventQueue
-from deepinfer_kvtier.eviction import EvictionPolicy, Use
-from deepinfer_kvtier.gc import GcReport
 from deepinfer_kvtier.group import GroupAgree
 from deepinfer_kvtier.identity import ChainHasher, MediaItem, Shard
 from deepinfer_kvtier.layout import LayoutSpec, Part, parts
 from deepinfer_kvtier.match import Match
-from deepinfer_kvtier.mount import MountSettings
+from deepinfer_kvtier.memory.eviction import EvictionPolicy, Use
 from deepinfer_kvtier.namespace import Namespace
 from deepinfer_kvtier.plan import Cost, Plan
 from deepinfer_kvtier.pools import DevicePool, PoolSlots
 from deepinfer_kvtier.records import FlushReport, KVEvent, LoadResult, Span, StateHit, Status
 from deepinfer_kvtier.registration import Registration
 from deepinfer_kvtier.retention import RetentionClass, traffic_class
+from deepinfer_kvtier.store.mount import MountSettings
 from deepinfer_kvtier.tickets import LoadJob, PutTicket
 from deepinfer_kvtier.tier import ScanEntry, Tier, TierCaps
 from deepinfer_kvtier.tiers.fleet_config import FleetTierConfig
 from deepinfer_kvtier.tiers.mooncake import MooncakeTierConfig
 from deepinfer_kvtier.tiers.objects import S3TierConfig
+from deepinfer_kvtier.upkeep.gc import GcReport
 from deepinfer_kvtier.windows.settings import WindowSettings
 
 __version__ = "0.1.0"

@@ -9,29 +9,29 @@ from pathlib import Path
 from typing import Any
 
 from deepinfer_kvtier.clock import BoundedClock, Clock, SystemClock
-from deepinfer_kvtier.compression import open_compressor
+from deepinfer_kvtier.coding.compression import open_compressor
+from deepinfer_kvtier.coding.sealing import Sealer, WriterIdentity
 from deepinfer_kvtier.config import KVTierConfig, parse_config
-from deepinfer_kvtier.directory import DirectoryTier
-from deepinfer_kvtier.engines import IoName, build_io
 from deepinfer_kvtier.errors import ConfigError
 from deepinfer_kvtier.events import Callback
-from deepinfer_kvtier.gc import GcReport, collect
 from deepinfer_kvtier.identity import Shard, chain_root, fingerprint, salt_bytes
 from deepinfer_kvtier.io import IoEngine
 from deepinfer_kvtier.layout import LayoutSpec
+from deepinfer_kvtier.memory.policies import make_policy
 from deepinfer_kvtier.metrics import render
-from deepinfer_kvtier.mount import Mode
 from deepinfer_kvtier.namespace import Namespace
-from deepinfer_kvtier.policies import make_policy
 from deepinfer_kvtier.policy import POLICY_FIELDS, remember_policy, with_stored_policy
-from deepinfer_kvtier.queue import WriteQueue
+from deepinfer_kvtier.puts.queue import WriteQueue
 from deepinfer_kvtier.records import FlushReport
 from deepinfer_kvtier.registration import Registration, register
-from deepinfer_kvtier.sealing import Sealer, WriterIdentity
-from deepinfer_kvtier.store_files import open_store
+from deepinfer_kvtier.store.directory import DirectoryTier
+from deepinfer_kvtier.store.engines import IoName, build_io
+from deepinfer_kvtier.store.mount import Mode
+from deepinfer_kvtier.store.store_files import open_store
 from deepinfer_kvtier.tier import GuardedTier, Tier
 from deepinfer_kvtier.tiers.build import TierConfig, open_tiers
 from deepinfer_kvtier.tierset import TierSet, check_names
+from deepinfer_kvtier.upkeep.gc import GcReport, collect
 
 logger = logging.getLogger(__name__)
 

@@ -9,12 +9,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from deepinfer_kvtier.codec import CODECS
-from deepinfer_kvtier.engines import IoName
+from deepinfer_kvtier.coding.codec import CODECS
 from deepinfer_kvtier.errors import ConfigError
-from deepinfer_kvtier.handover import HandoverCheck
-from deepinfer_kvtier.mount import Mode, MountSettings
+from deepinfer_kvtier.puts.handover import HandoverCheck
 from deepinfer_kvtier.retention import DEFAULT_CLASSES, RetentionClass, check_class_name
+from deepinfer_kvtier.store.engines import IoName
+from deepinfer_kvtier.store.mount import Mode, MountSettings
 from deepinfer_kvtier.windows.settings import WindowSettings
 
 _NAMESPACE = re.compile("[0-9a-f]{8}")

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deepinfer_kvtier.cache import Cache, open
-from deepinfer_kvtier.codec import CODECS
+from deepinfer_kvtier.coding.codec import CODECS
 from deepinfer_kvtier.errors import ConfigError, StoreFormatError
 from deepinfer_kvtier.faults import Effect, FaultIo
 from deepinfer_kvtier.io import IoEngine, PosixIo

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from deepinfer_kvtier import filelocks
+from deepinfer_kvtier.store import filelocks
 
 Readable = bytes | bytearray | memoryview
 IOV_MAX = 1024

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deepinfer_kvtier.clock import Clock
-from deepinfer_kvtier.host import HostRecord, HostTier
+from deepinfer_kvtier.memory.host import HostRecord, HostTier
 from deepinfer_kvtier.records import Span, StateHit
-from deepinfer_kvtier.segments import SegmentSet
+from deepinfer_kvtier.store.segments import SegmentSet
 
 
 @dataclass(slots=True, eq=False)

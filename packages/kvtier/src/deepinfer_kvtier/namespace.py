@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from deepinfer_kvtier.buffers import Buffers, Records, records_in
-from deepinfer_kvtier.compression import Packing
+from deepinfer_kvtier.coding.compression import Packing
+from deepinfer_kvtier.coding.sealing import Sealer
 from deepinfer_kvtier.dropping import drop_records
 from deepinfer_kvtier.errors import ConfigError
-from deepinfer_kvtier.format import MAX_PART_SUMS
 from deepinfer_kvtier.identity import (
     DIGEST_BYTES,
     ChainHasher,
@@ -21,16 +21,16 @@ from deepinfer_kvtier.identity import (
     namespace_tag,
 )
 from deepinfer_kvtier.layout import KIND_CODES, LayoutSpec
-from deepinfer_kvtier.loading import start_load
+from deepinfer_kvtier.loads.loading import start_load
 from deepinfer_kvtier.lookup import find_prefix
 from deepinfer_kvtier.match import Match
-from deepinfer_kvtier.outgoing import Origin
 from deepinfer_kvtier.plan import Cost, Plan, ReplayMode
 from deepinfer_kvtier.planning import plan_match
-from deepinfer_kvtier.putting import PutRequest, check_put, put_records
+from deepinfer_kvtier.puts.outgoing import Origin
+from deepinfer_kvtier.puts.putting import PutRequest, check_put, put_records
 from deepinfer_kvtier.records import LoadResult
-from deepinfer_kvtier.sealing import Sealer
-from deepinfer_kvtier.table import GENERATION_BITS
+from deepinfer_kvtier.store.format import MAX_PART_SUMS
+from deepinfer_kvtier.store.table import GENERATION_BITS
 from deepinfer_kvtier.tickets import Durability, LoadJob, PutTicket
 from deepinfer_kvtier.tierset import TierSet
 

@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deepinfer_kvtier.cache import open
-from deepinfer_kvtier.engines import IoName
 from deepinfer_kvtier.errors import ConfigError
-from deepinfer_kvtier.format import PAGE
 from deepinfer_kvtier.layout import LayoutSpec, Part
+from deepinfer_kvtier.store.engines import IoName
+from deepinfer_kvtier.store.format import PAGE
 
 _BATCH = 64
 

@@ -8,8 +8,8 @@ from concurrent.futures import Future
 from typing import Literal, overload
 
 from deepinfer_kvtier.errors import ConfigError
+from deepinfer_kvtier.loads.stages import Arrivals
 from deepinfer_kvtier.records import LoadResult, Status
-from deepinfer_kvtier.stages import Arrivals
 
 Durability = Literal["behind", "flushed", "fsync"]
 

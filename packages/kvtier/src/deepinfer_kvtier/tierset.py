@@ -6,31 +6,31 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from deepinfer_kvtier.admission import PutHistory
 from deepinfer_kvtier.clock import Clock
-from deepinfer_kvtier.compression import Compressor
+from deepinfer_kvtier.coding.compression import Compressor
 from deepinfer_kvtier.config import KVTierConfig
 from deepinfer_kvtier.costs import CostModel
-from deepinfer_kvtier.directory import DirectoryTier
 from deepinfer_kvtier.errors import ClosedError, ConfigError, KVTierError
 from deepinfer_kvtier.events import EventHub
-from deepinfer_kvtier.eviction import EvictionPolicy
-from deepinfer_kvtier.gc import collect
-from deepinfer_kvtier.host import HostRecord, HostTier
 from deepinfer_kvtier.identity import DIGEST_BYTES
 from deepinfer_kvtier.layout import KIND_CODES
-from deepinfer_kvtier.loader import Loader
+from deepinfer_kvtier.loads.loader import Loader
+from deepinfer_kvtier.loads.turns import LoadQueue
 from deepinfer_kvtier.match import LeaseBook
-from deepinfer_kvtier.outgoing import Outgoing
+from deepinfer_kvtier.memory.eviction import EvictionPolicy
+from deepinfer_kvtier.memory.host import HostRecord, HostTier
 from deepinfer_kvtier.policy import with_stored_policy
-from deepinfer_kvtier.queue import WriteQueue
-from deepinfer_kvtier.queued import WriteItem
-from deepinfer_kvtier.readback import ReadBack, from_directory, from_tier
+from deepinfer_kvtier.puts.admission import PutHistory
+from deepinfer_kvtier.puts.outgoing import Outgoing
+from deepinfer_kvtier.puts.queue import WriteQueue
+from deepinfer_kvtier.puts.queued import WriteItem
+from deepinfer_kvtier.puts.readback import ReadBack, from_directory, from_tier
 from deepinfer_kvtier.reaper import Reaper
 from deepinfer_kvtier.records import FlushReport, KVEvent
+from deepinfer_kvtier.store.directory import DirectoryTier
 from deepinfer_kvtier.tier import GuardedTier, Tier
 from deepinfer_kvtier.timings import Timings
-from deepinfer_kvtier.turns import LoadQueue
+from deepinfer_kvtier.upkeep.gc import collect
 
 if TYPE_CHECKING:
     from deepinfer_kvtier.windows.exchange import WindowExchange

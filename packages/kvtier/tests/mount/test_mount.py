@@ -14,7 +14,7 @@ import pytest
 import deepinfer_kvtier as kvtier
 from deepinfer_kvtier.errors import ConfigError, StoreFormatError
 from deepinfer_kvtier.io import PosixIo
-from deepinfer_kvtier.sharing import MountedSharing
+from deepinfer_kvtier.store.sharing import MountedSharing
 from deepinfer_kvtier.testing import FaultIo, ManualClock
 
 FAST = {"poll_s": 0.02, "heartbeat_s": 0.1, "adopt_after_s": 600.0, "listing_s": 3600.0}
@@ -253,7 +253,7 @@ def test_many_that_create_a_store_at_once_agree_on_one_identity(store):
 
 
 def test_a_creation_that_was_not_finished_is_said(store, monkeypatch):
-    monkeypatch.setattr("deepinfer_kvtier.store_files.CLAIM_WAIT_S", 0.1)
+    monkeypatch.setattr("deepinfer_kvtier.store.store_files.CLAIM_WAIT_S", 0.1)
     store.mkdir()
     (store / ".FORMAT.json.claim").touch()
     with pytest.raises(StoreFormatError, match=r"remove .*FORMAT.json.claim"):

@@ -5,10 +5,10 @@ import random
 import numpy as np
 import pytest
 
-from deepinfer_kvtier.host import checksum_of
-from deepinfer_kvtier.outgoing import Origin, Outgoing
-from deepinfer_kvtier.reading import Wanted
+from deepinfer_kvtier.memory.host import checksum_of
+from deepinfer_kvtier.puts.outgoing import Origin, Outgoing
 from deepinfer_kvtier.retention import DEFAULT_CLASSES
+from deepinfer_kvtier.store.reading import Wanted
 from deepinfer_kvtier.testing import ManualClock, payload_of
 from deepinfer_kvtier.tiers.objects import (
     Absent,

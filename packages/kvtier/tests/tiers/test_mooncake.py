@@ -15,7 +15,7 @@ import pytest
 import deepinfer_kvtier as kvtier
 from deepinfer_kvtier.errors import ConfigError
 from deepinfer_kvtier.records import Status
-from deepinfer_kvtier.table import NO_ROW
+from deepinfer_kvtier.store.table import NO_ROW
 from deepinfer_kvtier.testing import ManualClock
 from deepinfer_kvtier.tiers import build
 from deepinfer_kvtier.tiers.mooncake import MooncakeTier, MooncakeTierConfig
@@ -114,7 +114,7 @@ def exact(make_record):
 
 
 def load(tier, make_digest, numbers):
-    from deepinfer_kvtier.reading import Wanted
+    from deepinfer_kvtier.store.reading import Wanted
     from deepinfer_kvtier.testing import payload_of
 
     rooms = [np.full(NBYTES, 0xAA, dtype=np.uint8) for _ in numbers]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from deepinfer_kvtier.errors import ConfigError
 from deepinfer_kvtier.records import Status
 from deepinfer_kvtier.retention import DEFAULT_CLASSES
-from deepinfer_kvtier.table import NO_ROW
+from deepinfer_kvtier.store.table import NO_ROW
 from deepinfer_kvtier.testing import ManualClock
 from deepinfer_kvtier.tiers.manifest import change, latest
 from deepinfer_kvtier.tiers.objects import (
@@ -64,7 +64,7 @@ def test_blocks_of_one_segment_come_in_one_ranged_request(
 
 
 def test_a_segment_object_is_a_segment_file(open_tier, objects, make_record):
-    from deepinfer_kvtier import format as fmt
+    from deepinfer_kvtier.store import format as fmt
 
     tier = open_tier()
     tier.put_from([make_record(3)])

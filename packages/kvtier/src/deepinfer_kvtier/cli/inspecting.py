@@ -12,10 +12,10 @@ import typer
 
 from deepinfer_kvtier.cli.opening import directory_of, to_look
 from deepinfer_kvtier.cli.output import AsJson, Store, parse_bytes, show
-from deepinfer_kvtier.listing import list_segments
-from deepinfer_kvtier.tenants import list_namespaces
-from deepinfer_kvtier.verify import verify as run_verify
-from deepinfer_kvtier.warming import warm_up
+from deepinfer_kvtier.upkeep.listing import list_segments
+from deepinfer_kvtier.upkeep.tenants import list_namespaces
+from deepinfer_kvtier.upkeep.verify import verify as run_verify
+from deepinfer_kvtier.upkeep.warming import warm_up
 
 
 def stat(store: Store, as_json: AsJson = False) -> None:

@@ -8,9 +8,9 @@ from typing import Any
 from deepinfer_kvtier.cache import Cache, open
 from deepinfer_kvtier.clock import SystemClock
 from deepinfer_kvtier.config import parse_config
-from deepinfer_kvtier.directory import DirectoryTier
 from deepinfer_kvtier.errors import ConfigError
 from deepinfer_kvtier.io import PosixIo
+from deepinfer_kvtier.store.directory import DirectoryTier
 
 
 def require(store: Path) -> None:

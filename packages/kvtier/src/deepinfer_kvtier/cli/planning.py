@@ -11,17 +11,17 @@ from typing import Annotated, Any
 import typer
 
 from deepinfer_kvtier.cli.output import AsJson, parse_pairs, parse_seconds, show
-from deepinfer_kvtier.engines import IoName
 from deepinfer_kvtier.errors import ConfigError
-from deepinfer_kvtier.plot import line_chart
-from deepinfer_kvtier.policies import ONLINE
+from deepinfer_kvtier.memory.policies import ONLINE
 from deepinfer_kvtier.quickbench import run_bench
 from deepinfer_kvtier.retention import RetentionClass
-from deepinfer_kvtier.simulate import SimulationResult
-from deepinfer_kvtier.simulate import simulate as run_simulation
-from deepinfer_kvtier.sizing import Traffic, size_for
-from deepinfer_kvtier.stretch import DAY_S, StretchLoad, generate
-from deepinfer_kvtier.trace import read_trace
+from deepinfer_kvtier.simulation.plot import line_chart
+from deepinfer_kvtier.simulation.simulate import SimulationResult
+from deepinfer_kvtier.simulation.simulate import simulate as run_simulation
+from deepinfer_kvtier.simulation.sizing import Traffic, size_for
+from deepinfer_kvtier.simulation.stretch import DAY_S, StretchLoad, generate
+from deepinfer_kvtier.simulation.trace import read_trace
+from deepinfer_kvtier.store.engines import IoName
 
 _PETABYTE = 1e15
 

@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 from deepinfer_kvtier.cache import init as create_store
 from deepinfer_kvtier.cli.opening import directory_of, for_work, require, to_look
 from deepinfer_kvtier.cli.output import AsJson, Store, Yes, confirm, parse_bytes, show
-from deepinfer_kvtier.directory import DirectoryTier
 from deepinfer_kvtier.errors import ConfigError
-from deepinfer_kvtier.migrate import migrate as run_migration
-from deepinfer_kvtier.mount import Mode
-from deepinfer_kvtier.moving import reclassify
-from deepinfer_kvtier.repair import check
-from deepinfer_kvtier.tenants import drop_namespace, namespace_rows, parse_namespace
+from deepinfer_kvtier.store.directory import DirectoryTier
+from deepinfer_kvtier.store.mount import Mode
+from deepinfer_kvtier.upkeep.migrate import migrate as run_migration
+from deepinfer_kvtier.upkeep.moving import reclassify
+from deepinfer_kvtier.upkeep.repair import check
+from deepinfer_kvtier.upkeep.tenants import drop_namespace, namespace_rows, parse_namespace
 
 
 def init(

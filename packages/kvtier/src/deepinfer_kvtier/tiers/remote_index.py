@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from deepinfer_kvtier import format as fmt
-from deepinfer_kvtier.table import APPROXIMATE_BIT, NO_ROW, ROW, EntryTable
+from deepinfer_kvtier.store import format as fmt
+from deepinfer_kvtier.store.table import APPROXIMATE_BIT, NO_ROW, ROW, EntryTable
 
 
 @dataclass(slots=True, eq=False)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from deepinfer_kvtier import format as fmt
+from deepinfer_kvtier.store import format as fmt
 from deepinfer_kvtier.tiers.manifest import Manifest, list_generations, read_manifest
 from deepinfer_kvtier.tiers.objects import Absent, Exists, ObjectStore, Unavailable
 from deepinfer_kvtier.tiers.remote_index import RemoteIndex

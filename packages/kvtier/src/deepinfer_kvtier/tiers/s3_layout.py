@@ -11,9 +11,9 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from deepinfer_kvtier import format as fmt
-from deepinfer_kvtier.outgoing import Outgoing
-from deepinfer_kvtier.reading import Wanted
+from deepinfer_kvtier.puts.outgoing import Outgoing
+from deepinfer_kvtier.store import format as fmt
+from deepinfer_kvtier.store.reading import Wanted
 from deepinfer_kvtier.tiers.objects import Unavailable
 from deepinfer_kvtier.tiers.slots import pack_slot
 

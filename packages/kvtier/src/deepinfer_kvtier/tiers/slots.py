@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections import Counter
 
-from deepinfer_kvtier import format as fmt
 from deepinfer_kvtier.buffers import scatter_into
-from deepinfer_kvtier.expanding import open_compressed
-from deepinfer_kvtier.host import checksum_of
-from deepinfer_kvtier.outgoing import Outgoing
-from deepinfer_kvtier.reading import Wanted
+from deepinfer_kvtier.coding.expanding import open_compressed
+from deepinfer_kvtier.memory.host import checksum_of
+from deepinfer_kvtier.puts.outgoing import Outgoing
 from deepinfer_kvtier.records import Status
+from deepinfer_kvtier.store import format as fmt
+from deepinfer_kvtier.store.reading import Wanted
 
 
 def trailer_of(record: Outgoing, *, now_ms: int, sequence: int) -> fmt.Trailer:

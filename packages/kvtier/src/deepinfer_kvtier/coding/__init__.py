@@ -1,0 +1,1 @@
+"""What is done to bytes on their way to storage: compression, encryption."""

@@ -1,0 +1,1 @@
+"""The way of records that are loaded: turns, tiers, parts."""

@@ -1,0 +1,411 @@
+"""Loads: host memory first, then down the tiers; concurrent loads of a record share one read."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from deepinfer_kvtier.buffers import Records, Views
+from deepinfer_kvtier.clock import Clock
+from deepinfer_kvtier.coding.expanding import expand_into
+from deepinfer_kvtier.coding.sealing import Sealer
+from deepinfer_kvtier.loads.partwise import copy_stages, read_stages
+from deepinfer_kvtier.loads.stages import Arrivals
+from deepinfer_kvtier.loads.turns import ALONE, Turn
+from deepinfer_kvtier.memory.host import HostRecord, HostTier, checksum_of
+from deepinfer_kvtier.puts.queued import copy_views
+from deepinfer_kvtier.records import Status
+from deepinfer_kvtier.store.directory import DirectoryTier
+from deepinfer_kvtier.store.reading import Wanted
+from deepinfer_kvtier.store.table import NO_ROW, marks_of
+from deepinfer_kvtier.tier import GuardedTier
+
+_COPY_RUN: Final = 64  # blocks copied between two looks at the clock
+
+
+class Flight(threading.Event):
+    """Set when the reads that one load has claimed have ended."""
+
+    def __init__(self, priority: int) -> None:
+        super().__init__()
+        self.priority = priority
+
+
+class Flights:
+    """Who reads which record from a tier below host memory right now."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._events: dict[tuple[int, bytes], Flight] = {}
+
+    def claim(self, kind: int, digests: Sequence[bytes], priority: int) -> dict[bytes, Flight]:
+        """Claim what nobody reads yet; returns the flights of those that somebody else reads."""
+        others: dict[bytes, Flight] = {}
+        mine = Flight(priority)
+        with self._lock:
+            for digest in digests:
+                event = self._events.setdefault((kind, digest), mine)
+                if event is not mine:
+                    others[digest] = event
+        return others
+
+    def land(self, kind: int, digests: Sequence[bytes]) -> None:
+        """The claimed reads have ended, well or not."""
+        with self._lock:
+            events = {self._events.pop((kind, digest)) for digest in digests}
+        for event in events:
+            event.set()
+
+
+@dataclass(frozen=True, slots=True)
+class _Below:
+    """What `Loader.fill` was asked, for the steps below host memory."""
+
+    kind: int
+    shard: int
+    digests: Sequence[bytes]
+    dst: Records
+    rows: NDArray[Any] | None
+    deadline: float | None
+    in_time: Callable[[], bool]
+    statuses: list[Status | None]
+    sealer: Sealer | None
+    turn: Turn
+
+
+class Loader:
+    """Fills caller buffers from the tiers of one cache."""
+
+    def __init__(
+        self,
+        host: HostTier,
+        directory: DirectoryTier | None,
+        further: Sequence[GuardedTier],
+        clock: Clock,
+    ) -> None:
+        self._host = host
+        self._directory = directory
+        self._further = further
+        self._clock = clock
+        self._flights = Flights()
+        self._counts_lock = threading.Lock()
+        self.counts: Counter[str] = Counter()
+
+    def fill(
+        self,
+        kind: int,
+        shard: int,
+        digests: Sequence[bytes],
+        dst: Records,
+        *,
+        leased: Sequence[HostRecord | None],
+        rows: NDArray[Any] | None,
+        deadline: float | None,
+        statuses: list[Status | None],
+        arrivals: Arrivals | None = None,
+        sealer: Sealer | None = None,
+        turn: Turn = ALONE,
+    ) -> list[Status]:
+        """Bytes of records into `dst`; returns the status of each.
+
+        leased:   records in memory whose lease the caller holds, None where there is none.
+        rows:     places pinned by a lease, used before the index is asked.
+        deadline: monotonic seconds after which nothing more is started.
+        statuses: one item a record, set as soon as its fate is known.
+        sealer:   opens what comes from below host memory; None = only records in the clear count.
+        arrivals: brings the parts of blocks in stages and records what is there.
+        turn:     which loads pass this one between two pieces.
+        """
+
+        def in_time() -> bool:
+            turn.give_way()
+            return deadline is None or self._clock.monotonic() < deadline
+
+        others = [i for i, record in enumerate(leased) if record is None]
+        pinned = self._host.pin_all(kind, [digests[i] for i in others])
+        records = list(leased)
+        for i, record in zip(others, pinned, strict=True):
+            records[i] = record
+        try:
+            if arrivals is None:
+                self._from_host(records, dst, in_time, statuses)
+            else:
+                for i in copy_stages(self._host, records, dst, arrivals):
+                    statuses[i] = Status.OK
+        finally:
+            self._host.unpin(record for record in pinned if record is not None)
+        absent = [i for i, status in enumerate(statuses) if status is None]
+        if absent:
+            job = _Below(kind, shard, digests, dst, rows, deadline, in_time, statuses, sealer, turn)
+            if arrivals is not None and sealer is None:
+                absent = self._parts_from_directory(job, absent, arrivals)
+            self._from_below(job, absent)
+            if arrivals is not None:
+                # What came whole has every part.
+                there = [i for i in absent if statuses[i] is Status.OK]
+                for stage in arrivals.stages:
+                    arrivals.arrive(stage, there)
+        final = [status or Status.MISS for status in statuses]
+        with self._counts_lock:
+            if absent:
+                for status in Status:
+                    self.counts[f"records_{status.value}"] += final.count(status)
+            else:
+                self.counts["records_ok"] += final.count(Status.OK)
+                self.counts["records_timeout"] += final.count(Status.TIMEOUT)
+        return final
+
+    def fill_from_host(
+        self,
+        records: Sequence[HostRecord],
+        slots: NDArray[np.int64],
+        rows: NDArray[np.uint8],
+        statuses: list[Status | None],
+        turn: Turn = ALONE,
+    ) -> bool:
+        """The short way for blocks that all lie in host memory under a lease the caller holds.
+
+        returns: whether all are copied; if not, the status of those that are not is None.
+        """
+        for start in range(0, len(records), _COPY_RUN):
+            chunk = slice(start, start + _COPY_RUN)
+            run = records[chunk]
+            turn.give_way()
+            self._host.copy_out(run, rows[chunk], slots[chunk])
+            statuses[chunk] = [Status.OK] * len(run)
+            for record in self._host.damaged(run):
+                statuses[start + run.index(record)] = None
+                self._host.remove(record.kind, record.digest, damaged=True)
+        whole = None not in statuses
+        if whole:
+            with self._counts_lock:
+                self.counts["records_ok"] += len(records)
+        return whole
+
+    # -- from host memory
+
+    def _from_host(
+        self,
+        records: list[HostRecord | None],
+        dst: Records,
+        in_time: Callable[[], bool],
+        statuses: list[Status | None],
+    ) -> None:
+        """Copy what is in memory, in runs; the rest keeps the status None."""
+        at = 0 if any(records) else len(records)
+        while at < len(records):
+            end = at
+            while end < len(records) and end - at < _COPY_RUN and _fits(records[end], dst):
+                end += 1
+            if end == at:
+                at += 1
+                continue
+            if not in_time():
+                statuses[at:] = [Status.TIMEOUT] * (len(records) - at)
+                return
+            run = cast("list[HostRecord]", records[at:end])
+            if dst.rows is not None:
+                self._host.copy_out(run, dst.rows[at:end])
+            else:
+                for i, record in enumerate(run, start=at):
+                    _copy_to(record, dst.views(i))
+            bad = self._host.damaged(run)
+            statuses[at:end] = [Status.OK] * len(run)
+            for record in bad:
+                statuses[at + run.index(record)] = None
+                self._host.remove(record.kind, record.digest, damaged=True)
+            at = end
+
+    # -- from below
+
+    def _parts_from_directory(
+        self, job: _Below, absent: list[int], arrivals: Arrivals
+    ) -> list[int]:
+        """Read in stages what can be; returns what has to come whole."""
+        if self._directory is None:
+            return absent
+        size = job.dst.payload
+        members = [Wanted(job.digests[i], job.dst.views(i), size) for i in absent]
+        statuses = read_stages(
+            self._directory, job.kind, job.shard, members, absent, job.dst, arrivals, job.in_time
+        )
+        good = [j for j, i in enumerate(absent) if statuses.get(i) is Status.OK]
+        self._promote(job, [absent[j] for j in good], [members[j] for j in good])
+        for i, status in statuses.items():
+            if status is not Status.CORRUPT:  # a further tier may have a good one
+                job.statuses[i] = status
+        return [i for i in absent if job.statuses[i] is None]
+
+    def _from_below(self, job: _Below, absent: list[int]) -> None:
+        digests = job.digests
+        others = self._flights.claim(job.kind, [digests[i] for i in absent], job.turn.priority)
+        mine = [i for i in absent if digests[i] not in others]
+        try:
+            self._read(job, mine)
+        finally:
+            self._flights.land(job.kind, [digests[i] for i in mine])
+        # Not for a less urgent reader: it may be waiting for us to pass.
+        theirs = [i for i in absent if digests[i] in others]
+        waited = {others[digests[i]] for i in theirs}
+        for event in {event for event in waited if event.priority >= job.turn.priority}:
+            left = None
+            if job.deadline is not None:
+                left = max(0.0, job.deadline - self._clock.monotonic())
+            event.wait(left)
+        self._share(job, theirs)
+        # The other reader is less urgent or failed, or host memory had no room for what it read.
+        self._read(job, [i for i in theirs if job.statuses[i] is None])
+
+    def _share(self, job: _Below, which: list[int]) -> None:
+        """Copy what other loads have read from host memory, where they have left it."""
+        found = self._host.pin_all(job.kind, [job.digests[i] for i in which])
+        records: list[HostRecord | None] = [None] * len(job.digests)
+        for i, record in zip(which, found, strict=True):
+            records[i] = record
+        try:
+            self._from_host(records, job.dst, lambda: True, job.statuses)
+        finally:
+            self._host.unpin(record for record in found if record is not None)
+        shared = [job.statuses[i] for i in which].count(Status.OK)
+        with self._counts_lock:
+            self.counts["shared_reads"] += shared
+
+    def _read(self, job: _Below, which: list[int]) -> None:
+        if not which:
+            return
+        size = job.dst.payload
+        digests = [job.digests[i] for i in which]
+        views = job.dst.views_of(which)
+        members = [Wanted(*pair, size) for pair in zip(digests, views, strict=True)]
+        statuses = [Status.MISS] * len(members)
+        if self._directory is not None:
+            leased = None if job.rows is None else job.rows[np.array(which)]
+            statuses = self._read_directory(self._directory, job, members, leased)
+        for tier in self._further:
+            left = [j for j, status in enumerate(statuses) if status is not Status.OK]
+            if not left:
+                break
+            some = [members[j] for j in left]
+            lower = tier.get_into(job.kind, job.shard, some, in_time=job.in_time)
+            self._open(job, some, lower, in_clear=not tier.tier.caps.persistent)
+            for j, status in zip(left, lower, strict=True):
+                if status is not Status.MISS:
+                    statuses[j] = status
+        good = [j for j, status in enumerate(statuses) if status is Status.OK]
+        self._promote(job, [which[j] for j in good], [members[j] for j in good])
+        for i, status in zip(which, statuses, strict=True):
+            job.statuses[i] = status
+
+    def _read_directory(
+        self,
+        directory: DirectoryTier,
+        job: _Below,
+        members: Sequence[Wanted],
+        leased: NDArray[Any] | None,
+    ) -> list[Status]:
+        kind, shard, in_time = job.kind, job.shard, job.in_time
+        if leased is not None and (leased["length"] == NO_ROW).any():
+            leased = None
+        turn = job.turn
+        statuses = directory.get_into(kind, shard, members, rows=leased, in_time=in_time, turn=turn)
+        missed = [j for j, status in enumerate(statuses) if status is Status.MISS]
+        if missed and leased is not None:
+            # The leased place is gone; another writer may have stored the same record.
+            second = directory.get_into(
+                kind, shard, [members[j] for j in missed], in_time=in_time, turn=turn
+            )
+            for j, status in zip(missed, second, strict=True):
+                statuses[j] = status
+        self._open(job, members, statuses, in_clear=False)
+        return statuses
+
+    def _open(
+        self, job: _Below, members: Sequence[Wanted], statuses: list[Status], *, in_clear: bool
+    ) -> None:
+        """Decrypt what was read; what this key does not open is a miss, and nobody else's loss.
+
+        in_clear: whether unsealed records count where there is a key: those from other memories do.
+        """
+        if job.sealer is None and not any(want.seal for want in members):
+            return
+        for j, (want, status) in enumerate(zip(members, statuses, strict=True)):
+            clear = not want.seal and (job.sealer is None or in_clear)
+            if status is not Status.OK or clear:
+                continue
+            packed, want.packed = want.packed, None
+            views = want.views if packed is None else [packed]
+            if (
+                job.sealer is not None
+                and want.seal
+                and job.sealer.open(views, want.seal, want.digest, job.kind, want.depth)
+            ):
+                want.seal = b""
+                if packed is None:
+                    want.checksum = checksum_of(want.views)
+                else:
+                    statuses[j] = self._expand(want, packed)
+                continue
+            statuses[j] = Status.MISS
+            with self._counts_lock:
+                self.counts["not_opened"] += 1
+
+    def _expand(self, want: Wanted, packed: memoryview) -> Status:
+        counts: Counter[str] = Counter()
+        status = expand_into(want, packed, counts)
+        with self._counts_lock:
+            self.counts.update(counts)
+        return Status.MISS if status is Status.SKIPPED else status
+
+    def _promote(self, job: _Below, which: Sequence[int], members: Sequence[Wanted]) -> None:
+        """Keep what was read in host memory, as far as there is room."""
+        size = job.dst.payload
+        if size > self._host.capacity_bytes:
+            return
+        new = [
+            j
+            for j, want in enumerate(members)
+            if not self._host.contains(job.kind, want.digest)  # a further tier may have kept it
+        ]
+        if not new:
+            return
+        which, members = [which[j] for j in new], [members[j] for j in new]
+        arrays = self._host.take_many(job.kind, size, len(which))
+        which, members = which[: len(arrays)], members[: len(arrays)]
+        rows = job.dst.rows
+        if rows is not None and which and which[-1] - which[0] == len(which) - 1:
+            self._host.fill(arrays, rows[which[0] : which[-1] + 1])
+        else:
+            for array, want in zip(arrays, members, strict=True):
+                copy_views(want.views, array)
+        made = [
+            HostRecord(
+                job.kind,
+                want.digest,
+                want.parent,
+                want.depth,
+                array,
+                marks_of(want.approximate, want.generation),
+                want.checksum,
+            )
+            for array, want in zip(arrays, members, strict=True)
+        ]
+        self._host.unpin(self._host.publish_all(made))
+
+
+def _fits(record: HostRecord | None, dst: Records) -> bool:
+    return record is not None and record.data.nbytes == dst.payload
+
+
+def _copy_to(record: HostRecord, views: Views) -> None:
+    source, at = record.data.data, 0
+    for view in views:
+        end = at + view.nbytes
+        if end > at:  # an empty view may be a read-only stand-in
+            view[:] = source[at:end]
+        at = end

@@ -1,0 +1,1 @@
+"""The way of a record that is put: checked, queued, summed, written."""

@@ -1,0 +1,408 @@
+"""Write-behind: records wait here for a tier below host memory, and the producer never does.
+
+Each tier has a queue, whose one thread owns all writes to it and its periodic work. Group commit: a
+batch goes out when it has enough records or bytes, when its oldest record has waited long enough,
+or when somebody asked for a flush.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+from deepinfer_kvtier.config import KVTierConfig
+from deepinfer_kvtier.memory.host import HostRecord, HostTier
+from deepinfer_kvtier.puts.attempts import BACKOFF_MAX_S, Attempts, WriteTarget
+from deepinfer_kvtier.puts.outgoing import Outgoing
+from deepinfer_kvtier.puts.queued import (
+    SCRATCH_SHARE,
+    Fates,
+    WriteItem,
+    add_waiter,
+    copy_views,
+    differs,
+    host_record,
+    queue_refusal,
+    report_all,
+)
+from deepinfer_kvtier.puts.summing import Summer
+from deepinfer_kvtier.records import FlushReport
+from deepinfer_kvtier.tickets import Durability, PutTicket
+
+logger = logging.getLogger(__name__)
+
+_SUMS_AT_ONCE = 16
+
+
+class WriteQueue:
+    """Queue and writing thread of one tier.
+
+    on_stored: called with what was written, in the writing thread.
+    timed:     called with the bytes and the seconds of every write.
+    maintain:  periodic work of the tier; also called when it is full.
+    hand_on:   called with every batch that leaves the queue, written or not, while its memory is
+               still pinned.
+    """
+
+    def __init__(
+        self,
+        target: WriteTarget,
+        host: HostTier,
+        config: KVTierConfig,
+        *,
+        name: str,
+        on_stored: Callable[[Sequence[Outgoing]], None],
+        timed: Callable[[int, float], None],
+        maintain: Callable[[], None],
+        hand_on: Callable[[Sequence[WriteItem]], None] | None = None,
+    ) -> None:
+        self.name = name
+        self._target = target
+        self._hand_on = hand_on
+        self._host = host
+        self._config = config
+        self._maintain = maintain
+        self._cond = threading.Condition()
+        self._items: deque[WriteItem] = deque()
+        self._by_key: dict[tuple[int, bytes], WriteItem] = {}
+        self._bytes = 0
+        self._writing = 0
+        self._flushing = 0
+        self._closing = False
+        self._give_up = False
+        self.counts: Counter[str] = Counter()
+        self._attempts = Attempts(
+            target,
+            counts=self.counts,
+            on_stored=on_stored,
+            timed=timed,
+            maintain=maintain,
+            pause=self._pause,
+        )
+        self._next_maintenance = time.monotonic() + config.gc_interval_s
+        # Checksums run ahead of the writes, in the order of the queue.
+        self._summer = Summer(f"kvtier-sum-{name}")
+        self._thread = threading.Thread(target=self._run, name=f"kvtier-write-{name}", daemon=True)
+        self._thread.start()
+
+    @property
+    def queued_bytes(self) -> int:
+        """Payload bytes that wait or are being written."""
+        return self._bytes
+
+    def refusal(self, cls: str, nbytes: int, continues: bool) -> str | None:
+        """Whether one more record may join now."""
+        return queue_refusal(
+            queued_bytes=self._bytes,
+            limit=self._config.queue_bytes,
+            nbytes=nbytes,
+            cls=cls,
+            continues=continues,
+        )
+
+    def takes(self, keys: Sequence[tuple[int, bytes]], nbytes: int) -> bool:
+        """Whether none of these records waits here already and there is room for any class."""
+        room = SCRATCH_SHARE * self._config.queue_bytes
+        return self._bytes + nbytes <= room and self._by_key.keys().isdisjoint(keys)
+
+    def join(self, key: tuple[int, bytes], ticket: PutTicket, index: int, want: Durability) -> bool:
+        """Wait for a record that is queued already; False when it is not (any more)."""
+        if key not in self._by_key:  # most are not, and the writing thread may hold the lock
+            return False
+        with self._cond:
+            item = self._by_key.get(key)
+            if item is None or item.outgoing.dropped:
+                return False
+            add_waiter(item, ticket, index, want)
+            return True
+
+    def add(self, items: Iterable[WriteItem]) -> None:
+        """Queue records, parents first."""
+        items = list(items)
+        # Before the summing thread may compress them; what they take off again is `content_bytes`.
+        nbytes = sum([i.outgoing.expanded_bytes or i.outgoing.nbytes for i in items])
+        for start in range(0, len(items), _SUMS_AT_ONCE):
+            some = items[start : start + _SUMS_AT_ONCE]
+            summed = self._summer.submit([item.outgoing for item in some])
+            for item in some:
+                item.summed = summed
+        with self._cond:
+            for item in items:
+                self._items.append(item)
+                self._by_key[item.key] = item
+            self._bytes += nbytes
+            self._cond.notify_all()
+
+    def add_copies(self, items: Sequence[WriteItem]) -> None:
+        """Queue records that another queue is done with, for this tier too.
+
+        Only memory of the cache is read later, never a caller's; without room the record is skipped
+        and counted, since nobody waits for it.
+        """
+        if self._closing:
+            return
+        copies: list[WriteItem] = []
+        waiting = 0
+        for item in items:
+            out = item.outgoing
+            if out.dropped:
+                continue
+            if item.held is None and not item.owned:
+                self.counts["skipped_unstaged"] += 1
+            elif self.refusal(out.cls, out.content_bytes + waiting, False) is not None:
+                self.counts["skipped_full"] += 1
+            else:
+                if item.held is not None:
+                    self._host.pin_again(item.held)
+                waiting += out.content_bytes
+                copies.append(
+                    WriteItem(
+                        replace(out, witness=None),
+                        item.held,
+                        staged=True,
+                        queued_at=time.monotonic(),
+                    )
+                )
+        if copies:
+            self.add(copies)
+
+    def discard(self, kind: int, digests: Iterable[bytes]) -> None:
+        """Do not write these records any more if they are still waiting."""
+        with self._cond:
+            for digest in digests:
+                item = self._by_key.get((kind, digest))
+                if item is not None:
+                    item.outgoing.dropped = True
+
+    def flush(self, timeout: float, *, fsync: bool) -> FlushReport:
+        """Write what is queued now; waits at most `timeout` seconds."""
+        deadline = time.monotonic() + timeout
+        with self._cond:
+            self._flushing += 1
+            self._cond.notify_all()
+            try:
+                while self._items or self._writing:
+                    left = deadline - time.monotonic()
+                    if left <= 0 or not self._thread.is_alive():
+                        break
+                    self._cond.wait(left)
+            finally:
+                self._flushing -= 1
+            pending = len(self._items) + self._writing
+        synced = True
+        try:
+            self._target.write_control()
+            if fsync:
+                self._target.sync()
+        except OSError:
+            self.counts["write_errors"] += 1
+            synced = False
+        return FlushReport(pending == 0 and synced, pending, self.counts["failed_records"])
+
+    def close(self, timeout: float) -> FlushReport:
+        """Flush, then stop the thread; what could not be written in time is given up."""
+        report = self.flush(timeout, fsync=False)
+        with self._cond:
+            self._closing = True
+            self._give_up = True
+            self._cond.notify_all()
+        self._thread.join(timeout + BACKOFF_MAX_S)
+        self._summer.close()
+        return report
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the writing thread has ended; a call into a hung file system may keep it."""
+        return not self._thread.is_alive()
+
+    # -- the thread
+
+    def _run(self) -> None:
+        while True:
+            batch = self._next_batch()
+            if batch is None:
+                break
+            if batch:
+                self._write_or_lose(batch)
+            if self._target.sync_in_s() <= 0:
+                self._sync()
+            if time.monotonic() >= self._next_maintenance:
+                self._maintain()
+                self._next_maintenance = time.monotonic() + self._config.gc_interval_s
+        with self._cond:
+            left, self._items = list(self._items), deque[WriteItem]()
+        self._finish(left, stored=set())
+
+    def _next_batch(self) -> list[WriteItem] | None:
+        """Records to write now; empty when it is time for other work; None at the end."""
+        with self._cond:
+            while True:
+                if self._closing and (self._give_up or not self._items):
+                    return None
+                wait = self._wait_s()
+                if wait <= 0:
+                    return self._take_batch()
+                until_maintenance = self._next_maintenance - time.monotonic()
+                until_work = min(until_maintenance, self._target.sync_in_s())
+                if until_work <= 0:
+                    return []
+                self._cond.wait(min(wait, until_work))
+
+    def _sync(self) -> None:
+        try:
+            self._target.sync()
+        except OSError:
+            self.counts["write_errors"] += 1
+            self._target.breaker.error()
+
+    def _wait_s(self) -> float:
+        if not self._items:
+            return float("inf")
+        full = len(self._items) >= self._config.commit_blocks
+        if full or self._flushing or self._bytes >= self._config.commit_bytes:
+            return 0
+        return self._items[0].queued_at + self._config.commit_delay_s - time.monotonic()
+
+    def _take_batch(self) -> list[WriteItem]:
+        batch: list[WriteItem] = []
+        size = 0
+        while self._items and len(batch) < self._config.commit_blocks:
+            nbytes = self._items[0].outgoing.nbytes
+            if batch and size + nbytes > self._config.commit_bytes:
+                break
+            batch.append(self._items.popleft())
+            size += nbytes
+        self._writing = len(batch)
+        return batch
+
+    def _write_or_lose(self, batch: list[WriteItem]) -> None:
+        """A tier may raise OSError; whatever else one raises costs these records, not the thread,
+        without which every later put would wait for nothing."""
+        try:
+            self._write(batch)
+        except Exception:
+            logger.exception("a tier failed in a way no tier may, %d records are lost", len(batch))
+            self.counts["failed_records"] += len(batch)
+
+    def _write(self, batch: list[WriteItem]) -> None:
+        stored: set[int] = set()
+        try:
+            for summed in {item.summed for item in batch}:
+                if summed is not None:
+                    summed.result()
+            self._stage(batch)
+            live = [i for i in batch if not (i.outgoing.dropped or i.outgoing.changed)]
+            for item in live:
+                if item.held is not None:
+                    item.held.checksum = item.outgoing.content_checksum
+            written = self._attempts.write([item for item in live if not item.orphaned])
+            stored = written.stored
+            if written.failed:
+                self._orphan(written.failed)
+            self._compare_sources(live, stored)
+            if self._hand_on is not None:
+                self._hand_on([item for item in live if not item.outgoing.changed])
+        finally:
+            self._finish(batch, stored=stored)
+
+    def _stage(self, batch: list[WriteItem]) -> None:
+        """Take the bytes of unstaged records over into host memory, so that sources become free."""
+        fresh = [item for item in batch if not item.staged]
+        sizes = {(item.outgoing.kind, item.outgoing.content_bytes) for item in fresh}
+        for kind, nbytes in sizes:
+            if nbytes > self._host.capacity_bytes:
+                continue
+            wanted = kind, nbytes
+            some = [i for i in fresh if (i.outgoing.kind, i.outgoing.content_bytes) == wanted]
+            arrays = self._host.take_many(kind, nbytes, len(some))
+            made: list[HostRecord] = []
+            kept: list[WriteItem] = []
+            for item, data in zip(some, arrays, strict=False):
+                copy_views(item.source, data)
+                if differs(item.outgoing, data):
+                    self._host.give(data)
+                else:
+                    made.append(host_record(item.outgoing, data))
+                    kept.append(item)
+            for item, record in zip(kept, self._host.publish_all(made), strict=True):
+                item.held = record
+                if item.outgoing.verbatim:
+                    item.outgoing.views = [record.data.data]
+        for item in fresh:
+            item.staged = True
+            item.owned = item.held is None and not item.outgoing.verbatim
+        free = [i for i in fresh if (i.held is not None or i.owned) and not i.outgoing.changed]
+        self._release_sources(free)
+
+    def _release_sources(self, items: Sequence[WriteItem]) -> None:
+        """Tell those who only wait for the source to be free."""
+        fates: Fates = {}
+        with self._cond:
+            for item in items:
+                for ticket, index, want in item.waiters:
+                    if want == "behind":
+                        fates.setdefault(ticket, []).append((index, True))
+                item.waiters = [w for w in item.waiters if w[2] != "behind"]
+        report_all(fates)
+
+    def _orphan(self, failed: Sequence[WriteItem]) -> None:
+        """What waits and builds on records that could not be written is given up with them."""
+        gone = {item.key for item in failed}
+        with self._cond:
+            for item in self._items:
+                if item.follows() in gone and not item.orphaned:
+                    item.orphaned = True
+                    gone.add(item.key)
+                    self.counts["failed_records"] += 1
+
+    def _compare_sources(self, live: list[WriteItem], stored: set[int]) -> None:
+        """Take back what was written from a source that is not any more what was handed over."""
+        for item in live:
+            out = item.outgoing
+            if out.witness is None or item.held is not None or item.owned:
+                continue
+            if id(item) in stored and not out.witness.still_fits(item.source):
+                out.changed = True
+                self._target.delete(out.kind, out.shard, [out.digest])
+
+    def _pause(self, seconds: float) -> bool:
+        """Wait before the next attempt; True when the cache gives up meanwhile."""
+        with self._cond:
+            return self._cond.wait_for(lambda: self._give_up, seconds)
+
+    def _finish(self, batch: list[WriteItem], *, stored: set[int]) -> None:
+        """Every pin, byte and waiter of a batch is settled here, whatever happened to it."""
+        fates: Fates = {}
+        self._expose(batch)
+        with self._cond:
+            for item in batch:
+                self._bytes -= item.outgoing.content_bytes
+                if self._by_key.get(item.key) is item:
+                    del self._by_key[item.key]
+                good = id(item) in stored and not (item.outgoing.dropped or item.outgoing.changed)
+                for ticket, index, _ in item.waiters:
+                    fates.setdefault(ticket, []).append((index, good))
+            self._writing = 0
+            self._cond.notify_all()
+        self._host.unpin(item.held for item in batch if item.held is not None)
+        report_all(fates)
+
+    def _expose(self, batch: list[WriteItem]) -> None:
+        """Say which sources were changed while they belonged to the cache."""
+        changed = [item for item in batch if item.outgoing.changed]
+        if not changed:
+            return
+        if not self.counts["source_changed"]:
+            logger.warning(
+                "a source of put(copy=False) was changed before its ticket was done: %d records are"
+                " not stored; wait for the ticket before reusing the memory",
+                len(changed),
+            )
+        self.counts["source_changed"] += len(changed)
+        for item in changed:
+            for ticket, index, _ in item.waiters:
+                ticket.note(index, "source_changed")

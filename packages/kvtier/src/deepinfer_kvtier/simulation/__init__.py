@@ -1,0 +1,1 @@
+"""Hit rates and sizes without a cache: traces, policies, arithmetic."""

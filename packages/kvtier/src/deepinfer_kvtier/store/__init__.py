@@ -1,0 +1,1 @@
+"""The directory on disk: segments, index logs, and who shares them."""

@@ -1,0 +1,160 @@
+"""Identity of a directory: FORMAT.json and the store secret, made once and never rewritten."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from deepinfer_kvtier.errors import ConfigError, StoreFormatError
+from deepinfer_kvtier.identity import SECRET_BYTES
+from deepinfer_kvtier.store.format import FORMAT_VERSION
+from deepinfer_kvtier.store.mount import Mode
+
+CLAIM_WAIT_S = 10.0
+FORMAT_FILE = "FORMAT.json"
+SECRET_FILE = "SECRET"
+
+
+@dataclass(frozen=True, slots=True)
+class StoreIdentity:
+    """Store uuid (16 bytes), secret (32 bytes), and how its processes share it."""
+
+    uuid: bytes
+    secret: bytes
+    mode: Mode
+
+
+def open_store(
+    root: Path, *, secret: bytes | None, read_only: bool, now_s: float, mode: Mode | None = None
+) -> StoreIdentity:
+    """Read the identity of a directory, creating it where there is none yet.
+
+    A newer format may be looked at read-only: what this release cannot parse is not there for it.
+
+    mode:   what the caller wants; None = what the store has, "embedded" for a new one.
+    raises: ConfigError when a read-only open finds no store, when the directory cannot be made, or
+            when it was made for another mode; StoreFormatError for another format version or
+            damaged files.
+    """
+    format_path = root / FORMAT_FILE
+    if not format_path.exists():
+        if read_only:
+            raise ConfigError(f"no cache at {root}: {FORMAT_FILE} is missing; check the path")
+        try:
+            (root / "w").mkdir(parents=True, exist_ok=True, mode=0o700)
+            created = {
+                "format": FORMAT_VERSION,
+                "store": secrets.token_bytes(16).hex(),
+                "created_s": int(now_s),
+                "mode": mode or "embedded",
+            }
+            _publish_once(format_path, json.dumps(created).encode(), mode)
+        except OSError as cause:
+            raise ConfigError(f"cannot create a cache at {root}: {cause.strerror}") from cause
+    uuid, made_for = _read_format(format_path, newer=read_only)
+    if mode not in (None, made_for):
+        # The two tell living writers from dead ones in different ways.
+        raise ConfigError(
+            f"the cache at {root} was made for mode {made_for!r}, it cannot be opened as {mode!r}:"
+            " use that mode, or another directory"
+        )
+    return StoreIdentity(uuid, secret or _read_secret(root, read_only, made_for), made_for)
+
+
+def check_format(root: Path) -> None:
+    """raises: ConfigError without a store, StoreFormatError unless it has this very format."""
+    if not (root / FORMAT_FILE).exists():
+        raise ConfigError(f"no cache at {root}: {FORMAT_FILE} is missing; check the path")
+    _read_format(root / FORMAT_FILE, newer=False)
+
+
+def _read_format(path: Path, *, newer: bool) -> tuple[bytes, Mode]:
+    try:
+        content: Any = json.loads(path.read_bytes())
+        version = int(content["format"])
+        uuid = bytes.fromhex(cast("str", content["store"]))
+        mode = content.get("mode", "embedded")
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as cause:
+        raise StoreFormatError(
+            f"{path} is damaged: {cause}; restore or remove the store"
+        ) from cause
+    if version > FORMAT_VERSION and not newer:
+        raise StoreFormatError(
+            f"{path} has format version {version}, this release writes {FORMAT_VERSION};"
+            " open it read-only, or use another directory or a matching release"
+        )
+    if version < FORMAT_VERSION:
+        raise StoreFormatError(
+            f"{path} has format version {version}, older than any that this release can read"
+            f" ({FORMAT_VERSION}); migrate it with a release that reads both"
+        )
+    if len(uuid) != 16:
+        raise StoreFormatError(f"{path} is damaged: the store id has {len(uuid)} bytes, not 16")
+    if mode not in ("embedded", "shared-fs"):
+        raise StoreFormatError(f"{path} has mode {mode!r}, this release knows no such mode")
+    return uuid, mode
+
+
+def _read_secret(root: Path, read_only: bool, mode: Mode) -> bytes:
+    path = root / SECRET_FILE
+    if not path.exists() and not read_only:
+        _publish_once(path, secrets.token_bytes(SECRET_BYTES), mode)
+    try:
+        secret = path.read_bytes()
+    except FileNotFoundError:
+        # The secret is configured elsewhere; inspection works without it, digests will not match.
+        return bytes(SECRET_BYTES)
+    except OSError as cause:
+        raise StoreFormatError(f"cannot read the store secret {path}: {cause.strerror}") from cause
+    if len(secret) != SECRET_BYTES:
+        raise StoreFormatError(f"{path} must have {SECRET_BYTES} bytes, got {len(secret)}")
+    return secret
+
+
+def _publish_once(path: Path, content: bytes, mode: Mode | None) -> None:
+    """Create a file whole or not at all; whoever comes second keeps the first one's content."""
+    if mode == "shared-fs" and not _claim(path):
+        return
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    fd = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        if mode == "shared-fs":
+            temporary.rename(path)  # nobody else does: the claim is ours, and is never given back
+            return
+        try:
+            os.link(temporary, path)
+        except FileExistsError:
+            return
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _claim(path: Path) -> bool:
+    """Whether this process is the one that creates a file; if not, wait until the other has.
+
+    Exclusive creation is what every shared file system keeps, unlike locks and hard links.
+    raises: OSError, StoreFormatError when whoever claimed it has died before it was there.
+    """
+    claim = path.with_name(f".{path.name}.claim")
+    try:
+        os.close(os.open(claim, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+    except FileExistsError:
+        deadline = time.monotonic() + CLAIM_WAIT_S
+        while not path.exists():
+            if time.monotonic() > deadline:
+                raise StoreFormatError(
+                    f"the creation of {path} was begun and not finished: remove {claim} and try"
+                    " again"
+                ) from None
+            time.sleep(0.05)
+        return False
+    return True

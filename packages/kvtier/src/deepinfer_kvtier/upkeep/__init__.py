@@ -1,0 +1,1 @@
+"""What keeps a directory small and sound: collection, tenants, repair, migration."""
