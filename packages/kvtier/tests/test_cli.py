@@ -113,13 +113,32 @@ def test_explain_of_texts_names_line_and_column(tmp_path, cli):
         (("init", "/proc/nowhere"), "cannot create"),
         (("bogus",), "No such command"),
         (("verify", "/nonexistent", "--sample", "7"), "--sample"),
+        (("drop", "/nonexistent"), "--namespace"),
+        (("stat",), "Missing argument"),
+        (("serve-directory", "--port", "99999"), "--port"),
     ],
 )
-def test_errors_are_short_and_exit_with_2(arguments, message, cli):
+def test_errors_are_one_line_and_exit_with_2(arguments, message, cli):
     done = cli.run(*arguments)
     assert done.returncode == 2
-    assert message in done.stderr
-    assert "Traceback" not in done.stderr
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("kvtier: ")
+    assert message in line
+
+
+def test_without_arguments_it_helps(cli):
+    done = cli.run()
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "serve-directory" in done.stdout
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(filled):
+    script = "import sys; from deepinfer_kvtier.cli import main; main()"
+    command = [sys.executable, "-c", script, "ls", str(filled)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+        child.stdout.close()
+        assert child.stderr.read() == b""
+        assert child.wait(60) == 1
 
 
 def test_the_console_script_is_installed_and_helps(cli):

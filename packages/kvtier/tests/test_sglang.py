@@ -188,6 +188,10 @@ def test_slots_that_do_not_fit_the_keys_are_refused_not_guessed(make, caplog):
     assert "cannot write 2 pages" in caplog.text
 
 
+def test_the_scheduler_with_metrics_on_is_not_stopped_by_ours(make):
+    stubs.log_storage_metrics(make())
+
+
 def test_a_cleared_storage_finds_nothing(make):
     storage = make()
     storage.register_mem_pool_host(pool(9))

@@ -390,6 +390,10 @@ def test_saves_are_told_to_routers_once(start):
     assert list(server.scheduler.take_events()) == []
 
 
+def _attend(kv, spec) -> None:
+    kv.kv_cache_groups[0].kv_cache_spec = spec
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -400,6 +404,16 @@ def test_saves_are_told_to_routers_once(start):
         ),
         (lambda c, k: setattr(c.parallel_config, "pipeline_parallel_size", 2), "pipeline"),
         (lambda c, k: k.kv_cache_groups.append(k.kv_cache_groups[0]), "one KV cache group"),
+        # Blocks hold other tokens than their place says: each rank has every n-th.
+        (lambda c, k: setattr(c.parallel_config, "decode_context_parallel_size", 2), "decode_con"),
+        (lambda c, k: setattr(c.parallel_config, "prefill_context_parallel_size", 2), "prefill_c"),
+        (lambda c, k: _attend(k, stubs.SlidingWindowSpec()), "SlidingWindowSpec for layer"),
+        (
+            lambda c, k: _attend(
+                k, stubs.namespace(block_size=16, kv_cache_specs={"layer": stubs.SlidingWindowSpec()})
+            ),
+            "SlidingWindowSpec for layer",
+        ),
     ],
 )
 def test_a_setup_it_cannot_serve_is_one_clear_error(module, tmp_path, change, message):
@@ -408,6 +422,17 @@ def test_a_setup_it_cannot_serve_is_one_clear_error(module, tmp_path, change, me
     change(config, kv)
     with pytest.raises(kvtier.ConfigError, match=message):
         module.KVTierConnector(config, stubs.KVConnectorRole.WORKER, kv)
+
+
+@pytest.mark.parametrize("uniform", [False, True])
+def test_latents_are_a_kind_of_full_attention(module, tmp_path, uniform):
+    config = stubs.vllm_config(str(tmp_path / "kv"), mla=True)
+    kv = stubs.kv_cache_config({"layer": 64}, num_blocks=4)
+    spec = stubs.MLAAttentionSpec(block_size=16, page_size_bytes=64)
+    _attend(kv, stubs.namespace(block_size=16, kv_cache_specs={"layer": spec}) if uniform else spec)
+    connector = module.KVTierConnector(config, stubs.KVConnectorRole.WORKER, kv)
+    connector.register_kv_caches({"layer": torch.zeros((4, 64), dtype=torch.uint8)})
+    connector.shutdown()
 
 
 def test_pages_of_another_size_are_refused(start):

@@ -92,6 +92,19 @@ class HiCacheStorage(ABC):
     @abstractmethod
     def exists(self, key: str) -> bool: ...
 
+    def get_stats(self) -> StorageMetrics | None:
+        return None
+
+
+class StorageMetrics:
+    """Lists of pages and bandwidths since the last call; only this type is taken."""
+
+
+def log_storage_metrics(storage: HiCacheStorage) -> None:
+    """What the scheduler does after every step where metrics are on."""
+    metrics = storage.get_stats()
+    assert metrics is None or isinstance(metrics, StorageMetrics)
+
 
 class HostPool:
     """A host pool: `slots` tokens in pages of `page_size`, one flat tensor a page."""

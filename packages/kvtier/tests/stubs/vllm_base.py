@@ -173,6 +173,18 @@ class namespace(types.SimpleNamespace):  # noqa: N801 - short for configurations
     """Attributes by name."""
 
 
+class FullAttentionSpec(namespace):
+    """Layers that keep the blocks of all tokens."""
+
+
+class MLAAttentionSpec(FullAttentionSpec):
+    """As in vLLM, a kind of full attention."""
+
+
+class SlidingWindowSpec(namespace):
+    """Layers whose blocks before the window are freed."""
+
+
 def vllm_config(
     path: str, *, block_size: int = 16, tp: int = 1, rank: int = 0, mla: bool = False, **extra: Any
 ) -> namespace:
@@ -191,7 +203,7 @@ def vllm_config(
 def kv_cache_config(layers: dict[str, int], *, num_blocks: int, block_size: int = 16) -> namespace:
     """One group; `layers` maps layer name to bytes of a page."""
     (page,) = set(layers.values())
-    spec = namespace(block_size=block_size, page_size_bytes=page)
+    spec = FullAttentionSpec(block_size=block_size, page_size_bytes=page)
     group = namespace(layer_names=list(layers), kv_cache_spec=spec)
     return namespace(num_blocks=num_blocks, kv_cache_groups=[group])
 

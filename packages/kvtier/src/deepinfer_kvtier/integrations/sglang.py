@@ -194,8 +194,8 @@ class KVTierStorage(HiCacheStorage):
         self._namespaces.clear()
         return True
 
-    def get_stats(self) -> dict[str, Any]:
-        return self._cache.stats()
+    def get_stats(self) -> None:
+        """Nothing: SGLang takes its own `StorageMetrics` or None here, and stops at all else."""
 
     def close(self) -> None:
         """Write what is queued and give the directory back."""

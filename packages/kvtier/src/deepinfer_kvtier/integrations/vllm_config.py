@@ -94,6 +94,9 @@ def read_geometry(vllm_config: Any, kv_cache_config: Any, settings: ConnectorSet
             "the kvtier connector serves pipeline_parallel_size 1,"
             f" got {parallel.pipeline_parallel_size}"
         )
+    for field in ("decode_context_parallel_size", "prefill_context_parallel_size"):
+        if (count := getattr(parallel, field, 1)) > 1:
+            raise kvtier.ConfigError(f"the kvtier connector serves {field} 1, got {count}")
     if kv_cache_config is None:
         raise kvtier.ConfigError(
             "the kvtier connector needs a vLLM that passes kv_cache_config to its connectors"
@@ -108,6 +111,8 @@ def read_geometry(vllm_config: Any, kv_cache_config: Any, settings: ConnectorSet
     spec = group.kv_cache_spec
     layers = tuple(group.layer_names)
     single: Mapping[str, Any] = getattr(spec, "kv_cache_specs", None) or {}
+    for name in layers:
+        _check_keeps_all_tokens(name, single.get(name, spec))
     pages = tuple(int(single.get(name, spec).page_size_bytes) for name in layers)
     block_size = int(spec.block_size)
     ranks = int(parallel.tensor_parallel_size)
@@ -122,6 +127,18 @@ def read_geometry(vllm_config: Any, kv_cache_config: Any, settings: ConnectorSet
         shards=1 if replicated else ranks,
         writer_only=replicated,
     )
+
+
+def _check_keeps_all_tokens(layer: str, spec: Any) -> None:
+    """Layers of windows, chunks or recurrent state free the blocks of early tokens.
+
+    vLLM puts one empty block in their place, whose bytes must not be stored under a prompt's name.
+    raises: ConfigError for every kind but full attention (MLA is one).
+    """
+    if not any(cls.__name__ == "FullAttentionSpec" for cls in type(spec).__mro__):
+        raise kvtier.ConfigError(
+            f"the kvtier connector serves full attention, got {type(spec).__name__} for {layer}"
+        )
 
 
 class Scopes:
