@@ -410,7 +410,8 @@ def _attend(kv, spec) -> None:
         (lambda c, k: _attend(k, stubs.SlidingWindowSpec()), "SlidingWindowSpec for layer"),
         (
             lambda c, k: _attend(
-                k, stubs.namespace(block_size=16, kv_cache_specs={"layer": stubs.SlidingWindowSpec()})
+                k,
+                stubs.namespace(block_size=16, kv_cache_specs={"layer": stubs.SlidingWindowSpec()}),
             ),
             "SlidingWindowSpec for layer",
         ),
