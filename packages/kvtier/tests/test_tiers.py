@@ -215,6 +215,7 @@ def test_an_unreachable_tier_is_a_miss_and_then_left_alone(far, tmp_path, make_m
         tier = cache.stats()["tiers"]["far"]
         assert tier["probe_errors"] == 5
         assert tier["health"] == "down"
+        assert cache.stats()["health"] == "degraded", "an operator looks here first"
         far.probed.clear()
         assert model.store(tokens, durability="flushed").wait(10)
         assert model.load_all(tokens) == (20, 20)

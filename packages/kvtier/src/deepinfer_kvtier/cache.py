@@ -201,6 +201,7 @@ class Cache(TierSet):
         queue: dict[str, int] = {}
         if self.queue is not None:
             queue = {"queued_bytes": self.queue.queued_bytes, **self.queue.counts}
+        tiers = {tier.name: tier.usage() for tier in self.further}
         degraded = bool(
             disk.get("evicted_before_floor")
             or disk.get("breaker_open")
@@ -208,6 +209,7 @@ class Cache(TierSet):
             or disk.get("low_space")
             or readback.get("l2_readback_bad")
             or readback.get("l2_silent")
+            or any(tier["health"] != "ok" for tier in tiers.values())
         )
         return {
             "health": "degraded" if degraded else "ok",
@@ -221,7 +223,7 @@ class Cache(TierSet):
             "readback": readback,
             "queue": queue,
             "compression": {} if self.compressor is None else self.compressor.stats(),
-            "tiers": {tier.name: tier.usage() for tier in self.further},
+            "tiers": tiers,
             "spills": {
                 spill.name: {"queued_bytes": spill.queued_bytes, **spill.counts}
                 for spill in self.spills
