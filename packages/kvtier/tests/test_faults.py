@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 
@@ -203,6 +204,33 @@ def test_a_full_disk_refuses_and_recovers(store, make_model):
         assert model.store(tokens, durability="flushed").wait(10)
     with kvtier.open(store) as cache:
         assert make_model(cache).load_all(tokens) == (3, 3)
+
+
+def test_writes_that_fail_leave_no_files_behind(store, make_model):
+    io = FaultIo(1)
+    with kvtier.open(store, io=io, commit_delay_s=0, auto_gc=False) as cache:
+        model = make_model(cache)
+        assert model.store(model.prompt(0, 2), durability="flushed").wait(30)
+        kept = list(store.rglob("*.kvs"))
+        cache.directory.seal()
+
+        def fails_for_slots(fd, buffers, offset, write=io.pwritev):
+            if offset >= 4096 and len(buffers) > 1:
+                raise OSError(errno.ENOSPC, "full")
+            return write(fd, buffers, offset)
+
+        io.pwritev = fails_for_slots
+        for seed in range(1, 4):
+            assert not model.store(model.prompt(seed, 3), durability="flushed").wait(30)
+        assert list(store.rglob("*.kvs")) == kept
+        del io.pwritev
+        assert model.store(model.prompt(1, 3), durability="flushed").wait(30)
+    with kvtier.open(store, auto_gc=False) as cache:
+        model = make_model(cache)
+        assert [model.load_all(model.prompt(seed, n)) for seed, n in ((0, 2), (1, 3))] == [
+            (2, 2),
+            (3, 3),
+        ]
 
 
 def test_a_failing_disk_is_left_alone_for_a_while_and_then_tried_again(store, make_model):

@@ -188,3 +188,18 @@ def test_where_there_are_no_locks_leases_hold_in_their_own_process(
             assert ns.load(match, dst=room).wait().ok_prefix == BLOCKS
         cache.gc()
         check_leaks(cache)
+
+
+def test_a_collection_that_was_asked_for_ends_the_refusals_of_one_that_found_no_room(
+    store, make_model
+):
+    """What is leased keeps the quota from being met, and puts are refused, until it is released."""
+    with kvtier.open(store, auto_gc=False, host_bytes=0, quota_bytes=150_000) as cache:
+        model = make_model(cache)
+        assert model.store(model.prompt(1, 20), durability="flushed").wait(10)
+        with model.ns.match(model.prompt(1, 20), want=("block",)):
+            assert not cache.gc().within_limits
+            assert set(model.store(model.prompt(2, 2)).reasons) == {"disk_full"}
+        assert cache.gc().within_limits
+        assert model.store(model.prompt(2, 2), durability="flushed").wait(10)
+        assert model.block_hits(model.prompt(2, 2)) == 2

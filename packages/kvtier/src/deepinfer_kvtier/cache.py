@@ -14,6 +14,7 @@ from deepinfer_kvtier.coding.sealing import Sealer, WriterIdentity
 from deepinfer_kvtier.config import KVTierConfig, parse_config
 from deepinfer_kvtier.errors import ConfigError
 from deepinfer_kvtier.events import Callback
+from deepinfer_kvtier.forking import end_in_children
 from deepinfer_kvtier.identity import Shard, chain_root, fingerprint, salt_bytes
 from deepinfer_kvtier.io import IoEngine
 from deepinfer_kvtier.layout import LayoutSpec
@@ -39,7 +40,8 @@ logger = logging.getLogger(__name__)
 class Cache(TierSet):
     """Tiers and namespaces of one process; make it with `open`. Safe to use from several threads.
 
-    Open it after forking: threads and the writer's folder belong to one process.
+    Open it after forking: threads and the writer's folder belong to one process. In a child an
+    inherited cache is closed.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class Cache(TierSet):
             directory.index.drain_removed()
         self.recovery_s = time.perf_counter() - started
         super().__init__(given, config, clock, directory, tiers, host_policy, compressor)
+        end_in_children(self)
 
     def namespace(
         self,
@@ -181,6 +184,8 @@ class Cache(TierSet):
             return None
         self.reload_policy(self.directory)
         report = collect(self.directory, dry_run=dry_run)
+        if not dry_run:
+            self.counts["disk_full"] = int(not report.within_limits)
         self.sync_tiers()
         return report
 
@@ -281,6 +286,17 @@ class Cache(TierSet):
                 # process.
                 self.closed = report = FlushReport(False, report.pending, report.failed)
         return report
+
+    def left_to_parent(self) -> None:
+        """In a forked child: give up the descriptors and leave everything else to the parent.
+
+        No lock is taken, since a thread that the child has not got may hold it.
+        """
+        if self.closed is None:
+            self.closed = FlushReport(False, 0, 0)
+            self.leases.abandon()
+            if self.directory is not None:
+                self.directory.left_to_parent()
 
     def _by_queue(self) -> list[tuple[DirectoryTier | GuardedTier, WriteQueue | None]]:
         """Each tier below host memory with the queue that writes to it."""

@@ -102,6 +102,13 @@ class LeaseBook:
         for lease in leases:
             self.release(lease)
 
+    def abandon(self) -> None:
+        """In a forked child: all leases are its parent's, and so may be who holds the lock."""
+        self._lock = threading.Lock()
+        for lease in self._leases:
+            lease.active = False
+        self._leases.clear()
+
     def __len__(self) -> int:
         return len(self._leases)
 

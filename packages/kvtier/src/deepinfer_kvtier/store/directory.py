@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 from deepinfer_kvtier.breaker import Breaker
 from deepinfer_kvtier.clock import Clock
 from deepinfer_kvtier.config import KVTierConfig
-from deepinfer_kvtier.io import IoEngine
+from deepinfer_kvtier.errors import ClosedError
+from deepinfer_kvtier.forking import give_up
+from deepinfer_kvtier.io import IoEngine, PosixIo
 from deepinfer_kvtier.loads.turns import ALONE, Turn
 from deepinfer_kvtier.puts.outgoing import Outgoing
 from deepinfer_kvtier.records import Status
@@ -74,6 +76,7 @@ class DirectoryTier:
         self._logs: dict[str, LogReader] = {}
         self._write_lock = threading.RLock()
         self._writer: SegmentWriter | None = None
+        self._closed = False
         self._control: list[NDArray[Any]] = []
         self._no_sync_before = float("-inf")
         self.full_classes: frozenset[str] = frozenset()
@@ -322,18 +325,29 @@ class DirectoryTier:
                 if self._control:
                     self._flush_control(self._open_writer())
                 writer = self._own_writer()
+                # A collection or a drop in another thread must not write to what is closed now:
+                # the numbers of its descriptors may be somebody else's files already.
+                self._closed = True
                 if writer is not None:
                     writer.close()
         finally:
+            self._closed = True
             if self.verifiers is not None:
                 self.verifiers.shutdown()
             for log in self.logs().values():
                 log.close()
             self.segments.close()
 
+    def left_to_parent(self) -> None:
+        """In a forked child: give up the descriptors, whose locks would outlast the parent."""
+        if not self._closed and isinstance(self.io, PosixIo):  # else the numbers may mean anything
+            self._closed = True
+            mine = [] if self._writer is None else self._writer.descriptors()
+            give_up([*mine, *self.segments.descriptors()])
+
     def _own_writer(self) -> SegmentWriter | None:
         """The writer, unless this process was away so long that others may have adopted it."""
-        writer = self._writer
+        writer = None if self._closed else self._writer
         if writer is not None and self.sharing.must_abandon():
             self.counts["abandoned_writers"] += 1
             writer.abandon()
@@ -341,6 +355,8 @@ class DirectoryTier:
         return writer
 
     def _open_writer(self) -> SegmentWriter:
+        if self._closed:
+            raise ClosedError("the cache is closed; open it again")
         writer = self._own_writer()
         if writer is None:
             segment_bytes = self.config.segment_bytes

@@ -55,6 +55,7 @@ class SegmentSet:
         self._by_local: list[Segment] = []
         self._by_name: dict[tuple[bytes, int], Segment] = {}
         self._idle: dict[int, Segment] = {}
+        self._closed = False
 
     def get(self, local: int) -> Segment:
         """By the number rows carry."""
@@ -143,7 +144,7 @@ class SegmentSet:
                 if self._locks:
                     self._io.unshare(segment.fd)
                 self._idle[local] = segment
-                if segment.gone:
+                if segment.gone or self._closed:
                     surplus.append(self._forget_descriptor(segment))
                 while len(self._idle) > MAX_IDLE_DESCRIPTORS:
                     oldest = next(iter(self._idle.values()))
@@ -193,14 +194,17 @@ class SegmentSet:
         with self._lock:
             return sum(segment.users for segment in self._by_local)
 
+    def descriptors(self) -> list[int]:
+        """All that are open, without a look at the lock."""
+        return [segment.fd for segment in self._by_local if segment.fd is not None]
+
     def close(self) -> None:
-        """Close every descriptor."""
+        """Close every descriptor; those that somebody reads from as soon as he is done."""
         with self._lock:
-            for segment in self._by_local:
-                if segment.fd is not None:
-                    self._io.close(segment.fd)
-                    segment.fd = None
-            self._idle.clear()
+            self._closed = True
+            idle = [self._forget_descriptor(segment) for segment in list(self._idle.values())]
+        for fd in idle:
+            self._io.close(fd)
 
     def _register(self, writer: bytes, number: int, path: Path, cls: str, bucket: int) -> Segment:
         with self._lock:

@@ -198,6 +198,11 @@ class SegmentWriter:
                 self._io.datasync(segment.fd)
                 segment.unsynced = False
 
+    def descriptors(self) -> list[int]:
+        """All that are open."""
+        fds = [segment.fd for segment in (*self._retired, *self._segments.values())]
+        return [*fds, self._log_fd] + ([] if self._lock_fd is None else [self._lock_fd])
+
     def abandon(self) -> None:
         """Let go without another write: somebody else may be finishing the log."""
         self._end_helpers()
@@ -300,6 +305,8 @@ class SegmentWriter:
                 self._retired.append(self._segments.pop(run.key))
                 with contextlib.suppress(OSError):
                     self._io.truncate(run.segment.fd, run.segment.end)
+                    if run.segment.end == fmt.PAGE:
+                        self._io.unlink(run.segment.path)  # else each attempt would leave a file
         for error in errors:
             if error is not None:
                 raise error
