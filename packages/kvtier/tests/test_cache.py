@@ -350,3 +350,65 @@ def test_many_threads_put_match_and_load_at_once(cache, model, check_leaks):
         thread.join()
     assert failures == []
     check_leaks(cache)
+
+
+class SkewedClock(ManualClock):
+    """Another machine's, or this one's before somebody set it."""
+
+    off_s = 0.0
+
+    def wall(self):
+        return super().wall() + self.off_s
+
+
+def skewed(store, make_model, off_s):
+    clock = SkewedClock()
+    clock.off_s = off_s
+    cache = kvtier.open(store, clock=clock, host_bytes=0, auto_gc=False)
+    return cache, make_model(cache), clock
+
+
+@pytest.mark.parametrize("off_s", [-0.25, -2.0, -86_400.0])
+def test_a_drop_forgets_what_was_stored_by_a_clock_ahead_and_what_is_put_later_counts(
+    store, make_model, off_s
+):
+    ahead, other, _ = skewed(store, make_model, 0.5)
+    tokens = other.prompt(1, 4)
+    assert other.store(tokens, durability="flushed").wait(10)
+    behind, model, _ = skewed(store, make_model, 0.5 + off_s)
+    with ahead, behind:
+        assert model.block_hits(tokens) == 4
+        assert model.ns.drop(model.digests(tokens)) == 4
+        assert model.block_hits(tokens) == 0
+        ahead.gc()
+        assert other.block_hits(tokens) == 0
+        assert model.store(tokens, durability="flushed").wait(10)
+        assert model.block_hits(tokens) == 4
+    with kvtier.open(store, host_bytes=0) as later:
+        assert make_model(later).block_hits(tokens) == 4
+
+
+def test_what_is_put_after_a_drop_by_a_clock_ahead_is_found(store, make_model):
+    ahead, other, _ = skewed(store, make_model, 3_600)
+    here, model, _ = skewed(store, make_model, 0)
+    with ahead, here:
+        tokens = model.prompt(1, 4)
+        assert model.store(tokens, durability="flushed").wait(10)
+        ahead.gc()
+        assert other.ns.drop(other.digests(tokens)) == 4
+        here.gc()
+        assert model.block_hits(tokens) == 0
+        assert model.store(tokens, durability="flushed").wait(10)
+        assert model.block_hits(tokens) == 4
+
+
+def test_a_drop_after_the_clock_was_set_back_forgets(store, make_model):
+    cache, model, clock = skewed(store, make_model, 0)
+    with cache:
+        tokens = model.prompt(1, 4)
+        assert model.store(tokens, durability="flushed").wait(10)
+        clock.off_s = -3_600
+        assert model.ns.drop(model.digests(tokens)) == 4
+        assert model.block_hits(tokens) == 0
+        assert model.store(tokens, durability="flushed").wait(10)
+        assert model.block_hits(tokens) == 4

@@ -14,7 +14,7 @@ from deepinfer_kvtier.coding.sealing import Sealer, WriterIdentity
 from deepinfer_kvtier.config import KVTierConfig, parse_config
 from deepinfer_kvtier.errors import ConfigError
 from deepinfer_kvtier.events import Callback
-from deepinfer_kvtier.forking import end_in_children
+from deepinfer_kvtier.forking import call_in_children
 from deepinfer_kvtier.identity import Shard, chain_root, fingerprint, salt_bytes
 from deepinfer_kvtier.io import IoEngine
 from deepinfer_kvtier.layout import LayoutSpec
@@ -78,7 +78,7 @@ class Cache(TierSet):
             directory.index.drain_removed()
         self.recovery_s = time.perf_counter() - started
         super().__init__(given, config, clock, directory, tiers, host_policy, compressor)
-        end_in_children(self)
+        call_in_children(self._leave_to_parent)
 
     def namespace(
         self,
@@ -287,7 +287,7 @@ class Cache(TierSet):
                 self.closed = report = FlushReport(False, report.pending, report.failed)
         return report
 
-    def left_to_parent(self) -> None:
+    def _leave_to_parent(self) -> None:
         """In a forked child: give up the descriptors and leave everything else to the parent.
 
         No lock is taken, since a thread that the child has not got may hold it.
@@ -296,7 +296,7 @@ class Cache(TierSet):
             self.closed = FlushReport(False, 0, 0)
             self.leases.abandon()
             if self.directory is not None:
-                self.directory.left_to_parent()
+                self.directory.leave_to_parent()
 
     def _by_queue(self) -> list[tuple[DirectoryTier | GuardedTier, WriteQueue | None]]:
         """Each tier below host memory with the queue that writes to it."""

@@ -10,22 +10,14 @@ from __future__ import annotations
 import contextlib
 import os
 import weakref
-from collections.abc import Iterable
-from typing import Protocol
+from collections.abc import Callable, Iterable
+
+_calls: set[weakref.WeakMethod[Callable[[], None]]] = set()
 
 
-class Forkable(Protocol):
-    """What has threads and descriptors that belong to one process."""
-
-    def left_to_parent(self) -> None: ...
-
-
-_open: weakref.WeakSet[Forkable] = weakref.WeakSet()
-
-
-def end_in_children(cache: Forkable) -> None:
-    """Call `cache.left_to_parent()` in every child that is forked from now on."""
-    _open.add(cache)
+def call_in_children(method: Callable[[], None]) -> None:
+    """Call a bound method in every child forked from now on, as long as its object is there."""
+    _calls.add(weakref.WeakMethod(method, _calls.discard))
 
 
 def give_up(descriptors: Iterable[int]) -> None:
@@ -36,9 +28,11 @@ def give_up(descriptors: Iterable[int]) -> None:
 
 
 def _in_child() -> None:
-    for cache in list(_open):
-        cache.left_to_parent()
-    _open.clear()
+    for reference in list(_calls):
+        method = reference()
+        if method is not None:
+            method()
+    _calls.clear()
 
 
 os.register_at_fork(after_in_child=_in_child)

@@ -182,9 +182,13 @@ class DirectoryTier:
             writer = self._open_writer()
             self._flush_control(writer)
             wanted = [record for record in batch if not record.dropped]
-            entries = writer.append(wanted, after_ms=self.index.last_tomb_ms)
+            entries = writer.append(wanted, after_ms=self._after_ms(wanted))
             self.index.apply([(writer.id, entries)])
         return [Status.OK] * len(batch)
+
+    def _after_ms(self, batch: Sequence[Outgoing]) -> int:
+        names = ((out.kind, out.shard, out.digest) for out in batch)
+        return self.index.newest_tomb_ms(names, int(self.clock.wall() * 1000))
 
     def replace(self, batch: Sequence[Outgoing]) -> None:
         """Write records whose older copies must go. raises: OSError.
@@ -198,7 +202,7 @@ class DirectoryTier:
             for record in batch:
                 _, entries = self.index.bury(record.kind, record.shard, [record.digest], now_ms)
                 self.queue_control(entries)
-            entries = writer.append(batch, after_ms=self.index.last_tomb_ms)
+            entries = writer.append(batch, after_ms=self._after_ms(batch))
             self._flush_control(writer)
             self.index.apply([(writer.id, entries)])
 
@@ -325,8 +329,7 @@ class DirectoryTier:
                 if self._control:
                     self._flush_control(self._open_writer())
                 writer = self._own_writer()
-                # A collection or a drop in another thread must not write to what is closed now:
-                # the numbers of its descriptors may be somebody else's files already.
+                # Other threads must not write to numbers that may be others' files by then.
                 self._closed = True
                 if writer is not None:
                     writer.close()
@@ -338,12 +341,12 @@ class DirectoryTier:
                 log.close()
             self.segments.close()
 
-    def left_to_parent(self) -> None:
+    def leave_to_parent(self) -> None:
         """In a forked child: give up the descriptors, whose locks would outlast the parent."""
         if not self._closed and isinstance(self.io, PosixIo):  # else the numbers may mean anything
-            self._closed = True
-            mine = [] if self._writer is None else self._writer.descriptors()
-            give_up([*mine, *self.segments.descriptors()])
+            give_up(self.segments.descriptors())
+            give_up([] if self._writer is None else self._writer.descriptors())
+        self._closed = True
 
     def _own_writer(self) -> SegmentWriter | None:
         """The writer, unless this process was away so long that others may have adopted it."""

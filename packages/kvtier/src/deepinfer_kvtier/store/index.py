@@ -41,7 +41,8 @@ class DirectoryIndex:
         self._tombs: dict[tuple[int, int, int, int], int] = {}
         # Entries as they came last, with their times: rows have none to the millisecond.
         self._recent: list[NDArray[Any]] = []
-        self.last_tomb_ms = 0
+        self._last_tomb_ms = 0  # of this process
+        self._newest_tomb_ms = 0
         self._fresh_tombs: set[tuple[int, bytes]] = set()
         self._removed: list[tuple[bytes, int, int]] = []
 
@@ -143,21 +144,46 @@ class DirectoryIndex:
     ) -> tuple[int, NDArray[Any]]:
         """Hide everything stored for digests until now; returns how many were here, and the
         tombstones to log."""
-        with self._lock:
-            # Records written after the last tombstone carry at least its time plus one.
-            stamp = max(wall_ms, self.last_tomb_ms + 1)
-            self.last_tomb_ms = stamp
         lo, hi = fmt.key_columns(list(digests))
+        with self._lock:
+            numbers = self._table.find(lo, hi, kind, shard)
+            rows = self._table.take(numbers[numbers >= 0])
+            copies = self._spares[np.isin(self._spares["key_lo"], lo)]
+            stamp = max(wall_ms, self._last_tomb_ms + 1)
+            stamp = self._last_tomb_ms = self._no_earlier(stamp, np.concatenate((rows, copies)))
         entries = np.zeros(len(digests), dtype=fmt.ENTRY)
         entries["key_lo"], entries["key_hi"] = lo, hi
         entries["kind"], entries["shard"] = kind, shard
         entries["flags"] = fmt.FLAG_TOMB_KEY
         entries["created_s"], entries["created_ms"] = stamp // 1000, stamp % 1000
         with self._lock:
-            here = int((self._table.find(lo, hi, kind, shard) >= 0).sum())
             for entry in entries:
                 self._bury_key(entry)
-        return here, entries
+        return len(rows), entries
+
+    def newest_tomb_ms(self, names: Iterable[tuple[int, int, bytes]], wall_ms: int) -> int:
+        """Time of the newest tombstone that records of these kinds, shards and digests must be
+        later than, or they would count as buried; 0 when all tombstones are in the past."""
+        with self._lock:
+            if self._newest_tomb_ms < wall_ms:
+                return 0
+            keys = [
+                (*(int(half[0]) for half in fmt.key_columns([digest])), kind, shard)
+                for kind, shard, digest in names
+            ]
+            return max((self._tombs.get(key, 0) for key in keys), default=0)
+
+    def _no_earlier(self, stamp: int, rows: NDArray[Any]) -> int:
+        """A time that is not before these records were written, by whatever clock they were."""
+        seen_ms = rows["seen_s"].astype(np.int64) * 1000
+        end_ms = seen_ms + 999  # rows know the second only
+        doubtful = (seen_ms <= stamp) & (end_ms > stamp)
+        for entries in self._recent if doubtful.any() else []:
+            same = entries[np.isin(entries["key_lo"], rows["key_lo"][doubtful])]
+            written_ms = same["created_s"].astype(np.int64) * 1000 + same["created_ms"]
+            stamp = max(stamp, int(written_ms.max(initial=0)))
+            doubtful &= ~np.isin(rows["key_lo"], same["key_lo"])
+        return max(stamp, int(end_ms[doubtful | (seen_ms > stamp)].max(initial=0)))
 
     def forget_segment(self, segment: Segment) -> NDArray[Any]:
         """The file is gone: take its rows out and return them."""
@@ -241,6 +267,7 @@ class DirectoryIndex:
             if self._tombs.get(key, -1) >= stamp:
                 return
             self._tombs[key] = stamp
+            self._newest_tomb_ms = max(self._newest_tomb_ms, stamp)
             if self._came_after(key, stamp):
                 return
             self._fresh_tombs.add((key[2], fmt.key_bytes(entry)))
