@@ -175,6 +175,9 @@ def test_size_of_the_published_traffic_is_about_a_hundred_petabytes(cli):
         (("simulate",), "either --trace FILE or --stretch"),
         (("size", "--tokens-per-day", "1", "--class", "a=0.5:3"), "add up to 1"),
         (("size", "--tokens-per-day", "1", "--class", "a=x"), "share and days"),
+        (("size", "--tokens-per-day", "nan"), "values above 0"),
+        (("size", "--tokens-per-day", "inf"), "values above 0"),
+        (("quota", "S", "--class", "nobody=1G"), "cache configuration: class_quotas names"),
     ],
 )
 def test_wrong_arguments_are_named(filled, arguments, message, cli):

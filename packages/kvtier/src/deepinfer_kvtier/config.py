@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -167,6 +167,13 @@ class KVTierConfig(BaseModel):
         return self
 
 
+def _named(error: Mapping[str, Any]) -> str:
+    """One fault with its field; what concerns several fields says so itself."""
+    message = str(error["msg"]).removeprefix("Value error, ")
+    where = ".".join(map(str, error["loc"]))
+    return f"{where}: {message}" if where else message
+
+
 def parse_config(config: KVTierConfig | Path | str | None, **changes: Any) -> KVTierConfig:
     """A path, a ready config or nothing, plus single settings.
 
@@ -177,8 +184,5 @@ def parse_config(config: KVTierConfig | Path | str | None, **changes: Any) -> KV
             return KVTierConfig.model_validate({**config.model_dump(exclude_unset=True), **changes})
         return KVTierConfig.model_validate({"path": config, **changes})
     except ValidationError as cause:
-        lines = "; ".join(
-            f"{'.'.join(str(at) for at in error['loc']) or 'config'}: {error['msg']}"
-            for error in cause.errors(include_input=False)
-        )
+        lines = "; ".join(_named({**error}) for error in cause.errors(include_input=False))
         raise ConfigError(f"invalid cache configuration: {lines}") from cause

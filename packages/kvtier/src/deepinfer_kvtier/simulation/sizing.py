@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import inf
 
 from deepinfer_kvtier.errors import ConfigError
 
@@ -38,7 +39,9 @@ class Traffic:
         if not 0.999 <= shares <= 1.001:
             raise ConfigError(f"the shares of the classes must add up to 1, got {shares:g}")
         positive = (self.tokens_per_day, self.bytes_per_token, self.tokens_per_request)
-        if min(*positive, self.replicas) <= 0 or not 0 <= self.new_share <= 1:
+        if not all(0 < value < inf for value in (*positive, self.replicas)) or not (
+            0 <= self.new_share <= 1
+        ):
             raise ConfigError("traffic needs values above 0, and a share of new tokens in 0..1")
 
 
