@@ -193,6 +193,7 @@ def test_a_small_full_disk_refuses_serves_and_recovers(tmp_path, make_model, mak
                     break
             assert full, "three megabytes hold less than five"
             assert model.load_all(model.prompt(0, 4)) == (4, 4)
+            take_every_byte(where / "neighbours")  # of what is too little for a batch
             with pytest.raises(kvtier.ConfigError, match="cannot store the policy"):
                 kvtier.init(store, quota_bytes=1 << 20)
         take_every_byte(where / "others")

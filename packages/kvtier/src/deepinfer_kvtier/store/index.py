@@ -167,10 +167,10 @@ class DirectoryIndex:
         with self._lock:
             if self._newest_tomb_ms < wall_ms:
                 return 0
-            keys = [
-                (*(int(half[0]) for half in fmt.key_columns([digest])), kind, shard)
-                for kind, shard, digest in names
-            ]
+            keys: list[tuple[int, int, int, int]] = []
+            for kind, shard, digest in names:
+                lo, hi = fmt.key_columns([digest])
+                keys.append((int(lo[0]), int(hi[0]), kind, shard))
             return max((self._tombs.get(key, 0) for key in keys), default=0)
 
     def _no_earlier(self, stamp: int, rows: NDArray[Any]) -> int:
