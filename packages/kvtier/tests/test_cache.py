@@ -46,6 +46,34 @@ def test_the_secret_is_readable_by_its_owner_only(store):
     assert len((store / "SECRET").read_bytes()) == 32
 
 
+def test_a_secret_that_is_missing_is_asked_for_and_not_made_up(tmp_path, make_model, cli):
+    store = tmp_path / "store"
+    secret = bytes(range(32))
+    with kvtier.open(store, secret=secret) as cache:
+        model = make_model(cache)
+        tokens = model.prompt(1, 3)
+        model.store(tokens, durability="flushed").wait(10)
+    with pytest.raises(kvtier.ConfigError, match="pass `secret`"):
+        kvtier.open(store)
+    for work in (("gc", store), ("fsck", store, "--repair"), ("stat", store)):
+        assert cli.run(*work).returncode == 0
+    assert not (store / "SECRET").exists()
+    with kvtier.open(store, secret=secret) as cache:
+        assert make_model(cache).block_hits(tokens) == 3
+
+
+def test_a_directory_whose_creation_was_cut_short_gets_its_secret(tmp_path, make_model):
+    store = tmp_path / "store"
+    kvtier.open(store).close()
+    (store / "SECRET").unlink()
+    with kvtier.open(store) as cache:
+        model = make_model(cache)
+        tokens = model.prompt(1, 3)
+        assert model.store(tokens, durability="flushed").wait(10)
+    with kvtier.open(store) as cache:
+        assert make_model(cache).block_hits(tokens) == 3
+
+
 def test_unconfirmed_tokens_are_never_stored(model):
     tokens = model.prompt(1, 4)
     ticket = model.store(tokens, confirmed_tokens=2 * 128 + 127)

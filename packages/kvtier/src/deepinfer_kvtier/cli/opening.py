@@ -22,7 +22,8 @@ def require(store: Path) -> None:
 def for_work(store: Path, **changes: Any) -> Cache:
     """Open to change something: nothing is collected on the side and no setting is stored."""
     require(store)
-    settings = parse_config(store, host_bytes=0, auto_gc=False, **changes)
+    # Nothing is looked up by its tokens: the secret, which may be kept elsewhere, is not needed.
+    settings = parse_config(store, host_bytes=0, auto_gc=False, secret=bytes(32), **changes)
     return Cache(settings, SystemClock(), PosixIo())
 
 

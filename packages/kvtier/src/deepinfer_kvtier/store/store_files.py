@@ -103,6 +103,7 @@ def _read_format(path: Path, *, newer: bool) -> tuple[bytes, Mode]:
 def _read_secret(root: Path, read_only: bool, mode: Mode) -> bytes:
     path = root / SECRET_FILE
     if not path.exists() and not read_only:
+        _check_unused(root)
         _publish_once(path, secrets.token_bytes(SECRET_BYTES), mode)
     try:
         secret = path.read_bytes()
@@ -114,6 +115,21 @@ def _read_secret(root: Path, read_only: bool, mode: Mode) -> bytes:
     if len(secret) != SECRET_BYTES:
         raise StoreFormatError(f"{path} must have {SECRET_BYTES} bytes, got {len(secret)}")
     return secret
+
+
+def _check_unused(root: Path) -> None:
+    """A new secret would hide, silently and for ever, what was stored under another.
+
+    Writers come after the secret: one that is there means that it was kept elsewhere, or was lost.
+    raises: ConfigError.
+    """
+    path = root / SECRET_FILE
+    begun = path.with_name(f".{path.name}.claim").exists()
+    if not begun and any((root / "w").iterdir()) and not path.exists():
+        raise ConfigError(
+            f"the cache at {root} has records and no file {SECRET_FILE}: pass `secret`, the one"
+            " that they were stored with, or restore the file"
+        )
 
 
 def _publish_once(path: Path, content: bytes, mode: Mode | None) -> None:
