@@ -140,3 +140,11 @@ def test_neither_the_folder_nor_the_leases_of_a_killed_process_live_on_in_its_ch
             assert [segments.is_leased(segment) for segment in segments.all()] == [False]
         parent.stdin.write("\n")
         parent.stdin.flush()
+
+
+def test_a_script_that_ends_with_a_cache_in_hand_says_nothing(tmp_path):
+    script = (
+        f"import deepinfer_kvtier as k; cache = k.open({str(tmp_path / 'kv')!r}); cache.close()"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")

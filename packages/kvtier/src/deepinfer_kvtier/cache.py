@@ -78,7 +78,7 @@ class Cache(TierSet):
             directory.index.drain_removed()
         self.recovery_s = time.perf_counter() - started
         super().__init__(given, config, clock, directory, tiers, host_policy, compressor)
-        call_in_children(self._leave_to_parent)
+        call_in_children(self, Cache._leave_to_parent)
 
     def namespace(
         self,

@@ -11,13 +11,15 @@ import contextlib
 import os
 import weakref
 from collections.abc import Callable, Iterable
+from typing import Any
 
-_calls: set[weakref.WeakMethod[Callable[[], None]]] = set()
+# Not weak methods: their callbacks print a traceback when the interpreter ends before they do.
+_calls: weakref.WeakKeyDictionary[Any, Callable[[Any], None]] = weakref.WeakKeyDictionary()
 
 
-def call_in_children(method: Callable[[], None]) -> None:
-    """Call a bound method in every child forked from now on, as long as its object is there."""
-    _calls.add(weakref.WeakMethod(method, _calls.discard))
+def call_in_children(owner: Any, method: Callable[[Any], None]) -> None:
+    """Call `method(owner)` in every child forked from now on, as long as `owner` is there."""
+    _calls[owner] = method
 
 
 def give_up(descriptors: Iterable[int]) -> None:
@@ -28,10 +30,8 @@ def give_up(descriptors: Iterable[int]) -> None:
 
 
 def _in_child() -> None:
-    for reference in list(_calls):
-        method = reference()
-        if method is not None:
-            method()
+    for owner, method in list(_calls.items()):
+        method(owner)
     _calls.clear()
 
 
