@@ -34,6 +34,25 @@ def test_dropped_records_are_hidden_everywhere_and_can_be_stored_again(
     assert read_back(late, range(3))[1] == 3
 
 
+def test_what_is_put_after_a_drop_by_a_clock_that_runs_ahead_is_found(
+    objects, make_record, make_digest, read_back
+):
+    ours, ahead = ManualClock(), ManualClock(start_s=ManualClock().wall() + 900)
+    config = S3TierConfig(url="s3://b/p")
+    here = S3Tier(config, objects, classes=DEFAULT_CLASSES, clock=ours)
+    other = S3Tier(config, objects, classes=DEFAULT_CLASSES, clock=ahead)
+    here.put_from([make_record(n) for n in range(3)])
+    other.refresh()
+    assert other.delete(0, 0, [make_digest(n) for n in range(3)]) == 3
+    here.refresh()
+    assert read_back(here, range(3))[1] == 0
+    here.put_from([make_record(n) for n in range(3)])
+    other.refresh()
+    assert [read_back(tier, range(3))[1] for tier in (here, other)] == [3, 3]
+    for tier in (here, other):
+        tier.close()
+
+
 def test_a_drop_works_against_a_writer_whose_clock_runs_ahead(objects, make_record, read_back):
     ahead, ours = ManualClock(1_800_000_500.0), ManualClock()
     config = S3TierConfig(url="s3://b/p")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,6 +93,15 @@ class RemoteIndex:
             fresh = rows[alive & ~self._buried(records)]
             added = self._table.insert(fresh)
             self._spares = np.concatenate((self._spares, fresh[~added]))
+
+    def newest_tomb_ms(self, names: Iterable[tuple[int, int, bytes]]) -> int:
+        """Time of the newest tombstone of records of these kinds, shards and digests; 0 = none."""
+        newest = 0
+        with self._lock:
+            for kind, shard, digest in names if self._tombs else ():
+                lo, hi = fmt.key_columns([digest])
+                newest = max(newest, self._tombs.get((int(lo[0]), int(hi[0]), kind, shard), 0))
+        return newest
 
     def rows(self) -> NDArray[Any]:
         """A copy of the row of every record, for listings."""

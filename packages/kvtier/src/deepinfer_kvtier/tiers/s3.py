@@ -220,8 +220,10 @@ class S3Tier:
         with self._write_lock:
             store = self._follower.identity()
             writer, number = self._take_number()
-            # Records written after a tombstone must count as later than it.
-            now_ms = max(int(self.clock.wall() * 1000), self._last_tomb_ms + 1)
+            # Records written after a tombstone must count as later than it, whatever its clock.
+            names = [(record.kind, record.shard, record.digest) for record in records]
+            tomb_ms = max(self._last_tomb_ms, self.index.newest_tomb_ms(names))
+            now_ms = max(int(self.clock.wall() * 1000), tomb_ms + 1)
             body, entries, nbytes = pack_segment(
                 records, store, writer, number, now_ms=now_ms, sequence=self._sequence
             )
