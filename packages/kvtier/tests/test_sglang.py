@@ -125,6 +125,22 @@ def test_another_rank_model_pool_size_or_salt_finds_nothing(make):
         assert other.batch_exists(KEYS[:2]) == 0
 
 
+@pytest.mark.parametrize("change", ["layout", "stored type", "true type"])
+def test_pages_of_another_arrangement_are_not_taken_for_ours(make, change):
+    storage, source = make(), pool(seed=1)
+    storage.register_mem_pool_host(source)
+    assert all(storage.batch_set_v1(KEYS[:4], at(0, 4)))
+    other = pool(dtype=torch.float16 if change == "stored type" else torch.bfloat16)
+    if change == "layout":
+        other.layout = "page_first"
+    if change == "true type":
+        other.device_pool.dtype = torch.float8_e5m2
+    second = make()
+    second.register_mem_pool_host(other)
+    assert second.batch_exists(KEYS[:4]) == 0
+    assert second.batch_get_v1(KEYS[:4], at(0, 4)) == [False] * 4
+
+
 def test_ranks_of_a_latent_model_share_their_pages(make):
     storage = make(tp_size=2, is_mla_model=True)
     storage.register_mem_pool_host(pool(4))

@@ -111,6 +111,9 @@ class HostPool:
 
     def __init__(self, slots: int, page_size: int, width: int, dtype: torch.dtype) -> None:
         self.page_size = page_size
+        self.layout = "layer_first"
+        self.dtype = dtype
+        self.device_pool = types.SimpleNamespace(dtype=dtype)
         self.data = torch.zeros((slots, width), dtype=dtype)
 
     def get_dummy_flat_data_page(self) -> torch.Tensor:

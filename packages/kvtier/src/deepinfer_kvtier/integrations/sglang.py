@@ -215,7 +215,12 @@ class KVTierStorage(HiCacheStorage):
                 ranks *= config.tp_size
             found = self._cache.namespace(
                 kvtier.LayoutSpec(1, {"block": kvtier.parts((pool, page_bytes))}),
-                model={"engine": "sglang", "model": str(config.model_name), "epoch": self._epoch},
+                model={
+                    "engine": "sglang",
+                    "model": str(config.model_name),
+                    "pages": _arrangement(self.registered_pools.get(pool)),
+                    "epoch": self._epoch,
+                },
                 salt=self._salt,
                 shard=kvtier.Shard(place, ranks, "sglang"),
             )
@@ -326,6 +331,16 @@ class KVTierStorage(HiCacheStorage):
     ) -> list[bool]:
         ticket = ns.put(digests, rows, parents=parent, first_block=1, cls=self._cls)
         return list(ticket.accepted)
+
+
+def _arrangement(host_pool: Any) -> list[str]:
+    """What decides the meaning of a page's bytes beside their count: order, stored and true type.
+
+    FP8 of either kind is stored as bytes, and a page is as long layer by layer as token by token.
+    """
+    device_pool = getattr(host_pool, "device_pool", None)
+    facts = (getattr(host_pool, "layout", None), getattr(host_pool, "dtype", None))
+    return [str(fact) for fact in (*facts, getattr(device_pool, "dtype", None))]
 
 
 def _bytes_of(tensor: Any) -> NDArray[np.uint8]:
