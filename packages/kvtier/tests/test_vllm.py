@@ -270,6 +270,16 @@ def test_another_tenant_adapter_or_picture_finds_nothing(start, other):
     assert external == 0
 
 
+def test_blocks_of_another_attention_backend_are_not_taken_for_ours(start):
+    prompt = tokens(4, 300)
+    first = start(attention="FLASH_ATTN")
+    first.prefill(first.request("a", prompt))
+    first.close()
+    for backend, found in (("FLASH_ATTN", 256), ("ROCM_ATTN", 0)):
+        server = start(attention=backend)
+        assert server.prefill(server.request("b", prompt))[1] == found
+
+
 @pytest.mark.parametrize(
     "fields",
     [

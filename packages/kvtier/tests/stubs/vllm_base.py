@@ -186,7 +186,14 @@ class SlidingWindowSpec(namespace):
 
 
 def vllm_config(
-    path: str, *, block_size: int = 16, tp: int = 1, rank: int = 0, mla: bool = False, **extra: Any
+    path: str,
+    *,
+    block_size: int = 16,
+    tp: int = 1,
+    rank: int = 0,
+    mla: bool = False,
+    attention: str | None = None,
+    **extra: Any,
 ) -> namespace:
     return namespace(
         kv_transfer_config=namespace(
@@ -197,6 +204,7 @@ def vllm_config(
             model="tiny", revision=None, dtype="torch.float32", quantization=None, use_mla=mla
         ),
         cache_config=namespace(block_size=block_size, cache_dtype="auto"),
+        attention_config=namespace(backend=attention),
     )
 
 

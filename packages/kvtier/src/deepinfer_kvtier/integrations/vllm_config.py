@@ -188,6 +188,8 @@ def _identity(vllm_config: Any, geometry: Geometry) -> dict[str, Any]:
         "dtype": str(model.dtype),
         "weights": str(getattr(model, "quantization", None)),
         "cache_dtype": str(vllm_config.cache_config.cache_dtype),
+        # Backends differ in how they arrange the bytes of a page that is as long in all of them.
+        "attention": str(getattr(getattr(vllm_config, "attention_config", None), "backend", None)),
         "block_size": geometry.block_size,
         "layers": blake3("\n".join(geometry.layers).encode()).hexdigest(),
         "pages": list(geometry.pages),
