@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import deepinfer_kvtier as kvtier
+from deepinfer_kvtier.io import PosixIo
 from deepinfer_kvtier.testing import FaultIo, ManualClock
 
 BLOCK_BYTES = 5_000
@@ -265,3 +266,21 @@ def test_puts_never_wait_for_a_stuck_disk(store, make_model):
         assert model.load_all(model.prompt(11, 4)) == (4, 4)
         report = cache.close(timeout=0)
         assert not report.done or report.failed
+
+
+def test_a_write_that_a_crash_overtakes_changes_no_file(tmp_path):
+    class CrashesInBetween(PosixIo):
+        def preadv(self, fd, buffers, offset):
+            dying.crash()
+            # Another file gets the number of the closed descriptor.
+            other = os.open(tmp_path / "other", os.O_CREAT | os.O_RDWR)
+            assert other == fd
+            return 0
+
+    dying = FaultIo(track=True, over=CrashesInBetween())
+    fd = dying.create(tmp_path / "first")
+    with pytest.raises(OSError, match="dead"):
+        dying.pwritev(fd, [b"late"], 0)
+    os.close(fd)
+    assert dying.power_loss() == 0
+    assert (tmp_path / "first").read_bytes() == (tmp_path / "other").read_bytes() == b""

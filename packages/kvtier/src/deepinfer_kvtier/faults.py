@@ -164,16 +164,16 @@ class FaultIo:
         if effect == "flip" and whole:
             self._flip_in([memoryview(whole)], len(whole))
         if effect == "short":
-            return self._over.pwritev(fd, [whole[: max(1, len(whole) // 2)]], offset)
+            return self._write(fd, whole[: max(1, len(whole) // 2)], offset)
         if effect == "torn":
             keep = self._random.randrange(len(whole) + 1)
-            self._over.pwritev(fd, [whole[:keep]], offset)
+            self._write(fd, whole[:keep], offset)
             if dying:
                 self.crash()
             raise OSError(errno.EIO, "injected torn write")
         if effect == "duplicate":
-            self._over.pwritev(fd, [whole], offset + len(whole))
-        return self._over.pwritev(fd, [whole], offset)
+            self._write(fd, whole, offset + len(whole))
+        return self._write(fd, whole, offset)
 
     def truncate(self, fd: int, length: int) -> None:
         if self._step():
@@ -186,7 +186,9 @@ class FaultIo:
             self.crash()
         if self._fail("datasync") != "reordered" and self._unsafe is not None:
             with self._lock:
-                self._unsafe.pop(self._fds.get(fd, Path()), None)
+                path = self._fds.get(fd)
+                if path is not None:
+                    self._unsafe.pop(path, None)
 
     def disk_bytes(self, path: Path) -> int:
         return 0 if self._fail("disk_bytes") == "stale" else self._over.disk_bytes(path)
@@ -239,8 +241,17 @@ class FaultIo:
             before = bytearray(length)
             del before[max(0, self._over.preadv(fd, [before], offset)) :]
             with self._lock:
-                path = self._fds.get(fd, Path())
+                path = self._fds.get(fd)
+                if path is None:
+                    raise _dead()
                 self._unsafe.setdefault(path, []).append((offset, length, bytes(before)))
+
+    def _write(self, fd: int, data: bytearray, offset: int) -> int:
+        """Not after a crash: the number of the descriptor may be that of another file by now."""
+        with self._lock:
+            if fd not in self._fds:
+                raise _dead()
+            return self._over.pwritev(fd, [data], offset)
 
     def _step(self) -> bool:
         """Count a step that changes the disk; True when the process dies in it."""
@@ -251,7 +262,7 @@ class FaultIo:
     def _fail(self, operation: str) -> Effect | None:
         with self._lock:
             if self._crashed:
-                raise OSError(errno.EIO, "this process is dead")
+                raise _dead()
             for effect, rate in self._rates.get(operation, {}).items():
                 if self._random.random() < rate:
                     self.injected[f"{operation} {effect}"] += 1
@@ -272,6 +283,10 @@ class FaultIo:
                 target[at] ^= 1 << self._random.randrange(8)
                 return
             at -= target.nbytes
+
+
+def _dead() -> OSError:
+    return OSError(errno.EIO, "this process is dead")
 
 
 def _first_half(targets: list[memoryview]) -> list[memoryview]:
