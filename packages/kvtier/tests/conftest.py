@@ -3,7 +3,13 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import shutil
+import socket
+import subprocess
 import sys
+import threading
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
@@ -179,3 +185,32 @@ def filled(store):
         model.store(model.prompt(2, 2), cls="agent", durability="flushed").wait(10)
         cache.flush()
     return store
+
+
+@pytest.fixture(scope="session")
+def redis_url() -> Iterator[str]:
+    program = shutil.which("redis-server") or shutil.which("valkey-server")
+    if program is None:
+        pytest.skip("no redis-server or valkey-server on this machine")
+    pytest.importorskip("redis", reason="needs the extra redis")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    process = subprocess.Popen(
+        [program, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline:
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+            threading.Event().wait(0.05)
+        else:
+            pytest.fail("redis-server did not start")
+        yield f"redis://127.0.0.1:{port}/0"
+    finally:
+        process.terminate()
+        process.wait(10)

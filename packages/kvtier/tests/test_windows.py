@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -127,28 +126,6 @@ def holder_process():
         process.wait()
         process.stdin.close()
         process.stdout.close()
-
-
-@pytest.fixture(scope="module")
-def redis_url(tmp_path_factory):
-    program = shutil.which("redis-server") or shutil.which("valkey-server")
-    if program is None:
-        pytest.skip("no redis-server on this machine")
-    pytest.importorskip("redis", reason="the extra [redis] is not installed")
-    path = tmp_path_factory.mktemp("redis") / "s"
-    process = subprocess.Popen(
-        [program, "--port", "0", "--unixsocket", str(path), "--save", ""],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "LC_ALL": "C"},
-    )
-    for line in process.stdout:
-        if "eady to accept connections" in line:
-            break
-    yield f"unix://{path}"
-    process.kill()
-    process.wait()
-    process.stdout.close()
 
 
 def test_a_window_of_another_machine_is_matched_planned_and_loaded(machine, make_model):

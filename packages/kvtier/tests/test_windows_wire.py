@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import socket
-import subprocess
 import sys
 
 import pytest
@@ -23,28 +20,6 @@ KEY = b"k" * 32
 ADDRESSES = st.one_of(
     st.ip_addresses(v=4).map(str), st.ip_addresses(v=6).map(lambda ip: f"[{ip}]")
 ).flatmap(lambda host: st.integers(0, 65535).map(lambda port: f"{host}:{port}"))
-
-
-@pytest.fixture(scope="module")
-def redis_url(tmp_path_factory):
-    program = shutil.which("redis-server") or shutil.which("valkey-server")
-    if program is None:
-        pytest.skip("no redis-server on this machine")
-    pytest.importorskip("redis", reason="the extra [redis] is not installed")
-    path = tmp_path_factory.mktemp("redis") / "s"
-    process = subprocess.Popen(
-        [program, "--port", "0", "--unixsocket", str(path), "--save", ""],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "LC_ALL": "C"},
-    )
-    for line in process.stdout:
-        if "eady to accept connections" in line:
-            break
-    yield f"unix://{path}"
-    process.kill()
-    process.wait()
-    process.stdout.close()
 
 
 @given(

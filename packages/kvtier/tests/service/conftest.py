@@ -1,11 +1,7 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
-import socket
-import subprocess
 import threading
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -66,32 +62,3 @@ def connect(clock) -> Iterator:
     yield make
     for client in opened:
         client.close()
-
-
-@pytest.fixture(scope="session")
-def redis_url() -> Iterator[str]:
-    program = shutil.which("redis-server") or shutil.which("valkey-server")
-    if program is None:
-        pytest.skip("no redis-server or valkey-server on this machine")
-    pytest.importorskip("redis", reason="needs the extra redis")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    process = subprocess.Popen(
-        [program, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        deadline = time.monotonic() + 20
-        while time.monotonic() < deadline:
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", port)) == 0:
-                    break
-            threading.Event().wait(0.05)
-        else:
-            pytest.fail("redis-server did not start")
-        yield f"redis://127.0.0.1:{port}/0"
-    finally:
-        process.terminate()
-        process.wait(10)

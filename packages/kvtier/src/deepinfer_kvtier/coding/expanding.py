@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Sequence
-from concurrent.futures import Executor, wait
+from concurrent.futures import Executor
 from itertools import pairwise
 from typing import Any, Final
 
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from deepinfer_kvtier.coding import codec
 from deepinfer_kvtier.coding.compression import expand, warn_missing
 from deepinfer_kvtier.io import IoEngine, read_fully
+from deepinfer_kvtier.loads.helping import taken, with_helpers
 from deepinfer_kvtier.loads.turns import ALONE, Turn
 from deepinfer_kvtier.memory.host import checksum_of
 from deepinfer_kvtier.records import Status
@@ -76,17 +77,9 @@ def read_compressed(
     left = deque(range(whole))
     counts: Counter[str] = Counter(short_reads=len(members) - whole)
 
-    def work(*, helping: bool = False) -> Counter[str]:
+    def work(helping: bool) -> Counter[str]:
         mine: Counter[str] = Counter()
-        while left:
-            if turn.contested:
-                if helping:
-                    break
-                turn.give_way()
-            try:
-                i = left.popleft()
-            except IndexError:  # another thread took the last one
-                break
+        for i in taken(left, turn, helping=helping):
             slot = room[starts[i] : starts[i + 1]].data
             trailer = slot[fmt.trailer_offset(lengths[i]) :][: fmt.TRAILER_BYTES]
             statuses[i] = open_compressed(
@@ -94,16 +87,8 @@ def read_compressed(
             )
         return mine
 
-    helpers = min(helpers, whole - 1)
-    others = [] if pool is None else [pool.submit(work, helping=True) for _ in range(helpers)]
-    try:
-        counts.update(work())
-    finally:
-        # Nobody may write to the destinations once this call has returned.
-        wait([other for other in others if not other.cancel()])
-    for other in others:
-        if not other.cancelled():
-            counts.update(other.result())
+    for noticed in with_helpers(work, pool, min(helpers, whole - 1)):
+        counts.update(noticed)
     return Outcome(statuses, counts)
 
 

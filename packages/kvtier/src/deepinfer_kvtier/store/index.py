@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from deepinfer_kvtier.retention import RetentionClass
 from deepinfer_kvtier.store import format as fmt
 from deepinfer_kvtier.store.segments import Segment, SegmentSet
-from deepinfer_kvtier.store.table import APPROXIMATE_BIT, NO_ROW, ROW, EntryTable
+from deepinfer_kvtier.store.table import APPROXIMATE_BIT, ROW, EntryTable
 
 RECENT: Final = 1 << 15
 """Entries that are remembered with their times, for tombstones that are read after them."""
@@ -50,10 +50,7 @@ class DirectoryIndex:
         """Rows for digests, in order; `length` is 0xFFFFFFFF where there is none."""
         lo, hi = fmt.key_columns(list(digests))
         with self._lock:
-            numbers = self._table.find(lo, hi, kind, shard)
-            rows = self._table.take(np.maximum(numbers, 0))
-        rows["length"][numbers < 0] = NO_ROW
-        return rows
+            return self._table.probe(lo, hi, kind, shard)
 
     def touch(
         self,

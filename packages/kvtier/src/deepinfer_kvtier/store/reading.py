@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Sequence
-from concurrent.futures import Executor, wait
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deepinfer_kvtier.io import IOV_MAX, IoEngine, read_fully
+from deepinfer_kvtier.loads.helping import taken, with_helpers
 from deepinfer_kvtier.loads.turns import ALONE, Turn
 from deepinfer_kvtier.memory.host import checksum_of
 from deepinfer_kvtier.records import Status
@@ -122,16 +123,8 @@ def read_run(
     sums: list[bytes | None] = [None] * len(members)
     pieces = deque(range(0, len(members), step))
 
-    def work(*, helping: bool = False) -> None:
-        while pieces:
-            if turn.contested:
-                if helping:
-                    return
-                turn.give_way()
-            try:
-                start = pieces.popleft()
-            except IndexError:  # another thread took the last one
-                return
+    def work(helping: bool) -> None:
+        for start in taken(pieces, turn, helping=helping):
             piece = members[start : start + step]
             room = memoryview(tails)[(slot - size) * start :]
             try:
@@ -145,16 +138,7 @@ def read_run(
             if got < slot * len(piece):
                 pieces.clear()
 
-    helpers = min(helpers, len(pieces) - 1)
-    others = [] if pool is None else [pool.submit(work, helping=True) for _ in range(helpers)]
-    try:
-        work()
-    finally:
-        # Nobody may write to the destinations once this call has returned.
-        wait([other for other in others if not other.cancel()])
-    for other in others:
-        if not other.cancelled():
-            other.result()
+    with_helpers(work, pool, min(helpers, len(pieces) - 1))
     return _verify(members, sums, tails, kind, shard)
 
 

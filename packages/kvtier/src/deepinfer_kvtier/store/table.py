@@ -80,6 +80,15 @@ class EntryTable:
         """`find` for the keys of rows."""
         return self._find(rows["key_lo"], rows["key_hi"], rows["kind"], rows["shard"])
 
+    def probe(
+        self, key_lo: NDArray[Any], key_hi: NDArray[Any], kind: int, shard: int
+    ) -> NDArray[Any]:
+        """Copies of the rows of keys; `length` is NO_ROW where there is none."""
+        numbers = self.find(key_lo, key_hi, kind, shard)
+        rows = self.take(np.maximum(numbers, 0))
+        rows["length"][numbers < 0] = NO_ROW
+        return rows
+
     def take(self, numbers: NDArray[Any]) -> NDArray[Any]:
         """Copies of rows by number."""
         return self._rows[numbers]

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deepinfer_kvtier.store import format as fmt
-from deepinfer_kvtier.store.table import APPROXIMATE_BIT, NO_ROW, ROW, EntryTable
+from deepinfer_kvtier.store.table import APPROXIMATE_BIT, ROW, EntryTable
 
 
 @dataclass(slots=True, eq=False)
@@ -68,10 +68,7 @@ class RemoteIndex:
         """Rows for digests, in order; `length` is 0xFFFFFFFF where there is none."""
         lo, hi = fmt.key_columns(list(digests))
         with self._lock:
-            numbers = self._table.find(lo, hi, kind, shard)
-            rows = self._table.take(np.maximum(numbers, 0))
-        rows["length"][numbers < 0] = NO_ROW
-        return rows
+            return self._table.probe(lo, hi, kind, shard)
 
     def add(self, writer: str, entries: NDArray[Any]) -> None:
         """Take in the entries of one index object: records and key tombstones."""
