@@ -284,3 +284,19 @@ def test_a_write_that_a_crash_overtakes_changes_no_file(tmp_path):
     os.close(fd)
     assert dying.power_loss() == 0
     assert (tmp_path / "first").read_bytes() == (tmp_path / "other").read_bytes() == b""
+
+
+def test_a_write_that_a_crash_overtakes_late_changes_no_other_file(tmp_path, monkeypatch):
+    dying = FaultIo(rates={"pwritev": {"delay": 1.0}})
+    fd = dying.create(tmp_path / "first")
+
+    def crash(seconds):
+        dying.crash()
+        # Another file gets the number of the closed descriptor.
+        assert os.open(tmp_path / "other", os.O_CREAT | os.O_RDWR) == fd
+
+    monkeypatch.setattr("deepinfer_kvtier.faults.time.sleep", crash)
+    with pytest.raises(OSError, match="dead"):
+        dying.pwritev(fd, [b"late"], 0)
+    os.close(fd)
+    assert (tmp_path / "first").read_bytes() == (tmp_path / "other").read_bytes() == b""
