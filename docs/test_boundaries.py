@@ -58,3 +58,10 @@ def test_every_package_can_be_published_by_itself(package: str) -> None:
     for name in ("pyproject.toml", "README.md", "CHANGELOG.md", "LICENSE", "tests", "benches"):
         assert (folder / name).exists(), f"packages/{package}/{name} is missing"
     assert (folder / "src" / f"deepinfer_{package}" / "py.typed").exists()
+
+
+def test_every_copy_of_the_address_rules_is_the_one_of_search_fetch() -> None:
+    source = ROOT / "search_fetch/src/deepinfer_search_fetch/net/address_rules.json"
+    wanted = source.read_bytes()
+    for copy in ROOT.rglob("src/**/address_rules.json"):
+        assert copy.read_bytes() == wanted, f"{copy} differs; copy it from {source}"

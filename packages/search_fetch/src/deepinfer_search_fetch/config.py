@@ -9,6 +9,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 
+from deepinfer_search_fetch.net.address_rules import address_rules
 from deepinfer_search_fetch.net.proxy import EgressProxy
 
 HOME_VARIABLE = "DEEPINFER_SEARCH_FETCH_HOME"
@@ -81,7 +82,7 @@ class Config(BaseModel):
     allow_cidrs: tuple[str, ...] = ()
     deny_cidrs: tuple[str, ...] = ()
     allow_names: tuple[str, ...] = ()
-    ports: tuple[int, ...] = (80, 443, 8080, 8443)
+    ports: tuple[int, ...] = Field(default_factory=lambda: tuple(sorted(address_rules().ports)))
     allow_nat64: bool = False
     contact: str = "contact not configured by this operator"
     robots: Literal["respect", "respect_for_crawl_only", "ignore"] = "respect"

@@ -1,7 +1,7 @@
 """Which names, ports and addresses may be connected to.
 
-An explicit table instead of `ipaddress.is_global`, which calls NAT64, 6to4, IPv4-compatible,
-multicast and several cloud metadata addresses global.
+An explicit table (`address_rules.json`) instead of `ipaddress.is_global`, which calls NAT64, 6to4,
+IPv4-compatible, multicast and several cloud metadata addresses global.
 """
 
 from __future__ import annotations
@@ -15,61 +15,17 @@ from pathlib import Path
 
 from deepinfer_search_fetch.config import Config
 from deepinfer_search_fetch.errors import RefusedError
+from deepinfer_search_fetch.net.address_rules import Network, address_rules
 from deepinfer_search_fetch.urls import Url, domain_matches
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
-Network = ipaddress.IPv4Network | ipaddress.IPv6Network
-
-_DENIED_V4 = tuple(
-    ipaddress.IPv4Network(n)
-    for n in (
-        "0.0.0.0/8",
-        "10.0.0.0/8",
-        "100.64.0.0/10",
-        "127.0.0.0/8",
-        "169.254.0.0/16",
-        "172.16.0.0/12",
-        "192.0.0.0/24",
-        "192.0.2.0/24",
-        "192.31.196.0/24",
-        "192.52.193.0/24",
-        "192.88.99.0/24",
-        "192.168.0.0/16",
-        "192.175.48.0/24",
-        "198.18.0.0/15",
-        "198.51.100.0/24",
-        "203.0.113.0/24",
-        "224.0.0.0/4",
-        "240.0.0.0/4",
-        "168.63.129.16/32",  # a cloud's wire server, in public space
-    )
-)
-_GLOBAL_V6 = ipaddress.IPv6Network("2000::/3")
-_DENIED_V6 = tuple(
-    ipaddress.IPv6Network(n)
-    for n in ("2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20", "2620:4f:8000::/48")
-)
-_NAT64 = tuple(ipaddress.IPv6Network(n) for n in ("64:ff9b::/96", "64:ff9b:1::/48"))
-
-_DENIED_SUFFIXES = (
-    "localhost",
-    "local",
-    "internal",
-    "intranet",
-    "lan",
-    "home.arpa",
-    "corp",
-    "onion",
-    "metadata",
-    "instance-data",
-)
 
 
 @dataclass(frozen=True, slots=True)
 class AddressPolicy:
     """Decides before any byte is sent; immutable, so no request can widen it."""
 
-    ports: frozenset[int] = frozenset({80, 443, 8080, 8443})
+    ports: frozenset[int] = field(default_factory=lambda: address_rules().ports)
     allow: tuple[Network, ...] = ()
     deny: tuple[Network, ...] = ()
     allow_names: tuple[str, ...] = ()
@@ -112,30 +68,31 @@ class AddressPolicy:
 
     def denied(self, address: Address) -> bool:
         """True if `address` must not be connected to."""
-        if any(address in network for network in self.deny):
+        if _within(address, self.deny):
             return True
-        if any(address in network for network in self.allow):
+        if _within(address, self.allow):
             return False
         if address in self.own_addresses:
             return True
+        rules = address_rules()
         if isinstance(address, ipaddress.IPv4Address):
-            return any(address in network for network in _DENIED_V4)
-        if self.allow_nat64 and any(address in network for network in _NAT64):
+            return _within(address, rules.ipv4)
+        if self.allow_nat64 and _within(address, rules.nat64):
             return self.denied(ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF))
-        if address not in _GLOBAL_V6 or any(address in network for network in _DENIED_V6):
+        if not _within(address, rules.public_ipv6) or _within(address, rules.ipv6):
             return True
-        return _is_isatap(address)
+        return (int(address) >> 32) & 0xFFFF_FFFF in rules.isatap
 
     def _check_name(self, name: str) -> None:
         if any(domain_matches(name, allowed) for allowed in self.allow_names):
             return
-        private = "." not in name or any(domain_matches(name, s) for s in _DENIED_SUFFIXES)
+        private = "." not in name or any(domain_matches(name, s) for s in address_rules().names)
         if private or name in self.own_names:
             raise RefusedError("blocked_address", "the host name is not a public one")
 
 
-def _is_isatap(address: ipaddress.IPv6Address) -> bool:
-    return (int(address) >> 32) & 0xFFFF_FFFF in (0x0000_5EFE, 0x0200_5EFE)
+def _within(address: Address, networks: Iterable[Network]) -> bool:
+    return any(address in network for network in networks)
 
 
 def machine_addresses() -> frozenset[Address]:
