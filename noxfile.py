@@ -51,7 +51,7 @@ def check_package(session: nox.Session, package: str) -> None:
     install(session, package)
     pages = sorted((ROOT / "packages" / package).glob("docs/*.md"))
     examples = [str(page) for page in pages if "```python" in page.read_text(encoding="utf-8")]
-    session.run("python", "docs/run_readme.py", f"packages/{package}/README.md", *examples)
+    session.run("python", "testing/run_readme.py", f"packages/{package}/README.md", *examples)
     install(session, package, "[test]")
     session.run("pytest", *TESTS.get(package, (f"packages/{package}/tests",)), *session.posargs)
 
@@ -79,7 +79,7 @@ def integration(session: nox.Session) -> None:
     """The whole server: real processes, real sockets, the official client libraries."""
     session.env.update(OMP_NUM_THREADS="1")
     install(session, "engine", "[test]")
-    session.run("python", "docs/run_readme.py", "README.md")
+    session.run("python", "testing/run_readme.py", "README.md")
     session.run("pytest", "packages/engine/tests/integration", *session.posargs)
 
 
@@ -156,7 +156,7 @@ def lint(session: nox.Session) -> None:
     session.install("ruff>=0.9,<1", "pytest>=8,<10")
     session.run("ruff", "format", "--check", "packages", "noxfile.py", "docs")
     session.run("ruff", "check", "packages", "noxfile.py", "docs")
-    session.run("pytest", "-q", "docs/test_boundaries.py")
+    session.run("pytest", "-q", "testing")
 
 
 @nox.session

@@ -6,10 +6,6 @@ import pytest
 from deepinfer_eplb import plan
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--update-api", action="store_true", help="rewrite tests/api.txt")
-
-
 @pytest.fixture(scope="session", autouse=True)
 def _compile_once() -> None:
     """Compile the kernels before tests that run several ranks against a timeout."""

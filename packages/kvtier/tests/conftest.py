@@ -32,10 +32,6 @@ BLOCK_BYTES = 5_000
 STATE_BYTES = 9_001
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--update-api", action="store_true", help="rewrite tests/api.txt")
-
-
 class Model:
     """A stand-in engine: knows what every record must contain, and checks what comes back."""
 

@@ -26,10 +26,6 @@ CORPUS_FIXTURES = {
 }
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--update-api", action="store_true", help="rewrite tests/api.txt")
-
-
 def read_cases(name: str) -> list[dict[str, Any]]:
     lines = (CORPUS / name).read_text(encoding="utf-8").splitlines()
     return [json.loads(line) for line in lines]

@@ -17,10 +17,6 @@ from deepinfer_search_fetch.service.settings import ServiceSettings
 SITE_ADDRESS = "127.0.0.2"  # plays the public internet; 127.0.0.1 stays forbidden
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--update-api", action="store_true", help="rewrite tests/api.txt")
-
-
 class ScriptedResolver:
     """Answers from a table and counts the look-ups of each name."""
 
