@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from deepinfer_eplb import evaluate, plan
-from deepinfer_eplb.bench import HEAD, Case, Row, compare, timed
-from deepinfer_eplb.loads import KINDS, generate
-from deepinfer_eplb.solver import compiled
+from deepinfer_eplb.bench.compare import HEAD, Case, Row, compare, timed
+from deepinfer_eplb.bench.loads import KINDS, generate
+from deepinfer_eplb.planning.solver import compiled
 
 CASES = {
     "main": Case(),

@@ -23,9 +23,9 @@ from deepinfer_eplb import (
     plan,
     rearrange_layer,
 )
-from deepinfer_eplb import balancer as balancer_module
-from deepinfer_eplb.loads import generate
-from deepinfer_eplb.migration import RankMoves
+from deepinfer_eplb.bench.loads import generate
+from deepinfer_eplb.online import balancer as balancer_module
+from deepinfer_eplb.rearrange.movement import RankMoves
 
 _spec = importlib.util.spec_from_file_location("threads", Path(__file__).with_name("threads.py"))
 assert _spec is not None

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from deepinfer_eplb import ShapeError, dispatch, evaluate, maps_of, plan, waterfill
-from deepinfer_eplb.loads import generate
+from deepinfer_eplb.bench.loads import generate
 
 optimize = pytest.importorskip("scipy.optimize")
 

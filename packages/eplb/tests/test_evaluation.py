@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from deepinfer_eplb import ShapeError, evaluate
+from deepinfer_eplb.bench.loads import KINDS, generate
 from deepinfer_eplb.evaluation import expected_max_normal, noise_floor
-from deepinfer_eplb.loads import KINDS, generate
 
 
 def test_balance_is_busiest_over_mean_by_hand() -> None:

@@ -7,8 +7,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from deepinfer_eplb import kernels_numpy, plan, solver
-from deepinfer_eplb.loads import generate
+from deepinfer_eplb import plan
+from deepinfer_eplb.bench.loads import generate
+from deepinfer_eplb.planning import kernels_numpy, solver
 
 pytest.importorskip("numba")
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from deepinfer_eplb import evaluate, plan
-from deepinfer_eplb.load_model import fit, trust_old
-from deepinfer_eplb.loads import generate
-from deepinfer_eplb.scenarios import blocks, moving_excess, scale
+from deepinfer_eplb.bench.loads import generate
+from deepinfer_eplb.planning.load_model import fit, trust_old
+from deepinfer_eplb.planning.scenarios import blocks, moving_excess, scale
 
 
 def test_counting_noise_alone_has_no_direction() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deepinfer_eplb import MovementPlan, PlanError, ShapeError, TopologyError, movement, simulate
-from deepinfer_eplb.migration import keep_slots, moved_share
+from deepinfer_eplb.placement import keep_slots, moved_share
 
 
 @st.composite

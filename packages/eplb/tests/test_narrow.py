@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from deepinfer_eplb import evaluate, plan
-from deepinfer_eplb.baselines import per_step_policy, totals_policy
-from deepinfer_eplb.loads import generate
-from deepinfer_eplb.narrow import peaks, place_by_peaks
-from deepinfer_eplb.replicas import by_peaks, by_power
+from deepinfer_eplb.bench.loads import generate
+from deepinfer_eplb.planning.narrow import peaks, place_by_peaks
+from deepinfer_eplb.planning.published import per_step_policy, totals_policy
+from deepinfer_eplb.planning.replicas import by_peaks, by_power
 
 
 def test_experts_that_peak_in_the_same_step_do_not_share_a_rank() -> None:

@@ -25,11 +25,11 @@ from deepinfer_eplb import (
     rebalance_experts,
     slots_for,
 )
-from deepinfer_eplb.baselines import per_step_policy, totals_policy
-from deepinfer_eplb.hierarchy import groups_to_nodes
-from deepinfer_eplb.loads import generate
-from deepinfer_eplb.migration import moved_share
-from deepinfer_eplb.solver import Solver
+from deepinfer_eplb.bench.loads import generate
+from deepinfer_eplb.placement import moved_share
+from deepinfer_eplb.planning.hierarchy import groups_to_nodes
+from deepinfer_eplb.planning.published import per_step_policy, totals_policy
+from deepinfer_eplb.planning.solver import Solver
 
 
 @st.composite
@@ -92,7 +92,7 @@ def test_permuting_layers_permutes_the_plan() -> None:
 def test_the_same_input_gives_the_same_bytes_in_another_process() -> None:
     code = (
         "import hashlib, sys; from deepinfer_eplb import plan; "
-        "from deepinfer_eplb.loads import generate; "
+        "from deepinfer_eplb.bench.loads import generate; "
         "w = generate('drift', 3, steps=60, layers=3, experts=64, tokens=4000).counts; "
         "a = plan(w[:30], 8, 72); b = plan(w[30:], 8, 72, a.phy2log); "
         "print(hashlib.sha256(a.phy2log.tobytes() + b.phy2log.tobytes()).hexdigest())"

@@ -1,6 +1,5 @@
 """Expert-parallel load balancing on per-step loads, with little movement, while serving."""
 
-from deepinfer_eplb.balancer import Balancer, Gate, StepEvent
 from deepinfer_eplb.dispatch import dispatch, waterfill
 from deepinfer_eplb.errors import (
     EplbError,
@@ -11,13 +10,14 @@ from deepinfer_eplb.errors import (
     TransportError,
 )
 from deepinfer_eplb.evaluation import Evaluation, evaluate
-from deepinfer_eplb.migration import MovementPlan, movement, simulate
+from deepinfer_eplb.online.balancer import Balancer, Gate, StepEvent
+from deepinfer_eplb.online.window import LoadWindow
+from deepinfer_eplb.peers.eplb import rebalance_experts
 from deepinfer_eplb.placement import initial_placement, maps_of, slots_for
-from deepinfer_eplb.planner import Plan, plan
-from deepinfer_eplb.rearrange import rearrange_layer
-from deepinfer_eplb.rebalance import rebalance_experts
-from deepinfer_eplb.transport import Alone, GlooTransport, Transport
-from deepinfer_eplb.window import LoadWindow
+from deepinfer_eplb.planning.planner import Plan, plan
+from deepinfer_eplb.rearrange.layer import rearrange_layer
+from deepinfer_eplb.rearrange.movement import MovementPlan, movement, simulate
+from deepinfer_eplb.rearrange.transport import Alone, GlooTransport, Transport
 
 __version__ = "0.1.0"
 

@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from deepinfer_eplb.bench import HEAD, Case, Row, compare
+from deepinfer_eplb.bench.compare import HEAD, Case, Row, compare
+from deepinfer_eplb.bench.loads import KINDS, generate
+from deepinfer_eplb.bench.svg import load_svg
 from deepinfer_eplb.errors import EplbError, LoadError
 from deepinfer_eplb.evaluation import evaluate, rank_loads, rank_shares
-from deepinfer_eplb.loads import KINDS, generate
 from deepinfer_eplb.placement import initial_placement
-from deepinfer_eplb.planner import plan
-from deepinfer_eplb.solver import compiled
-from deepinfer_eplb.svg import load_svg
+from deepinfer_eplb.planning.planner import plan
+from deepinfer_eplb.planning.solver import compiled
 
 MAX_LOAD_FILE = 4 << 30
 
@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _bench(args)
         if args.command == "draw":
             return _draw(args)
-        from deepinfer_eplb.demo import run_demo
+        from deepinfer_eplb.bench.demo import run_demo
 
         return run_demo(args.steps)
     except (EplbError, OSError, ImportError) as e:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from deepinfer_eplb.planner import plan
+from deepinfer_eplb.planning.planner import plan
 
 
 def rebalance_experts(

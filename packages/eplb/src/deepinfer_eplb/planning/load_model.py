@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from deepinfer_eplb.scenarios import FLOOR, block_sums, moving_excess
+from deepinfer_eplb.planning.scenarios import FLOOR, block_sums, moving_excess
 
 Float = npt.NDArray[np.float64]
 Int = npt.NDArray[np.int64]

@@ -12,12 +12,11 @@ import numpy.typing as npt
 from deepinfer_eplb.checks import as_loads, as_placement, check_count, check_topology
 from deepinfer_eplb.errors import ShapeError
 from deepinfer_eplb.evaluation import imbalance, rank_loads, rank_shares
-from deepinfer_eplb.hierarchy import check_nodes, layer_by_nodes
-from deepinfer_eplb.load_model import MOVING_EXCESS, LoadModel, fit
-from deepinfer_eplb.migration import keep_ranks, keep_slots, moved_share
-from deepinfer_eplb.placement import maps_of
-from deepinfer_eplb.scenarios import blocks, moving_excess, scale
-from deepinfer_eplb.solver import NARROW_SLOTS, Solver
+from deepinfer_eplb.placement import keep_ranks, keep_slots, maps_of, moved_share
+from deepinfer_eplb.planning.hierarchy import check_nodes, layer_by_nodes
+from deepinfer_eplb.planning.load_model import MOVING_EXCESS, LoadModel, fit
+from deepinfer_eplb.planning.scenarios import blocks, moving_excess, scale
+from deepinfer_eplb.planning.solver import NARROW_SLOTS, Solver
 
 Float = npt.NDArray[np.float64]
 Int = npt.NDArray[np.int64]

@@ -9,10 +9,10 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from deepinfer_eplb import kernels_numpy
 from deepinfer_eplb.errors import TopologyError
-from deepinfer_eplb.load_model import LoadModel
-from deepinfer_eplb.solver import PLACE_Q, REACH, SEARCH_Q, Solver
+from deepinfer_eplb.planning import kernels_numpy
+from deepinfer_eplb.planning.load_model import LoadModel
+from deepinfer_eplb.planning.solver import PLACE_Q, REACH, SEARCH_Q, Solver
 
 Float = npt.NDArray[np.float64]
 Int = npt.NDArray[np.int64]

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from deepinfer_eplb.errors import ShapeError, TransportError
-from deepinfer_eplb.migration import MovementPlan
-from deepinfer_eplb.transport import Transport
+from deepinfer_eplb.rearrange.movement import MovementPlan
+from deepinfer_eplb.rearrange.transport import Transport
 
 Array = npt.NDArray[Any]
 

@@ -8,8 +8,8 @@ import numpy as np
 
 from deepinfer_eplb.errors import PlanError
 from deepinfer_eplb.placement import maps_of
-from deepinfer_eplb.planner import Plan
-from deepinfer_eplb.transport import Transport
+from deepinfer_eplb.planning.planner import Plan
+from deepinfer_eplb.rearrange.transport import Transport
 
 
 def share_plan(

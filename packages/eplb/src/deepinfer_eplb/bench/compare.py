@@ -8,12 +8,11 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from deepinfer_eplb.baselines import per_step_policy, totals_policy
+from deepinfer_eplb.bench.loads import generate
 from deepinfer_eplb.evaluation import evaluate
-from deepinfer_eplb.loads import generate
-from deepinfer_eplb.migration import moved_share
-from deepinfer_eplb.placement import initial_placement
-from deepinfer_eplb.planner import Plan, plan
+from deepinfer_eplb.placement import initial_placement, moved_share
+from deepinfer_eplb.planning.planner import Plan, plan
+from deepinfer_eplb.planning.published import per_step_policy, totals_policy
 
 STEPS: Final = 100
 HEAD: Final = (

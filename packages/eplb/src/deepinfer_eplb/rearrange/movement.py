@@ -75,54 +75,6 @@ class MovementPlan:
         return sum(t.src // ranks_per_node != t.dst // ranks_per_node for t in self.transfers)
 
 
-def keep_ranks(old: npt.NDArray[Any], new: npt.NDArray[Any], num_gpus: int) -> npt.NDArray[Any]:
-    """Rename the ranks of `new` so that most experts stay: pairs of largest overlap first."""
-    held, wanted = old.reshape(num_gpus, -1), new.reshape(num_gpus, -1)
-    top = int(max(old.max(initial=0), new.max(initial=0))) + 1
-    rank = np.arange(num_gpus)[:, None] * top
-    counts = [
-        np.bincount((rank + rows).ravel(), minlength=num_gpus * top).reshape(num_gpus, top)
-        for rows in (held, wanted)
-    ]
-    overlap = np.minimum(counts[0][:, None, :], counts[1][None, :, :]).sum(axis=2)
-    out = np.empty_like(wanted)
-    for _ in range(num_gpus):
-        to, source = divmod(int(overlap.argmax()), num_gpus)
-        out[to] = wanted[source]
-        overlap[to], overlap[:, source] = -1, -1
-    return out.ravel()
-
-
-def keep_slots(old: npt.NDArray[Any], new: npt.NDArray[Any], num_gpus: int) -> npt.NDArray[Any]:
-    """Reorder `new` inside each rank so that experts that stay keep their slot. [S] -> [S]."""
-    C = old.size // num_gpus
-    out = new.copy()
-    for g in range(num_gpus):
-        part = slice(g * C, (g + 1) * C)
-        if np.array_equal(old[part], new[part]):
-            continue
-        waiting = new[part].tolist()
-        placed = [-1] * C
-        for c, expert in enumerate(old[part].tolist()):
-            if expert in waiting:
-                waiting.remove(expert)
-                placed[c] = expert
-        rest = iter(waiting)
-        out[part] = [next(rest) if e < 0 else e for e in placed]
-    return out
-
-
-def moved_share(old: npt.NDArray[Any], new: npt.NDArray[Any], num_gpus: int) -> float:
-    """Share of slots whose expert was not on that rank before. old, new: [L, S]."""
-    L, S = old.shape
-    top = int(max(old.max(initial=0), new.max(initial=0))) + 1
-    rank = np.arange(S) // (S // num_gpus)
-    base = (np.arange(L)[:, None] * num_gpus + rank[None, :]) * top
-    before = np.bincount((base + old).ravel(), minlength=L * num_gpus * top)
-    after = np.bincount((base + new).ravel(), minlength=L * num_gpus * top)
-    return float(np.maximum(after - before, 0).sum()) / (L * S)
-
-
 def movement(
     old: Any, new: Any, num_gpus: int, ranks_per_node: int | None = None, buckets: int = BUCKETS
 ) -> MovementPlan:

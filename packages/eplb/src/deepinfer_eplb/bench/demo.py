@@ -15,13 +15,13 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from deepinfer_eplb.balancer import Balancer, Gate
 from deepinfer_eplb.checks import check_count
 from deepinfer_eplb.dispatch import dispatch
 from deepinfer_eplb.evaluation import evaluate
+from deepinfer_eplb.online.balancer import Balancer, Gate
+from deepinfer_eplb.online.window import LoadWindow
 from deepinfer_eplb.placement import initial_placement
-from deepinfer_eplb.transport import GlooTransport, require_torch
-from deepinfer_eplb.window import LoadWindow
+from deepinfer_eplb.rearrange.transport import GlooTransport, require_torch
 
 RANKS: Final = 4
 LAYERS: Final = 2

@@ -18,13 +18,13 @@ import numpy.typing as npt
 from deepinfer_eplb.checks import as_placement, check_count, check_topology
 from deepinfer_eplb.errors import EplbError, ShapeError
 from deepinfer_eplb.evaluation import Evaluation, evaluate
-from deepinfer_eplb.migration import movement
+from deepinfer_eplb.online.plan_exchange import share_plan
+from deepinfer_eplb.online.window import LoadWindow
 from deepinfer_eplb.placement import initial_placement, maps_of
-from deepinfer_eplb.plan_exchange import share_plan
-from deepinfer_eplb.planner import Plan, plan
-from deepinfer_eplb.rearrange import Array, allocate_staging, rearrange_layer
-from deepinfer_eplb.transport import Alone, Transport
-from deepinfer_eplb.window import LoadWindow
+from deepinfer_eplb.planning.planner import Plan, plan
+from deepinfer_eplb.rearrange.layer import Array, allocate_staging, rearrange_layer
+from deepinfer_eplb.rearrange.movement import movement
+from deepinfer_eplb.rearrange.transport import Alone, Transport
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,10 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from deepinfer_eplb import kernels_numpy
-from deepinfer_eplb.load_model import LoadModel, trust_old
-from deepinfer_eplb.narrow import peaks, place_by_peaks
-from deepinfer_eplb.replicas import by_peaks, by_power, exchange
+from deepinfer_eplb.planning import kernels_numpy
+from deepinfer_eplb.planning.load_model import LoadModel, trust_old
+from deepinfer_eplb.planning.narrow import peaks, place_by_peaks
+from deepinfer_eplb.planning.replicas import by_peaks, by_power, exchange
 
 Float = npt.NDArray[np.float64]
 Int = npt.NDArray[np.int64]
@@ -41,7 +41,7 @@ def compiled() -> bool:
 def kernels() -> ModuleType:
     """The compiled kernels if numba is there, else the numpy ones."""
     try:
-        from deepinfer_eplb import kernels_numba
+        from deepinfer_eplb.planning import kernels_numba
     except ImportError:
         return kernels_numpy
     return kernels_numba

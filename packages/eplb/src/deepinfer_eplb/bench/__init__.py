@@ -1,0 +1,1 @@
+"""Generated loads, comparisons with published policies, pictures, and the live examples."""

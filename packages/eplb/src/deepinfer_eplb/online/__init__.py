@@ -1,0 +1,1 @@
+"""Balancing while serving: recorded loads, plans in the background, commits between steps."""

@@ -1,0 +1,1 @@
+"""Which rank holds which replicas: load model, replica counts, placing, searching."""
