@@ -19,15 +19,15 @@ from pathlib import Path
 import numpy as np
 
 from deepinfer_engine import SamplingParams, json_schema
-from deepinfer_engine.adapters.recipe_grammars import RecipeGrammars
-from deepinfer_engine.backend.torch import build_runner
+from deepinfer_engine.codec.grammars import RecipeGrammars
 from deepinfer_engine.core.config import EngineConfig
 from deepinfer_engine.core.constraint import ConstraintState, Grammar
 from deepinfer_engine.core.loop import EngineLoop
+from deepinfer_engine.core.masks import mask_rows
 from deepinfer_engine.core.types import GenerateRequest
 from deepinfer_engine.demo import demo_path
 from deepinfer_engine.kv.parking import HostParking
-from deepinfer_engine.sampling.masks import mask_rows
+from deepinfer_engine.model.runner import build_runner
 
 DRAFTS = 5
 ENDLESS = json_schema(

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from fastapi import Response
 
-from deepinfer_engine.adapters.recipe import RecipeCodec
+from deepinfer_engine.codec.recipe_codec import RecipeCodec
 from deepinfer_engine.core.types import FinishEvent, GenerateRequest, TokensEvent, Usage
 from deepinfer_engine.demo import demo_path
 from deepinfer_engine.router.client import ModelInfo, WorkerStatus

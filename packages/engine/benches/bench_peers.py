@@ -38,11 +38,11 @@ from rich.console import Console
 from rich.table import Table
 from safetensors.torch import save_file
 
-from deepinfer_engine.backend.base import DecodeRow, PrefillChunk
-from deepinfer_engine.backend.torch import build_runner
 from deepinfer_engine.core.config import EngineConfig
+from deepinfer_engine.core.runner import DecodeRow, PrefillChunk
 from deepinfer_engine.core.types import SamplingParams
 from deepinfer_engine.model.config import BLOCK_TOKENS, load_config
+from deepinfer_engine.model.runner import build_runner
 from deepinfer_engine.model.weights import expected_tensors
 
 PROMPT = 256

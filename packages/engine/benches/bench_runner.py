@@ -19,11 +19,11 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from deepinfer_engine.backend.base import DecodeRow, PrefillChunk
-from deepinfer_engine.backend.torch import TorchRunner, build_runner
+from deepinfer_engine.core.runner import DecodeRow, PrefillChunk
 from deepinfer_engine.core.types import SamplingParams
 from deepinfer_engine.demo import demo_path
 from deepinfer_engine.model.assembly import load_tokenizer
+from deepinfer_engine.model.runner import TorchRunner, build_runner
 
 BATCHES = (1, 8, 32)
 PROMPT_TOKENS = 384

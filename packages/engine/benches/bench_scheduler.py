@@ -12,9 +12,9 @@ import statistics
 import sys
 import time
 
-from deepinfer_engine.backend.base import Caps, StepOutput
 from deepinfer_engine.core.config import EngineConfig
 from deepinfer_engine.core.plan import DecodePlan, PrefillPlan
+from deepinfer_engine.core.runner import Caps, StepOutput
 from deepinfer_engine.core.scheduler import Scheduler
 from deepinfer_engine.core.sequence import LiveSequence
 from deepinfer_engine.core.types import GenerateRequest, SamplingParams

@@ -20,14 +20,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from deepinfer_engine.backend.base import (
+from deepinfer_engine.core.config import EngineConfig
+from deepinfer_engine.core.runner import (
     CacheLayout,
     Caps,
     DecodeRow,
     PrefillChunk,
     StepOutput,
 )
-from deepinfer_engine.core.config import EngineConfig
 from deepinfer_engine.core.types import GenerateRequest, SamplingParams
 from deepinfer_engine.pd import transport, wire
 from deepinfer_engine.pd.decode import DecodeService

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from deepinfer_engine.constraints import json_object, json_schema, regex
+from deepinfer_engine.codec.constraints import json_object, json_schema, regex
 from deepinfer_engine.core.types import Constraint, SamplingParams, TokenLogprob, Usage
 from deepinfer_engine.errors import (
     CapacityError,
@@ -21,7 +21,7 @@ from deepinfer_engine.errors import (
     TransferError,
     UnknownModel,
 )
-from deepinfer_engine.llm import LLM, Completion
+from deepinfer_engine.offline.llm import LLM, Completion
 
 if TYPE_CHECKING:
     from deepinfer_engine.model.api import Model, load_model

@@ -31,7 +31,14 @@ class CheckpointError(EngineError):
 
 
 class RequestError(EngineError):
-    """This request cannot be served, and sending it again will not help."""
+    """This request cannot be served, and sending it again will not help.
+
+    `param` names the field of the request at fault, where one is known.
+    """
+
+    def __init__(self, message: str = "", *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
 
 
 class PromptTooLong(RequestError):  # noqa: N818 - reads as the condition it reports
@@ -61,10 +68,6 @@ class CapacityError(RequestError):
 
 class ConstraintError(RequestError):
     """A schema, expression or tool cannot be turned into a grammar; `param` names the field."""
-
-    def __init__(self, message: str, *, param: str | None = None) -> None:
-        super().__init__(message)
-        self.param = param
 
 
 class SchemaTooComplex(ConstraintError):  # noqa: N818

@@ -16,8 +16,8 @@ from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
-from deepinfer_engine.adapters.recipe import RecipeCodec
-from deepinfer_engine.adapters.recipe_pictures import PictureIntake, PicturePolicy
+from deepinfer_engine.codec.pictures import PictureIntake, PicturePolicy
+from deepinfer_engine.codec.recipe_codec import RecipeCodec
 from deepinfer_engine.core.types import (
     FinishEvent,
     FinishReason,

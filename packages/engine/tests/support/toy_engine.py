@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from deepinfer_engine.backend.base import DecodeRow, PrefillChunk, StepOutput
-from deepinfer_engine.backend.toy import ToyRunner
 from deepinfer_engine.core.config import EngineConfig
 from deepinfer_engine.core.loop import EngineLoop
 from deepinfer_engine.core.plan import Chunk, Progress
+from deepinfer_engine.core.prefix_store import PrefixStore
+from deepinfer_engine.core.runner import DecodeRow, PrefillChunk, StepOutput
+from deepinfer_engine.core.toy_runner import ToyRunner
 from deepinfer_engine.core.types import (
     FinishEvent,
     GenerateRequest,
@@ -25,7 +26,6 @@ from deepinfer_engine.core.types import (
     Usage,
 )
 from deepinfer_engine.kv.parking import HostParking
-from deepinfer_engine.kv.store import PrefixStore
 from deepinfer_engine.pd.decode import DecodeService
 from deepinfer_engine.pd.prefill import PrefillService
 from deepinfer_engine.pd.service import WorkerService

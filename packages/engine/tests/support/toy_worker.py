@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from toy_engine import TOY
 
 from deepinfer_engine.adapters.kvtier import open_store
-from deepinfer_engine.backend.toy import ToyRunner
+from deepinfer_engine.core.toy_runner import ToyRunner
 from deepinfer_engine.pd.decode import serve_decode
 from deepinfer_engine.pd.prefill import serve_prefill
 

@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import deepinfer_kvtier as kvtier
-from deepinfer_engine.backend.base import CacheLayout
 from deepinfer_engine.core.pictures import Picture
+from deepinfer_engine.core.prefix_store import Hit, Tokens
+from deepinfer_engine.core.runner import CacheLayout
 from deepinfer_engine.core.types import TrafficClass
 from deepinfer_engine.errors import ConfigError, EngineUnavailable
-from deepinfer_engine.kv.store import Hit, Tokens
 
 MAX_NAMESPACES = 1024
 COMMIT_DELAY_S = 0.002

@@ -11,9 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from deepinfer_engine.errors import ConfigError
-from deepinfer_engine.server.errors import InvalidRequest
-from deepinfer_engine.server.web_search import Dialect
+from deepinfer_engine.core.web_search import Dialect
+from deepinfer_engine.errors import ConfigError, RequestError
 from deepinfer_engine.settings import SEARCH_KEY_ENV, SEARCH_SECRET_ENV
 from deepinfer_search_fetch import (
     AsyncSearchFetch,
@@ -33,7 +32,7 @@ _SECRET_BYTES = 32
 
 
 class SearchFetchRun:
-    """The uses of one answer; see `server.web_search.ToolRun`."""
+    """The uses of one answer; see `core.web_search.ToolRun`."""
 
     def __init__(self, bridge: Bridge, policy: ToolPolicy) -> None:
         # The codec has the client's limit on uses, and says no before it asks here.
@@ -46,7 +45,7 @@ class SearchFetchRun:
 
 
 class SearchFetchWeb:
-    """See `server.web_search.WebSearch`."""
+    """See `core.web_search.WebSearch`."""
 
     def __init__(self, bridge: Bridge) -> None:
         self._bridge = bridge
@@ -60,7 +59,7 @@ class SearchFetchWeb:
             else:
                 policy = ToolPolicy.from_openai(declaration, include=include)
         except SearchFetchError as exc:
-            raise InvalidRequest(f"the web search tool: {exc.message}", param="tools") from exc
+            raise RequestError(f"the web search tool: {exc.message}", param="tools") from exc
         return SearchFetchRun(self._bridge, policy)
 
     def result_text(self, block: Mapping[str, Any]) -> str:

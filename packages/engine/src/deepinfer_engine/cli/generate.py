@@ -19,11 +19,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from deepinfer_engine.cli.serve import setup_logging
+from deepinfer_engine.codec.errors import InvalidRequest, wire_error
+from deepinfer_engine.codec.protocol import Codec
 from deepinfer_engine.errors import ConfigError, RequestError
 from deepinfer_engine.router.client import EngineClient
 from deepinfer_engine.server.clock import SystemClock
-from deepinfer_engine.server.codec import Codec
-from deepinfer_engine.server.errors import InvalidRequest, wire_error
 from deepinfer_engine.server.generation import Generation
 from deepinfer_engine.server.metrics import Metrics
 from deepinfer_engine.settings import Settings

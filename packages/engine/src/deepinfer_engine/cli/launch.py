@@ -14,21 +14,21 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from deepinfer_engine.core.config import EngineConfig
 from deepinfer_engine.errors import CheckpointError, ConfigError, ConstraintsUnavailable
-from deepinfer_engine.settings import Settings
-from deepinfer_engine.supervise import (
+from deepinfer_engine.pd.supervise import (
     CLUSTER_KEY_ENV,
     ChildSpec,
     Supervisor,
     cluster_key_from_environ,
 )
+from deepinfer_engine.settings import Settings
 
 if TYPE_CHECKING:
-    from deepinfer_engine.adapters.recipe import RecipeCodec
-    from deepinfer_engine.backend.base import StepRunner
-    from deepinfer_engine.grammar.compiler import GrammarCompiler
-    from deepinfer_engine.kv.store import PrefixStore
+    from deepinfer_engine.codec.recipe_codec import RecipeCodec
+    from deepinfer_engine.core.grammars import GrammarCompiler
+    from deepinfer_engine.core.prefix_store import PrefixStore
+    from deepinfer_engine.core.runner import StepRunner
+    from deepinfer_engine.core.web_search import WebSearch
     from deepinfer_engine.router.client import EngineClient
-    from deepinfer_engine.server.web_search import WebSearch
 
 log = logging.getLogger(__name__)
 
@@ -77,8 +77,8 @@ def build_codec(
     One that `serves` also opens the store of responses and takes the keys of sealed reasoning.
     """
     directory = model_dir(settings)
-    from deepinfer_engine.adapters.recipe import PicturePolicy, RecipeCodec
-    from deepinfer_engine.adapters.recipe_responses import open_responses, read_sealer
+    from deepinfer_engine.codec.recipe_codec import PicturePolicy, RecipeCodec
+    from deepinfer_engine.codec.responses import open_responses, read_sealer
 
     policy = None
     if settings.vision:
@@ -102,7 +102,7 @@ def build_runner(settings: Settings, *, tower: bool = True) -> StepRunner:
     directory = model_dir(settings)
     import torch
 
-    from deepinfer_engine.backend import torch as backend
+    from deepinfer_engine.model import runner as backend
 
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
@@ -138,7 +138,7 @@ def build_store(settings: Settings, runner: StepRunner) -> PrefixStore | None:
 
 def build_grammars(settings: Settings, runner: StepRunner) -> GrammarCompiler | None:
     """The compiler of constraints, None where xgrammar is not installed. Loads nothing yet."""
-    from deepinfer_engine.adapters.recipe_grammars import RecipeGrammars
+    from deepinfer_engine.codec.grammars import RecipeGrammars
 
     try:
         return RecipeGrammars(

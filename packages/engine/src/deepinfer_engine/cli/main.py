@@ -148,7 +148,7 @@ def exit_code(exc: Exception) -> int:
 
 
 def _tell(exc: Exception) -> int:
-    from deepinfer_engine.supervise import notify, supervised
+    from deepinfer_engine.pd.supervise import notify, supervised
 
     expected = isinstance(exc, EngineError | OSError | _UsageError)
     text = exc.format_message() if isinstance(exc, _UsageError) else str(exc)  # type: ignore[attr-defined]
@@ -422,7 +422,7 @@ def doctor(
 ) -> int:
     """Check this machine, the cache directory and the model; exit code 6 when one is broken."""
     settings = _settings(config, model=model, port=port, cache_dir=cache_dir, no_cache=no_cache)
-    from deepinfer_engine.doctor import run_doctor
+    from deepinfer_engine.cli.doctor import run_doctor
 
     return run_doctor(settings, as_json=as_json)
 

@@ -8,8 +8,13 @@ from typing import Literal
 
 from deepinfer_engine.cli.launch import build_grammars, build_runner, build_store, engine_config
 from deepinfer_engine.cli.serve import setup_logging
+from deepinfer_engine.pd.supervise import (
+    cluster_key_from_environ,
+    die_with_parent,
+    notify,
+    supervised,
+)
 from deepinfer_engine.settings import Settings
-from deepinfer_engine.supervise import cluster_key_from_environ, die_with_parent, notify, supervised
 
 
 def run_worker(role: Literal["prefill", "decode"], settings: Settings, listen: str) -> int:

@@ -14,7 +14,6 @@ from typing import Protocol
 
 import numpy as np
 
-from deepinfer_engine.backend.base import DecodeRow, PrefillChunk, StepOutput, StepRunner
 from deepinfer_engine.core.config import EngineConfig
 from deepinfer_engine.core.constraint import ConstraintState
 from deepinfer_engine.core.pictures import overlapping, text_only
@@ -27,6 +26,7 @@ from deepinfer_engine.core.plan import (
     Reservation,
     Role,
 )
+from deepinfer_engine.core.runner import DecodeRow, PrefillChunk, StepOutput, StepRunner
 from deepinfer_engine.core.scheduler import Scheduler
 from deepinfer_engine.core.sequence import LiveSequence
 from deepinfer_engine.core.types import FinishReason, GenerateRequest

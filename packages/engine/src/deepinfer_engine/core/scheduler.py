@@ -10,7 +10,6 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from deepinfer_engine.backend.base import Caps, StepOutput
 from deepinfer_engine.core.config import EngineConfig
 from deepinfer_engine.core.plan import (
     Chunk,
@@ -23,6 +22,7 @@ from deepinfer_engine.core.plan import (
     Role,
 )
 from deepinfer_engine.core.pools import Pools
+from deepinfer_engine.core.runner import Caps, StepOutput
 from deepinfer_engine.core.sequence import LiveSequence, Phase
 from deepinfer_engine.core.stop import cut_at_stop, draft_room
 from deepinfer_engine.core.types import FinishReason

@@ -13,7 +13,7 @@ TrafficClass = Literal["agent", "chat", "scratch"]
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """What an output must look like. `deepinfer_engine.constraints` makes them.
+    """What an output must look like. `deepinfer_engine.codec.constraints` makes them.
 
     grammar: a structural tag, JSON text that every worker compiles for its vocabulary.
     prefix: the part of the answer that the prompt ends with; the grammar begins before it.

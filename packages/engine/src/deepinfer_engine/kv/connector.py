@@ -13,10 +13,10 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from deepinfer_engine.backend.base import StepRunner
 from deepinfer_engine.core.loop import LoadedCallback
+from deepinfer_engine.core.prefix_store import Hit, PrefixStore
+from deepinfer_engine.core.runner import StepRunner
 from deepinfer_engine.core.sequence import LiveSequence
-from deepinfer_engine.kv.store import Hit, PrefixStore
 
 log = logging.getLogger(__name__)
 

@@ -13,10 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from deepinfer_engine.backend.base import CacheLayout
 from deepinfer_engine.core.pictures import Picture, overlapping
+from deepinfer_engine.core.prefix_store import Hit, Tokens
+from deepinfer_engine.core.runner import CacheLayout
 from deepinfer_engine.core.types import TrafficClass
-from deepinfer_engine.kv.store import Hit, Tokens
 
 Key = tuple[str, bytes]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from deepinfer_engine.backend.base import StepRunner
+from deepinfer_engine.core.runner import StepRunner
 from deepinfer_engine.core.sequence import LiveSequence
 
 

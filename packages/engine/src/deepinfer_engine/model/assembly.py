@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer
 
-from deepinfer_engine.backend.base import CacheLayout
+from deepinfer_engine.core.runner import CacheLayout
 from deepinfer_engine.errors import CheckpointError, ConfigError
 from deepinfer_engine.model.config import ModelConfig, load_config
 from deepinfer_engine.model.engram import Engram

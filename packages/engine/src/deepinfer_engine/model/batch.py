@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from deepinfer_engine.backend.base import IntArray
+from deepinfer_engine.core.runner import IntArray
 from deepinfer_engine.model.config import BLOCK_TOKENS, TextConfig
 from deepinfer_engine.model.image_rows import ImageRows, Images, without_first
 

@@ -17,7 +17,7 @@ from typing import Literal
 import torch
 
 from deepinfer_engine.adapters.kernels import formats
-from deepinfer_engine.backend.base import CacheLayout, Region
+from deepinfer_engine.core.runner import CacheLayout, Region
 from deepinfer_engine.model.config import BLOCK_TOKENS, Record, TextConfig
 from deepinfer_engine.model.weights import accumulation_dtype
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from deepinfer_engine.adapters.kernels import ops
-from deepinfer_engine.backend.base import CacheLayout
+from deepinfer_engine.core.runner import CacheLayout
 from deepinfer_engine.model.config import BLOCK_TOKENS, Record, TextConfig
 from deepinfer_engine.model.layout import CacheQuant, Records
 from deepinfer_engine.model.weights import accumulation_dtype

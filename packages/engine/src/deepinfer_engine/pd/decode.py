@@ -9,10 +9,12 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from deepinfer_engine.backend.base import StepRunner
 from deepinfer_engine.core.config import EngineConfig
 from deepinfer_engine.core.constraint import ConstraintState
+from deepinfer_engine.core.grammars import GrammarCompiler, constraint_of
 from deepinfer_engine.core.plan import Chunk, Progress
+from deepinfer_engine.core.prefix_store import PrefixStore
+from deepinfer_engine.core.runner import StepRunner
 from deepinfer_engine.core.sequence import LiveSequence
 from deepinfer_engine.core.types import SamplingParams
 from deepinfer_engine.errors import (
@@ -25,8 +27,6 @@ from deepinfer_engine.errors import (
     SchemaTooComplex,
     TransferError,
 )
-from deepinfer_engine.grammar.compiler import GrammarCompiler, constraint_of
-from deepinfer_engine.kv.store import PrefixStore
 from deepinfer_engine.pd.landing import Attempt, Commit, Landings, Stage
 from deepinfer_engine.pd.messages import (
     logprobs_body,

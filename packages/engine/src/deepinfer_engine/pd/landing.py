@@ -18,9 +18,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 
-from deepinfer_engine.backend.base import StepRunner
 from deepinfer_engine.core.loop import EngineLoop
 from deepinfer_engine.core.plan import Reservation
+from deepinfer_engine.core.runner import StepRunner
 from deepinfer_engine.core.sequence import LiveSequence
 from deepinfer_engine.core.types import TokenLogprob
 from deepinfer_engine.errors import TransferError

@@ -8,14 +8,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from deepinfer_engine.backend.base import StepRunner
 from deepinfer_engine.core.config import EngineConfig
 from deepinfer_engine.core.constraint import ConstraintState
+from deepinfer_engine.core.grammars import GrammarCompiler, constraint_of
 from deepinfer_engine.core.plan import Chunk, Progress
+from deepinfer_engine.core.prefix_store import PrefixStore
+from deepinfer_engine.core.runner import StepRunner
 from deepinfer_engine.core.types import GenerateRequest
 from deepinfer_engine.errors import ConfigError, EngineUnavailable, RequestError, TransferError
-from deepinfer_engine.grammar.compiler import GrammarCompiler, constraint_of
-from deepinfer_engine.kv.store import PrefixStore
 from deepinfer_engine.pd import transport
 from deepinfer_engine.pd.decode import refusal
 from deepinfer_engine.pd.messages import (

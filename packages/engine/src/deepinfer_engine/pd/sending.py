@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from deepinfer_engine.backend.base import StepRunner
+from deepinfer_engine.core.runner import StepRunner
 from deepinfer_engine.errors import ConfigError
 from deepinfer_engine.pd import wire
 from deepinfer_engine.pd.landing import GROUP_BLOCKS, GROUP_STATE

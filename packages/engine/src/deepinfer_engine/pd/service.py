@@ -15,15 +15,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Generator
 from typing import Any, Literal
 
-from deepinfer_engine.backend.base import StepRunner
 from deepinfer_engine.core.config import EngineConfig
+from deepinfer_engine.core.grammars import GrammarCompiler
 from deepinfer_engine.core.loop import EngineLoop
 from deepinfer_engine.core.plan import Chunk, Progress
+from deepinfer_engine.core.prefix_store import PrefixStore
+from deepinfer_engine.core.runner import StepRunner
 from deepinfer_engine.errors import ConfigError, EngineLost, TransferError
-from deepinfer_engine.grammar.compiler import GrammarCompiler
 from deepinfer_engine.kv.connector import KVConnector
 from deepinfer_engine.kv.parking import HostParking
-from deepinfer_engine.kv.store import PrefixStore
 from deepinfer_engine.pd import transport
 from deepinfer_engine.pd.messages import read_xid, reading, xid_body
 from deepinfer_engine.pd.step_thread import StepThread

@@ -8,16 +8,16 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
-from deepinfer_engine.backend.base import StepRunner
 from deepinfer_engine.core.config import EngineConfig
+from deepinfer_engine.core.grammars import GrammarCompiler, constraint_of
 from deepinfer_engine.core.loop import EngineLoop
 from deepinfer_engine.core.plan import Chunk, Progress
+from deepinfer_engine.core.prefix_store import PrefixStore
+from deepinfer_engine.core.runner import StepRunner
 from deepinfer_engine.core.types import FinishEvent, GenerateEvent, GenerateRequest, TokensEvent
 from deepinfer_engine.errors import EngineLost, EngineUnavailable, RequestError
-from deepinfer_engine.grammar.compiler import GrammarCompiler, constraint_of
 from deepinfer_engine.kv.connector import KVConnector
 from deepinfer_engine.kv.parking import HostParking
-from deepinfer_engine.kv.store import PrefixStore
 from deepinfer_engine.pd.step_thread import StepThread
 from deepinfer_engine.router.client import ModelInfo, WorkerStatus
 

@@ -15,9 +15,9 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from deepinfer_engine.codec.errors import InvalidRequest, Protocol, wire_error
+from deepinfer_engine.codec.protocol import PreparedRequest
 from deepinfer_engine.errors import ConstraintError
-from deepinfer_engine.server.codec import PreparedRequest
-from deepinfer_engine.server.errors import InvalidRequest, Protocol, wire_error
 from deepinfer_engine.server.generation import Generation
 from deepinfer_engine.server.limits import check_declared_length, read_body
 from deepinfer_engine.server.services import Services

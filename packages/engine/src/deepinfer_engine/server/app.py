@@ -10,13 +10,13 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from deepinfer_engine import __version__
+from deepinfer_engine.codec.errors import InvalidRequest, MethodNotAllowed, NotFound, wire_error
+from deepinfer_engine.codec.protocol import Codec
 from deepinfer_engine.errors import EngineError
 from deepinfer_engine.router.client import EngineClient
 from deepinfer_engine.server import admin, chat, health, messages, models, responses, tokens
 from deepinfer_engine.server.auth import AdminGate, KeyRing, read_keys, read_secret
 from deepinfer_engine.server.clock import Clock, SystemClock
-from deepinfer_engine.server.codec import Codec
-from deepinfer_engine.server.errors import InvalidRequest, MethodNotAllowed, NotFound, wire_error
 from deepinfer_engine.server.limits import ByteBudget, Gate
 from deepinfer_engine.server.metrics import Metrics
 from deepinfer_engine.server.request_id import RequestIdMiddleware

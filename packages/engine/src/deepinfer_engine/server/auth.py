@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from deepinfer_engine.codec.errors import AuthenticationFailed, PermissionDenied
 from deepinfer_engine.errors import ConfigError
-from deepinfer_engine.server.errors import AuthenticationFailed, PermissionDenied
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,12 +11,12 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
+from deepinfer_engine.codec.errors import Protocol
+from deepinfer_engine.codec.protocol import AnswerEncoder, PreparedRequest, WireEvent
 from deepinfer_engine.core.types import FinishEvent, GenerateRequest, TokensEvent, Usage
 from deepinfer_engine.errors import EngineLost, EngineUnavailable
 from deepinfer_engine.router.client import EngineClient
 from deepinfer_engine.server.clock import Clock
-from deepinfer_engine.server.codec import AnswerEncoder, PreparedRequest, WireEvent
-from deepinfer_engine.server.errors import Protocol
 from deepinfer_engine.server.metrics import Metrics
 
 log = logging.getLogger(__name__)

@@ -7,8 +7,8 @@ from typing import Any
 
 from starlette.requests import Request
 
+from deepinfer_engine.codec.errors import InvalidRequest
 from deepinfer_engine.server.auth import Caller
-from deepinfer_engine.server.errors import InvalidRequest
 from deepinfer_engine.server.limits import check_declared_length, read_body
 from deepinfer_engine.server.services import services_of
 

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
+from deepinfer_engine.codec.errors import BodyTooLarge, Draining, LimitExceeded
 from deepinfer_engine.errors import EngineUnavailable
-from deepinfer_engine.server.errors import BodyTooLarge, Draining, LimitExceeded
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 

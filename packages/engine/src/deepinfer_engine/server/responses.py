@@ -9,9 +9,9 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 
+from deepinfer_engine.codec.errors import InvalidRequest, NotFound
+from deepinfer_engine.codec.protocol import KeptResponses
 from deepinfer_engine.server.answer import AnswerResponse
-from deepinfer_engine.server.codec import KeptResponses
-from deepinfer_engine.server.errors import InvalidRequest, NotFound
 from deepinfer_engine.server.intake import identified
 from deepinfer_engine.server.services import services_of
 

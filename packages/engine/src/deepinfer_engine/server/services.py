@@ -10,11 +10,11 @@ from typing import TypeVar
 
 from starlette.requests import Request
 
+from deepinfer_engine.codec.errors import Protocol
+from deepinfer_engine.codec.protocol import Codec
 from deepinfer_engine.router.client import EngineClient, ModelInfo
 from deepinfer_engine.server.auth import AdminGate, KeyRing
 from deepinfer_engine.server.clock import Clock
-from deepinfer_engine.server.codec import Codec
-from deepinfer_engine.server.errors import Protocol
 from deepinfer_engine.server.limits import ByteBudget, Gate
 from deepinfer_engine.server.metrics import Metrics
 from deepinfer_engine.settings import Settings

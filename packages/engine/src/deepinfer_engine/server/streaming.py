@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 
 from starlette.types import Receive, Send
 
+from deepinfer_engine.codec.errors import Draining, Protocol, WireError
+from deepinfer_engine.codec.protocol import WireEvent
 from deepinfer_engine.errors import EngineError
 from deepinfer_engine.server.clock import Clock
-from deepinfer_engine.server.codec import WireEvent
-from deepinfer_engine.server.errors import Draining, Protocol, WireError
 
 # Messages has an event for it; in Chat a comment line is what every SSE parser skips.
 _KEEPALIVE = {

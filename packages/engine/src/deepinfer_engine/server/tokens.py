@@ -7,7 +7,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
-from deepinfer_engine.server.errors import InvalidRequest
+from deepinfer_engine.codec.errors import InvalidRequest
 from deepinfer_engine.server.intake import json_object
 from deepinfer_engine.server.services import services_of
 

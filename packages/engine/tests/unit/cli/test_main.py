@@ -61,7 +61,7 @@ def test_light_commands_load_no_heavy_library(argv):
 def test_the_http_process_loads_no_torch():
     code = (
         "import sys; import deepinfer_engine.cli.serve, deepinfer_engine.server.app;"
-        "import deepinfer_engine.adapters.recipe, deepinfer_engine.router.remote;"
+        "import deepinfer_engine.codec.recipe_codec, deepinfer_engine.router.remote;"
         "sys.exit('torch' in sys.modules)"
     )
     result = subprocess.run(

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from toy_engine import BLOCK, TOY, alone, greedy, hand_loop, prompt, request, run_dry, toy
 from toy_grammar import DIES, EOS, TENS, WORDS, ToyGrammar, obeys
 
-from deepinfer_engine.backend.toy import ToyRunner
 from deepinfer_engine.core.constraint import ConstraintState
+from deepinfer_engine.core.masks import mask_rows
+from deepinfer_engine.core.sampling_params import validate
+from deepinfer_engine.core.toy_runner import ToyRunner
 from deepinfer_engine.errors import RequestError
-from deepinfer_engine.sampling.masks import mask_rows
-from deepinfer_engine.sampling.params import validate
 
 
 def submit(loop, name, tokens, sampling, grammar=None, now=0.0):

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_engine import BLOCK, TOY, alone, greedy, hand_loop, prompt, request, run_dry, toy
 
-from deepinfer_engine.backend.toy import ToyRunner
+from deepinfer_engine.core.toy_runner import ToyRunner
 from deepinfer_engine.errors import CapacityError, EngineUnavailable, PromptTooLong, RequestError
 
 

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_engine import prompt, request
 
-from deepinfer_engine.backend.base import Caps, StepOutput
 from deepinfer_engine.core.config import EngineConfig
 from deepinfer_engine.core.plan import DecodePlan, PrefillPlan
+from deepinfer_engine.core.runner import Caps, StepOutput
 from deepinfer_engine.core.scheduler import Scheduler
 from deepinfer_engine.core.sequence import LiveSequence, Phase
 from deepinfer_engine.core.types import SamplingParams

@@ -13,9 +13,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deepinfer_engine.backend.torch import TorchRunner, build_runner
 from deepinfer_engine.model.batch import Batch, SequenceRows
 from deepinfer_engine.model.layout import CacheQuant
+from deepinfer_engine.model.runner import TorchRunner, build_runner
 
 LENGTH = 150
 TOLERANCE = 1e-10  # float64; observed 1e-14

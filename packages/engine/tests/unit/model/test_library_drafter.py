@@ -13,9 +13,9 @@ from quantised_checkpoint import write_quantised
 
 from deepinfer_dspark import CounterRng, DraftBatch, SamplingBatch
 from deepinfer_dspark.block import DSparkDrafter
-from deepinfer_engine.backend.torch import build_runner
 from deepinfer_engine.demo import demo_path
 from deepinfer_engine.model.batch import Batch, SequenceRows
+from deepinfer_engine.model.runner import build_runner
 
 TOLERANCE = 1e-10
 

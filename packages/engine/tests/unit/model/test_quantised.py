@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from quantised_checkpoint import QUANTIZATION, write_quantised
 from safetensors.torch import load_file, save_file
 
-from deepinfer_engine.backend.torch import TorchRunner, build_runner
 from deepinfer_engine.errors import CheckpointError
 from deepinfer_engine.model.batch import Batch, SequenceRows
 from deepinfer_engine.model.quantised import decode_fp4_rows, decode_fp8_blocks
 from deepinfer_engine.model.rows import RowTable, StoredRows
+from deepinfer_engine.model.runner import TorchRunner, build_runner
 
 
 @pytest.fixture(scope="module")

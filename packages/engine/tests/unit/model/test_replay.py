@@ -23,7 +23,7 @@ from deepinfer_engine import (
     SamplingParams,
     load_model,
 )
-from deepinfer_engine.backend.base import Caps
+from deepinfer_engine.core.runner import Caps
 from deepinfer_engine.model.replay import ReplayMode
 
 LENGTH = 150
@@ -244,8 +244,8 @@ def test_served_prompts_are_bounded_stored_and_hit(tiny_dir: Path, tmp_path: Pat
 
 @pytest.mark.parametrize("max_batched", [128, 200])
 def test_bounded_prompts_in_several_steps_say_the_same(tiny_dir: Path, max_batched: int) -> None:
-    from deepinfer_engine.backend.base import PrefillChunk
-    from deepinfer_engine.backend.torch import build_runner
+    from deepinfer_engine.core.runner import PrefillChunk
+    from deepinfer_engine.model.runner import build_runner
 
     ids = tokens(5, 500)
     runner = build_runner(

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from deepinfer_engine.backend.base import DecodeRow, PrefillChunk, StepOutput
-from deepinfer_engine.backend.torch import TorchRunner, build_runner
+from deepinfer_engine.core.runner import DecodeRow, PrefillChunk, StepOutput
 from deepinfer_engine.core.types import SamplingParams
+from deepinfer_engine.model.runner import TorchRunner, build_runner
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
 

@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from deepinfer_engine import load_model
-from deepinfer_engine.backend.torch import TorchRunner, build_runner
 from deepinfer_engine.core.pictures import (
     Picture,
     PictureRules,
@@ -33,6 +32,7 @@ from deepinfer_engine.errors import CheckpointError, RequestError
 from deepinfer_engine.model.batch import Batch, SequenceRows
 from deepinfer_engine.model.config import load_config
 from deepinfer_engine.model.replay import Replay
+from deepinfer_engine.model.runner import TorchRunner, build_runner
 from deepinfer_engine.model.v41 import Backbone
 from deepinfer_engine.model.vision import VisionTower
 

@@ -20,9 +20,9 @@ from toy_engine import (
     until,
 )
 
-from deepinfer_engine.backend.base import PrefillChunk
 from deepinfer_engine.core.config import EngineConfig
 from deepinfer_engine.core.pictures import picture_digest
+from deepinfer_engine.core.runner import PrefillChunk
 from deepinfer_engine.errors import ConfigError, TransferError
 from deepinfer_engine.pd import prefill as prefill_module
 from deepinfer_engine.pd import transport

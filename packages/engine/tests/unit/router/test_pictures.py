@@ -16,12 +16,12 @@ from toy_engine import ask, cluster, run, toy, until
 
 from deepinfer_engine import LLM
 from deepinfer_engine.adapters.kvtier import open_store
-from deepinfer_engine.backend.torch import TorchRunner, build_runner
 from deepinfer_engine.core.config import EngineConfig
 from deepinfer_engine.core.pictures import Picture, picture_digest, place
 from deepinfer_engine.core.types import GenerateRequest, SamplingParams
 from deepinfer_engine.errors import RequestError
 from deepinfer_engine.kv.memory import MemoryStore
+from deepinfer_engine.model.runner import TorchRunner, build_runner
 from deepinfer_engine.pd import messages, wire
 from deepinfer_engine.pd.wire import Xid
 from deepinfer_engine.router.local import LocalEngine

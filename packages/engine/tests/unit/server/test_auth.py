@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from deepinfer_engine.codec.errors import AuthenticationFailed, PermissionDenied
 from deepinfer_engine.errors import ConfigError
 from deepinfer_engine.server.auth import AdminGate, Caller, KeyRing, read_keys, read_secret
-from deepinfer_engine.server.errors import AuthenticationFailed, PermissionDenied
 
 
 def test_an_empty_ring_takes_everybody():

@@ -7,8 +7,8 @@ import json
 import pytest
 from server_fakes import byte_codec
 
+from deepinfer_engine.codec.errors import InvalidRequest, wire_error
 from deepinfer_engine.errors import ConstraintError, ConstraintsUnavailable, SchemaTooComplex
-from deepinfer_engine.server.errors import InvalidRequest, wire_error
 
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
 FORMAT = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}

@@ -12,8 +12,8 @@ import pytest
 from server_fakes import EOS, FakeEngine, Script, byte_codec, byte_tokenizer_json
 from server_socket import serving
 
-from deepinfer_engine.adapters.recipe import RecipeCodec
-from deepinfer_engine.adapters.recipe_responses import open_responses, read_sealer
+from deepinfer_engine.codec.recipe_codec import RecipeCodec
+from deepinfer_engine.codec.responses import open_responses, read_sealer
 from deepinfer_engine.errors import ConfigError
 from deepinfer_engine.server.app import create_app
 from deepinfer_engine.settings import REASONING_KEYS_ENV, Settings, load_settings

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from deepinfer_engine.codec.errors import BodyTooLarge, Draining, LimitExceeded
 from deepinfer_engine.errors import EngineUnavailable
-from deepinfer_engine.server.errors import BodyTooLarge, Draining, LimitExceeded
 from deepinfer_engine.server.limits import (
     Gate,
     check_declared_length,

@@ -16,12 +16,12 @@ from PIL import Image
 from released_config import RELEASED
 from server_fakes import EOS, FakeEngine, Script, byte_codec, byte_tokenizer_json
 
-from deepinfer_engine.adapters import recipe_pictures
-from deepinfer_engine.adapters.recipe import RecipeCodec
-from deepinfer_engine.adapters.recipe_pictures import PicturePolicy
+from deepinfer_engine.codec import pictures as recipe_pictures
+from deepinfer_engine.codec.errors import BodyTooLarge
+from deepinfer_engine.codec.pictures import PicturePolicy
+from deepinfer_engine.codec.recipe_codec import RecipeCodec
 from deepinfer_engine.core.pictures import picture_digest
 from deepinfer_engine.errors import CheckpointError, EngineUnavailable
-from deepinfer_engine.server.errors import BodyTooLarge
 from deepinfer_engine.server.limits import ByteBudget
 from deepinfer_recipe import SpecialToken
 

@@ -8,6 +8,7 @@ import threading
 import pytest
 from server_fakes import Script
 
+from deepinfer_engine.codec import errors as wire
 from deepinfer_engine.errors import (
     CapacityError,
     EngineLost,
@@ -16,7 +17,6 @@ from deepinfer_engine.errors import (
     UnknownModel,
 )
 from deepinfer_engine.router.client import WorkerStatus
-from deepinfer_engine.server import errors as wire
 
 CHAT = {"model": "toy", "messages": [{"role": "user", "content": "hi"}]}
 MESSAGES = {"model": "toy", "max_tokens": 20, "messages": [{"role": "user", "content": "hi"}]}

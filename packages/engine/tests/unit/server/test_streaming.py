@@ -7,8 +7,8 @@ import asyncio
 import pytest
 from server_fakes import FakeClock, settle
 
-from deepinfer_engine.server.codec import WireEvent
-from deepinfer_engine.server.errors import Draining
+from deepinfer_engine.codec.errors import Draining
+from deepinfer_engine.codec.protocol import WireEvent
 from deepinfer_engine.server.streaming import AnswerWriter, ClientGone, Deadline, Timing, watch
 
 TIMING = Timing(silence_first=5, silence=10, first_token=600, between_tokens=120, slow_reader=60)

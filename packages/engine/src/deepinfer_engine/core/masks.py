@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from deepinfer_engine.backend.base import MaskRows, RowConstraint
+from deepinfer_engine.core.runner import MaskRows, RowConstraint
 
 _ALL = np.int32(-1)
 

@@ -7,16 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from deepinfer_engine.core.constraint import Grammar, Matcher
-from deepinfer_engine.core.types import Constraint, SamplingParams
-from deepinfer_engine.errors import (
-    ConstraintError,
-    ConstraintsUnavailable,
-    EngineUnavailable,
-    SchemaTooComplex,
-)
-from deepinfer_engine.server.errors import InvalidRequest, Protocol
-from deepinfer_recipe import (
+from deepinfer_engine.adapters.recipe import (
     CompiledGrammar,
     ConversationRequest,
     GrammarBusy,
@@ -31,6 +22,15 @@ from deepinfer_recipe import (
     Tokenizer,
     constraint_grammar,
     request_grammar,
+)
+from deepinfer_engine.codec.errors import InvalidRequest, Protocol
+from deepinfer_engine.core.constraint import Grammar, Matcher
+from deepinfer_engine.core.types import Constraint, SamplingParams
+from deepinfer_engine.errors import (
+    ConstraintError,
+    ConstraintsUnavailable,
+    EngineUnavailable,
+    SchemaTooComplex,
 )
 
 

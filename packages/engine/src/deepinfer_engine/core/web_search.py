@@ -43,7 +43,7 @@ class WebSearch(Protocol):
     ) -> ToolRun:
         """The uses of an answer, by the tool as the client declared it.
 
-        include: of a Responses request. Raises InvalidRequest for what cannot be honoured.
+        include: of a Responses request. Raises RequestError for what cannot be honoured.
         """
         ...
 

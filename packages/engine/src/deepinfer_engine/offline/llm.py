@@ -24,8 +24,8 @@ from deepinfer_engine.core.types import (
 from deepinfer_engine.errors import ConstraintsUnavailable, PromptTooLong, RequestError
 
 if TYPE_CHECKING:
-    from deepinfer_engine.backend.base import Caps
-    from deepinfer_engine.grammar.compiler import GrammarCompiler
+    from deepinfer_engine.core.grammars import GrammarCompiler
+    from deepinfer_engine.core.runner import Caps
     from deepinfer_engine.model.layout import CacheQuant
     from deepinfer_engine.model.replay import ReplayMode
 
@@ -66,10 +66,10 @@ class LLM:
         num_blocks: int = 1024,
     ) -> None:
         # Here and not above: importing the package must not import torch.
-        from deepinfer_engine.adapters.recipe_pictures import PictureIntake, PicturePolicy
-        from deepinfer_engine.backend.torch import build_runner
+        from deepinfer_engine.codec.pictures import PictureIntake, PicturePolicy
         from deepinfer_engine.model.assembly import load_tokenizer
         from deepinfer_engine.model.config import BLOCK_TOKENS
+        from deepinfer_engine.model.runner import build_runner
         from deepinfer_engine.router.local import LocalEngine
 
         if model is None:
@@ -120,7 +120,7 @@ class LLM:
         Raises RequestError before anything runs when a prompt cannot be served; ConstraintError,
         SchemaTooComplex or ConstraintsUnavailable when `params.constraint` cannot be enforced.
         """
-        from deepinfer_engine.sampling.params import validate
+        from deepinfer_engine.core.sampling_params import validate
 
         if self._loop.is_closed():
             raise RequestError("generate: this LLM is closed")
@@ -222,7 +222,7 @@ class LLM:
 
 def _grammars(model_dir: Path, caps: Caps) -> GrammarCompiler | None:
     """The compiler of constraints; None where xgrammar is not installed. Loads nothing yet."""
-    from deepinfer_engine.adapters.recipe_grammars import RecipeGrammars
+    from deepinfer_engine.codec.grammars import RecipeGrammars
 
     try:
         return RecipeGrammars(model_dir / "tokenizer.json", caps.vocab_size)

@@ -18,8 +18,9 @@ from deepinfer_engine.adapters.dspark import (
     VerifyResult,
     sample_drafts,
 )
-from deepinfer_engine.backend.base import CacheLayout, Caps, DecodeRow, PrefillChunk, StepOutput
+from deepinfer_engine.core.masks import mask_rows
 from deepinfer_engine.core.pictures import text_only
+from deepinfer_engine.core.runner import CacheLayout, Caps, DecodeRow, PrefillChunk, StepOutput
 from deepinfer_engine.core.types import TokenLogprob
 from deepinfer_engine.errors import ConfigError
 from deepinfer_engine.model.assembly import assemble
@@ -31,11 +32,10 @@ from deepinfer_engine.model.image_rows import Images
 from deepinfer_engine.model.layout import CacheQuant
 from deepinfer_engine.model.pools import Pools
 from deepinfer_engine.model.replay import OFF, Replay, ReplayMode
+from deepinfer_engine.model.sampling_arrays import sampling_batch
 from deepinfer_engine.model.v41 import Backbone
 from deepinfer_engine.model.vision import VisionTower
 from deepinfer_engine.model.weights import ModelWeights, tensors_of
-from deepinfer_engine.sampling.arrays import sampling_batch
-from deepinfer_engine.sampling.masks import mask_rows
 
 
 def build_runner(

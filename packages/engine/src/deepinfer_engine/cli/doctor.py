@@ -205,8 +205,8 @@ def _model(settings: Settings) -> Finding:
 
 def _constraints(settings: Settings) -> Finding:
     """Compile a schema for the model's vocabulary and let wrong text run against it."""
-    from deepinfer_engine.adapters.recipe_grammars import RecipeGrammars
-    from deepinfer_engine.constraints import json_schema
+    from deepinfer_engine.codec.constraints import json_schema
+    from deepinfer_engine.codec.grammars import RecipeGrammars
 
     codec = build_codec(settings)
     schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}

@@ -31,6 +31,6 @@ def regex(pattern: str) -> Constraint:
 
 
 def _made(kind: Any, schema: str) -> Constraint:
-    from deepinfer_engine.adapters.recipe_grammars import free_constraint
+    from deepinfer_engine.codec.grammars import free_constraint
 
     return free_constraint(kind, schema)

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from deepinfer_engine.backend.base import (
+from deepinfer_engine.core.runner import (
     CacheLayout,
     Caps,
     DecodeRow,

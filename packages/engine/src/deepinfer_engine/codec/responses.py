@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from deepinfer_engine.errors import ConfigError, EngineUnavailable
-from deepinfer_engine.server.errors import InvalidRequest
-from deepinfer_engine.settings import REASONING_KEYS_ENV
-from deepinfer_recipe import (
+from deepinfer_engine.adapters.recipe import (
     ConversionError,
     MemoryResponseStore,
     MissingExtraError,
@@ -19,10 +16,13 @@ from deepinfer_recipe import (
     StoreError,
     input_item_list,
 )
+from deepinfer_engine.codec.errors import InvalidRequest
+from deepinfer_engine.errors import ConfigError, EngineUnavailable
+from deepinfer_engine.settings import REASONING_KEYS_ENV
 
 
 class RecipeResponses:
-    """Kept answers as the routes ask for them; see `server.codec.KeptResponses`."""
+    """Kept answers as the routes ask for them; see `codec.protocol.KeptResponses`."""
 
     def __init__(self, store: ResponseStore) -> None:
         self._store = store

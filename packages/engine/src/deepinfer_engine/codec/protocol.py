@@ -1,4 +1,4 @@
-"""What the server needs from a prompt codec; `adapters/recipe.py` has it from deepinfer_recipe."""
+"""What the server needs from a prompt codec; `recipe_codec.py` has it from deepinfer_recipe."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from deepinfer_engine.codec.errors import Protocol as WireProtocol
 from deepinfer_engine.core.pictures import Picture
 from deepinfer_engine.core.types import FinishReason, SamplingParams, TokensEvent, TrafficClass
-from deepinfer_engine.server.errors import Protocol as WireProtocol
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,10 +65,6 @@ class HttpError(RequestError):
 
     row: Row = _INVALID
 
-    def __init__(self, message: str, *, param: str | None = None) -> None:
-        super().__init__(message)
-        self.param = param
-
 
 class InvalidRequest(HttpError):  # noqa: N818 - reads as the condition it reports
     """The request cannot be understood; `param` names the field."""

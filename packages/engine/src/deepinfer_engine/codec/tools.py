@@ -5,25 +5,25 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from deepinfer_engine.adapters.recipe import FINISH, RecipeEncoder, RecipeRequest
-from deepinfer_engine.core.pictures import Picture
-from deepinfer_engine.core.types import FinishReason, SamplingParams
-from deepinfer_engine.server.codec import NextTurn, WireEvent
-from deepinfer_engine.server.web_search import ToolOutcome, ToolRun
-from deepinfer_recipe import (
+from deepinfer_engine.adapters.recipe import (
     Answer,
     Conversation,
     ConversationRequest,
     InferenceChunk,
     ServerToolPolicy,
 )
+from deepinfer_engine.codec.protocol import NextTurn, WireEvent
+from deepinfer_engine.codec.recipe_codec import FINISH, RecipeEncoder, RecipeRequest
+from deepinfer_engine.core.pictures import Picture
+from deepinfer_engine.core.types import FinishReason, SamplingParams
+from deepinfer_engine.core.web_search import ToolOutcome, ToolRun
 
 _ANSWER_TOKENS = 256
 """Kept free for the answer when results are sized."""
 
 
 class RecipeToolEncoder(RecipeEncoder):
-    """One answer of several turns; see `server.codec.AnswerEncoder`."""
+    """One answer of several turns; see `codec.protocol.AnswerEncoder`."""
 
     def __init__(self, prepared: RecipeRequest, response_id: str, tools: ToolRun) -> None:
         self._tools = tools

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from toy_engine import BLOCK, alone, greedy, prompt, toy
 
-from deepinfer_engine.backend.base import DecodeRow, PrefillChunk
+from deepinfer_engine.core.runner import DecodeRow, PrefillChunk
 from deepinfer_engine.core.types import SamplingParams
 
 TOKENS = prompt(1, 3 * BLOCK + 2)

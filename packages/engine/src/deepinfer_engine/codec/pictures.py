@@ -8,11 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from deepinfer_engine.core.pictures import PictureRules
-from deepinfer_engine.errors import RequestError
-from deepinfer_engine.model.config import ModelConfig, load_config
-from deepinfer_engine.server.errors import InvalidRequest
-from deepinfer_recipe import (
+from deepinfer_engine.adapters.recipe import (
     BytesImageSource,
     ImageError,
     ImageFetcher,
@@ -25,6 +21,10 @@ from deepinfer_recipe import (
     PreprocessOptions,
     RecipeError,
 )
+from deepinfer_engine.codec.errors import InvalidRequest
+from deepinfer_engine.core.pictures import PictureRules
+from deepinfer_engine.errors import RequestError
+from deepinfer_engine.model.config import ModelConfig, load_config
 
 FETCH_S = 30.0
 """For all URLs of one request together."""

@@ -12,12 +12,12 @@ import textwrap
 import pytest
 
 from deepinfer_engine.errors import CheckpointError, ConfigError, EngineUnavailable
-from deepinfer_engine.supervise import ChildSpec, Supervisor, cluster_key_from_environ
+from deepinfer_engine.pd.supervise import ChildSpec, Supervisor, cluster_key_from_environ
 
 # A child that tells an address and then waits to be told to end.
 WELL = """
     import signal, sys
-    from deepinfer_engine.supervise import die_with_parent, notify
+    from deepinfer_engine.pd.supervise import die_with_parent, notify
     die_with_parent()
     address = sys.argv[sys.argv.index("--listen") + 1]
     notify("loading")
@@ -88,7 +88,7 @@ def test_a_killed_child_comes_back_on_the_address_it_had():
 @pytest.mark.parametrize("kind", [CheckpointError, ConfigError])
 def test_what_a_child_reports_is_raised_and_nobody_is_left(kind):
     bad = f"""
-        from deepinfer_engine.supervise import notify
+        from deepinfer_engine.pd.supervise import notify
         notify("failed", kind="{kind.__name__}", message="tensor x is missing")
         raise SystemExit(3)
     """
@@ -141,7 +141,7 @@ def test_a_child_that_ignores_sigterm_is_killed_after_the_grace():
 def test_children_end_when_their_parent_is_killed():
     parent = textwrap.dedent(f"""
         import asyncio, sys
-        from deepinfer_engine.supervise import ChildSpec, Supervisor
+        from deepinfer_engine.pd.supervise import ChildSpec, Supervisor
         async def go():
             code = {textwrap.dedent(WELL)!r}
             supervisor = Supervisor([ChildSpec("w", [sys.executable, "-c", code])])

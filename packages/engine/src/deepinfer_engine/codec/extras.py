@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from deepinfer_engine.codec.errors import InvalidRequest
+from deepinfer_engine.core.sampling_params import MIN_REPETITION_PENALTY
 from deepinfer_engine.core.types import SamplingParams
-from deepinfer_engine.sampling.params import MIN_REPETITION_PENALTY
-from deepinfer_engine.server.errors import InvalidRequest
 
 
 def _null_is_default(default: Any) -> BeforeValidator:

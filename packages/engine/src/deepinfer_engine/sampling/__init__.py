@@ -1,1 +1,0 @@
-"""From request parameters to the arrays that drafting and verification take."""
