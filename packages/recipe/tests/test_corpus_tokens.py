@@ -18,8 +18,8 @@ from deepinfer_recipe import (
     EncodeError,
     Tokenizer,
 )
-from deepinfer_recipe.conversation import Conversation
-from deepinfer_recipe.messages import SystemMessage, UserMessage
+from deepinfer_recipe.conversation.conversation import Conversation
+from deepinfer_recipe.conversation.messages import SystemMessage, UserMessage
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepinfer_recipe.protocols.custom_input import CustomInput
+from deepinfer_recipe.protocols.common.custom_input import CustomInput
 
 
 def fed(text: str, cuts: list[int]) -> str:

@@ -26,7 +26,7 @@ from deepinfer_recipe import (
     error_response,
     request_grammar,
 )
-from deepinfer_recipe.grammar_rewrite import enforceable, merge, safe_pattern
+from deepinfer_recipe.grammar.rewrite import enforceable, merge, safe_pattern
 
 V41 = ModelVersion.DeepseekV41Flash
 

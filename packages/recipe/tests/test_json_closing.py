@@ -7,7 +7,7 @@ import json
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deepinfer_recipe.json_closing import closing_of
+from deepinfer_recipe.base.json_closing import closing_of
 
 VALUES = st.recursive(
     st.none()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from deepinfer_recipe import ChatCompletionRequest, RequestParseError
-from deepinfer_recipe.json_text import load_body, loads, parse_object, prompt_json
+from deepinfer_recipe.base.json_text import load_body, loads, parse_object, prompt_json
 
 BODY = b'{"model": "m", "messages": [%s]}'
 

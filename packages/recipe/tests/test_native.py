@@ -17,8 +17,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deepinfer_recipe import json_text, native
-from deepinfer_recipe.errors import RequestParseError
+from deepinfer_recipe import native
+from deepinfer_recipe.base import json_text
+from deepinfer_recipe.base.errors import RequestParseError
 from deepinfer_recipe.native import build
 
 compiled: Any = native.routines

@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deepinfer_recipe import native, prompt_builder
-from deepinfer_recipe.holding import Patterns
-from deepinfer_recipe.protocols.stream_event import StreamEvent, maker
-from deepinfer_recipe.special_tokens import Spelling
+from deepinfer_recipe import native
+from deepinfer_recipe.conversation.special_tokens import Spelling
+from deepinfer_recipe.parsing.partial_match import Patterns
+from deepinfer_recipe.prompts import prompt_builder
+from deepinfer_recipe.protocols.common.stream_event import StreamEvent, maker
 
 compiled: Any = native.routines
 needs_compiled = pytest.mark.skipif(compiled is None, reason=f"this is {native.STATE}")

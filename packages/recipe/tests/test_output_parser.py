@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deepinfer_recipe.output_parser import OutputParser
-from deepinfer_recipe.parsing_options import ParsingOptions, ThinkingInitialStage
-from deepinfer_recipe.special_tokens import SpecialTokens
+from deepinfer_recipe.conversation.parsing_options import ParsingOptions, ThinkingInitialStage
+from deepinfer_recipe.conversation.special_tokens import SpecialTokens
+from deepinfer_recipe.parsing.output_parser import OutputParser
 
 CALL = (
     "\n\n<｜DSML｜ calls>\n"

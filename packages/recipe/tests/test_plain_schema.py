@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deepinfer_recipe.protocols.plain_schema import _KEYWORDS, is_plain_schema
-from deepinfer_recipe.protocols.schema_check import schema_problem
+from deepinfer_recipe.protocols.common.plain_schema import _KEYWORDS, is_plain_schema
+from deepinfer_recipe.protocols.common.schema_check import schema_problem
 
 NAMES = st.sampled_from(["string", "object", "array", "null", "integer", "a", "b", "", "é"])
 KEYWORDS = st.sampled_from([*_KEYWORDS, "$ref", "pattern", "$defs", "format", "unknown"])

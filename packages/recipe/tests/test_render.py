@@ -25,12 +25,12 @@ from deepinfer_recipe import (
     UserMessage,
     render_training,
 )
-from deepinfer_recipe.formats.prompt_format import PromptFormat, TemplatePiece
-from deepinfer_recipe.formats.v4 import V4
-from deepinfer_recipe.formats.v4_1 import V4_1
-from deepinfer_recipe.output_parser import OutputParser
-from deepinfer_recipe.parsing_options import ParsingOptions, ThinkingInitialStage
-from deepinfer_recipe.special_tokens import SpecialToken
+from deepinfer_recipe.conversation.parsing_options import ParsingOptions, ThinkingInitialStage
+from deepinfer_recipe.conversation.special_tokens import SpecialToken
+from deepinfer_recipe.parsing.output_parser import OutputParser
+from deepinfer_recipe.prompts.formats.prompt_format import PromptFormat, TemplatePiece
+from deepinfer_recipe.prompts.formats.v4 import V4
+from deepinfer_recipe.prompts.formats.v4_1 import V4_1
 
 STRINGS = json.loads((Path(__file__).parent / "corpus/prompt_strings.json").read_text("utf-8"))
 TOOL = ToolDefinition("f", "d", {"type": "object"})

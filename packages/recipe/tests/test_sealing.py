@@ -114,6 +114,7 @@ def test_sealed_only_where_asked_for_and_a_placeholder_without_keys() -> None:
         "",
         7,
     ],
+    ids=["changed", "other key id", "other key", "placeholder", "empty", "no string"],
 )
 def test_what_does_not_open_is_a_400_that_names_the_field(sealed: Any) -> None:
     item = {"type": "reasoning", "summary": [], "encrypted_content": sealed}

@@ -301,8 +301,8 @@ def test_a_search_may_be_forced_where_nothing_is_thought() -> None:
 
 
 def test_other_tools_and_parity_are_as_before() -> None:
-    with pytest.raises(RecipeError, match="server tools are not supported"):
-        messages(tools=[{"type": "bash_20250124", "name": "bash"}])
+    with pytest.raises(RecipeError, match=r"tools\[0\].type: a tool of type `web_fetch_20250910`"):
+        messages(tools=[{"type": "web_fetch_20250910", "name": "web_fetch"}])
     body = {"model": MODEL, "input": "x", "tools": [{"type": "web_search"}]}
     parity = Exchange("responses", body, id="x", options=RUN, profile="parity")
     assert parity.request.conversation.tools == []

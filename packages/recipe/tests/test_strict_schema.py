@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from deepinfer_recipe import ConversionError
-from deepinfer_recipe.protocols.strict_schema import StrictRules
+from deepinfer_recipe.protocols.common.strict_schema import StrictRules
 
 PREFIX, ROOT = "Invalid tool parameters schema : ", "function parameters schema"
 PARITY = StrictRules(PREFIX, ROOT, allows_empty_root=True, keeps_definitions=False, param="p")

@@ -19,10 +19,10 @@ from deepinfer_recipe import (
     RequestParseError,
     native,
 )
-from deepinfer_recipe.protocols import tool_lists
-from deepinfer_recipe.protocols.body import Body
-from deepinfer_recipe.protocols.chat_body import ChatBody
-from deepinfer_recipe.protocols.messages_body import MessagesBody
+from deepinfer_recipe.protocols.chat.body import ChatBody
+from deepinfer_recipe.protocols.common import tool_lists
+from deepinfer_recipe.protocols.common.body import Body
+from deepinfer_recipe.protocols.messages.body import MessagesBody
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "string", "description": "x" * 300}}}
 CHAT_TOOLS = [

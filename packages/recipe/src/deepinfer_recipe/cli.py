@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from deepinfer_recipe import __version__
-from deepinfer_recipe.errors import RecipeError
-from deepinfer_recipe.exchange import Exchange
+from deepinfer_recipe.base.errors import RecipeError
 from deepinfer_recipe.native import STATE
-from deepinfer_recipe.render import RenderedPrompt
-from deepinfer_recipe.tokenizer import Tokenizer
+from deepinfer_recipe.prompts.render import RenderedPrompt
+from deepinfer_recipe.prompts.tokenizer import Tokenizer
+from deepinfer_recipe.serving.exchange import Exchange
 
 _PROTOCOLS = ("chat", "responses", "messages")
 _MARK_ON, _MARK_OFF = "\x1b[7m", "\x1b[0m"

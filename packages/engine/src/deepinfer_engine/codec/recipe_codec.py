@@ -6,34 +6,26 @@ import json
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from deepinfer_engine.adapters.recipe import (
-    ChatCompletionRequest,
-    ChatCompletionResponse,
     Conversation,
-    ConversationRequest,
     ConversionError,
     ConversionOptions,
-    DeepseekV41Encoding,
+    Exchange,
     InferenceChunk,
-    InferenceFinishReason,
-    MessagesRequest,
-    MessagesResponse,
     ModelVersion,
-    PromptUsage,
     ReasoningSealer,
+    RenderedPrompt,
     RequestParseError,
-    ResponsesRequest,
-    ResponsesResponse,
     ResponseStore,
-    ResponseTurn,
+    ServerToolPolicy,
     SpecialToken,
     StoreError,
-    StreamProcessor,
     Tokenizer,
+    UnknownModelError,
     WebSearchBehavior,
 )
 from deepinfer_engine.codec.errors import (
@@ -49,7 +41,7 @@ from deepinfer_engine.codec.protocol import NextTurn, WireEvent
 from deepinfer_engine.codec.responses import RecipeResponses
 from deepinfer_engine.core.pictures import Picture, place
 from deepinfer_engine.core.types import FinishReason, SamplingParams, TokensEvent, TrafficClass
-from deepinfer_engine.core.web_search import ToolRun, WebSearch
+from deepinfer_engine.core.web_search import ToolOutcome, ToolRun, WebSearch
 from deepinfer_engine.errors import (
     CheckpointError,
     EngineLost,
@@ -58,23 +50,15 @@ from deepinfer_engine.errors import (
 )
 
 _MAX_USER_BYTES = 512
-_REQUESTS: dict[str, Any] = {
-    "chat": ChatCompletionRequest,
-    "responses": ResponsesRequest,
-    "messages": MessagesRequest,
-}
-_RESPONSES: dict[str, Any] = {
-    "chat": ChatCompletionResponse,
-    "responses": ResponsesResponse,
-    "messages": MessagesResponse,
-}
 _NO_RESOURCE = "insufficient_system_resource"
-FINISH: dict[str, InferenceFinishReason] = {
-    "stop": InferenceFinishReason.Stop,
-    "length": InferenceFinishReason.Length,
+FINISH: dict[str, Literal["stop", "length"]] = {
+    "stop": "stop",
+    "length": "length",
     # The codec has no such reason: it closes the answer as for a limit, and `_renamed` names it.
-    _NO_RESOURCE: InferenceFinishReason.Length,
+    _NO_RESOURCE: "length",
 }
+_ANSWER_TOKENS = 256
+"""Kept free for the answer when results of the server's tools are sized."""
 
 
 class RecipeCodec:
@@ -103,7 +87,6 @@ class RecipeCodec:
         self._responses = responses
         self._sealer = sealer
         self._tokenizer = tokenizer
-        self._encoding = DeepseekV41Encoding().with_tokenizer(tokenizer)
         self._pictures = pictures
         image = SpecialToken.Image.value
         if pictures is not None and tokenizer.special_id(image) != pictures.rules.image_token_id:
@@ -176,11 +159,12 @@ class RecipeCodec:
     def prepare(
         self, protocol: Protocol, body: bytes, max_model_len: int, *, owner: str = ""
     ) -> RecipeRequest:
-        model, request, turn = self._convert(protocol, body, owner)
+        exchange = self._exchange(protocol, body, owner)
+        request = exchange.request
         options = request.inference_options
         if options.n != 1:
             raise InvalidRequest("n must be 1: this server gives one answer a request", param="n")
-        token_ids, pictures = self._encode(request)
+        token_ids, pictures = self._encode(exchange.rendered)
         try:
             max_tokens = request.resolve_max_tokens(len(token_ids), max_model_len)
         except ConversionError as exc:
@@ -203,31 +187,27 @@ class RecipeCodec:
         sampling = constrained(apply_extras(sampling, body, self.vocab_size), request, protocol)
         return RecipeRequest(
             codec=self,
-            protocol=protocol,
-            request=request,
-            model=model,
+            exchange=exchange,
             token_ids=token_ids,
             pictures=pictures,
             sampling=sampling,
             ends=frozenset((self._eos, *sampling.stop_token_ids)),
             created=int(self._wall()),
             user_id=_checked_user(request.user),
-            turn=turn,
             max_model_len=max_model_len,
-            tools=self._tools(request, body),
+            tools=self._tools(exchange),
         )
 
-    def _tools(self, request: ConversationRequest, body: bytes) -> ToolRun | None:
+    def _tools(self, exchange: RecipeExchange) -> ToolRun | None:
         """What runs the server's tools of this request, if it declares any."""
-        if self._web is None or not request.server_tools:
+        if self._web is None or not exchange.request.server_tools:
             return None
-        [tool] = request.server_tools.values()  # web search is the only one there is
-        include: Any = json.loads(body).get("include") or ()
+        [tool] = exchange.request.server_tools.values()  # web search is the only one there is
+        include: Any = exchange.fields.get("include") or ()
         return self._web.start(tool.dialect, tool.declaration, [str(i) for i in include])
 
     def count_tokens(self, protocol: Protocol, body: bytes) -> int:
-        _, request, _ = self._convert(protocol, body, "")
-        return len(self._encode(request)[0])
+        return len(self._encode(self._exchange(protocol, body, "").rendered)[0])
 
     def tokenize(self, text: str) -> list[int]:
         return self._tokenizer.encode(text)
@@ -245,23 +225,23 @@ class RecipeCodec:
         """What answers are decoded with."""
         return self._tokenizer
 
-    def _convert(
-        self, protocol: Protocol, body: bytes, owner: str
-    ) -> tuple[str, ConversationRequest, ResponseTurn | None]:
-        """Model name, converted request, and what keeps the answer (Responses with a store)."""
-        turn: ResponseTurn | None = None
+    def _exchange(self, protocol: Protocol, body: bytes, owner: str) -> RecipeExchange:
+        """The request, parsed and converted; its answer is not begun yet."""
         options = self._options
+        if protocol == "responses" and self._sealer is not None:
+            options = options.with_reasoning_sealer(self._sealer.for_audience(owner))
         try:
-            if protocol == "responses":
-                parsed, turn = self._parse_responses(body, owner)
-                if self._sealer is not None:
-                    options = options.with_reasoning_sealer(self._sealer.for_audience(owner))
-            else:
-                parsed = _REQUESTS[protocol](body, profile="extended")
-            model: str = parsed.model
-            if model not in self._names:
-                raise UnknownModel(model, self._names)
-            request: ConversationRequest = parsed.convert(options)
+            exchange = RecipeExchange(
+                protocol,
+                body,
+                options=options,
+                store=self._responses,
+                owner=owner,
+                tokenizer=self._tokenizer,
+                frame=WireEvent,
+            )
+        except UnknownModelError as exc:
+            raise UnknownModel(exc.model, self._names) from exc
         except RequestParseError as exc:
             raise InvalidRequest(str(exc), param=exc.param) from exc
         except ConversionError as exc:
@@ -269,36 +249,24 @@ class RecipeCodec:
             raise kind(exc.message, param=exc.param) from exc
         except StoreError as exc:
             raise EngineUnavailable(f"kept responses cannot be read: {exc}") from exc
-        return model, request, turn
-
-    def _parse_responses(
-        self, body: bytes, owner: str
-    ) -> tuple[ResponsesRequest, ResponseTurn | None]:
-        parsed = ResponsesRequest(body, profile="extended")
-        value: dict[str, Any] = json.loads(body)
-        for name in ("conversation", "background"):
-            if value.get(name):
-                raise InvalidRequest(f"{name} is not supported by this server", param=name)
-        if self._responses is None:
-            return parsed, None
-        turn = ResponseTurn(value, self._responses, owner)
-        again = ResponsesRequest(body, profile="extended", history=turn.history, stores=turn.stores)
-        return again, turn
+        if protocol == "responses":
+            for name in ("conversation", "background"):
+                if exchange.fields.get(name):
+                    raise InvalidRequest(f"{name} is not supported by this server", param=name)
+        return exchange
 
     def encode_again(
-        self, conversation: Conversation, pictures: Sequence[Picture]
+        self, rendered: RenderedPrompt, pictures: Sequence[Picture]
     ) -> tuple[tuple[int, ...], tuple[Picture, ...]]:
         """Tokens of a conversation that went on, with the pictures it had."""
-        rendered = self._encoding.render_conversation(conversation)
         token_ids = self._tokenizer.encode_prompt(rendered.prompt, rendered.special_ranges)
         if self._pictures is None or not pictures:
             return tuple(token_ids), ()
         images = [(p.width, p.height, p.pixels) for p in pictures]
         return place(token_ids, images, self._pictures.rules)
 
-    def _encode(self, request: ConversationRequest) -> tuple[tuple[int, ...], tuple[Picture, ...]]:
+    def _encode(self, rendered: RenderedPrompt) -> tuple[tuple[int, ...], tuple[Picture, ...]]:
         """Tokens of the prompt, and its pictures, each in place of its placeholder."""
-        rendered = self._encoding.render_conversation(request.conversation)
         token_ids = self._tokenizer.encode_prompt(rendered.prompt, rendered.special_ranges)
         sources = rendered.image_sources
         if not sources:
@@ -310,77 +278,91 @@ class RecipeCodec:
         return place(token_ids, self._pictures.of_request(sources), self._pictures.rules)
 
 
+class RecipeExchange(Exchange[WireEvent]):
+    """An exchange whose prompt may be rendered again, when the server has run tools for it."""
+
+    encoder: RecipeEncoder | None = None
+    """What turns the answer's tokens into events, once the answer has begun."""
+
+    def render(self, conversation: Conversation) -> bool:
+        super().render(conversation)
+        return self.encoder is None or self.encoder.go_on_from(self.rendered)
+
+
 @dataclass(frozen=True, slots=True)
 class RecipeRequest:
-    """See `protocol.PreparedRequest`. `ends`: ids that are no text at the end."""
+    """See `protocol.PreparedRequest`. `ends`: ids that are no text at the end.
+
+    Its answer is encoded once.
+    """
 
     codec: RecipeCodec
-    protocol: Protocol
-    request: ConversationRequest
-    model: str
+    exchange: RecipeExchange
     token_ids: tuple[int, ...]
     pictures: tuple[Picture, ...]
     sampling: SamplingParams
     ends: frozenset[int]
     created: int
     user_id: str | None
-    turn: ResponseTurn | None = None
     max_model_len: int = 0
     tools: ToolRun | None = None
 
     @property
+    def model(self) -> str:
+        return self.exchange.model
+
+    @property
+    def protocol(self) -> Protocol:
+        return self.exchange.protocol
+
+    @property
     def stream(self) -> bool:
-        return self.request.stream
+        return self.exchange.stream
 
     @property
     def traffic_class(self) -> TrafficClass:
-        conversation = self.request.conversation
+        conversation = self.exchange.request.conversation
         tools = bool(conversation.tools) or any(m.role == "tool" for m in conversation.messages)
         return "agent" if tools else "chat"
 
     @property
     def constraint_param(self) -> str:
-        return constraint_param(self.request, self.protocol)
+        return constraint_param(self.exchange.request, self.protocol)
 
     def encoder(self, response_id: str) -> RecipeEncoder:
-        if self.tools is None:
-            return RecipeEncoder(self, response_id)
-        from deepinfer_engine.codec.tools import RecipeToolEncoder
-
-        return RecipeToolEncoder(self, response_id, self.tools)
+        return RecipeEncoder(self, response_id)
 
 
 class RecipeEncoder:
-    """One answer; see `codec.protocol.AnswerEncoder`."""
+    """One answer, of several turns where the server runs tools: `protocol.AnswerEncoder`."""
 
     def __init__(self, prepared: RecipeRequest, response_id: str) -> None:
         self._prepared = prepared
-        self._id = response_id
-        self._response_type = _RESPONSES[prepared.protocol]
-        self._response: Any = None
-        more = {} if prepared.protocol == "messages" else {"created": prepared.created}
-        generator = _REQUESTS[prepared.protocol].chunk_generator(
-            prepared.request, response_id, prepared.model, **more
-        )
+        self._exchange = exchange = prepared.exchange
         self._out_of_memory = False
-        self._open(generator)
-
-    def _open(self, generator: Any) -> None:
-        options = self._prepared.request.parsing_options
-        self._processor = StreamProcessor(generator, options, self._prepared.codec.tokenizer)
+        self._prompt_ids = prepared.token_ids
+        self._pictures: tuple[Picture, ...] = prepared.pictures
+        self._generated = 0
+        exchange.encoder = self
+        exchange.begin(
+            response_id,
+            created=prepared.created,
+            sends=prepared.stream,
+            accumulates=not prepared.stream,
+            keeps=False,
+        )
+        self._answer = exchange.answer
 
     @property
     def finished(self) -> bool:
-        return self._processor.finished
+        return self._answer.finished
+
+    @property
+    def waits(self) -> bool:
+        return bool(self._answer.pending_calls)
 
     def start(self, prompt_tokens: int, cached_tokens: int) -> list[WireEvent]:
-        prepared = self._prepared
-        if self._response is None and (not prepared.stream or self.keeps):
-            self._response = self._response_type(
-                self._id, prepared.model, prepared.created, prompt_tokens, cached_tokens
-            )
-        usage = PromptUsage(prompt_tokens=prompt_tokens, prompt_cache_hit_tokens=cached_tokens)
-        return self._push(InferenceChunk.ready(prompt_usage=usage))
+        return self._answer.ready(prompt_tokens=prompt_tokens, cached_tokens=cached_tokens)
 
     def tokens(self, event: TokensEvent) -> list[WireEvent]:
         ids, logprobs = event.token_ids, _pairs(event, self._prepared.codec.vocab_size)
@@ -389,12 +371,10 @@ class RecipeEncoder:
             if self.finished:
                 return out
             if spells:
-                chunk = InferenceChunk.tokens(
-                    ids[start:stop], None if logprobs is None else logprobs[start:stop]
-                )
+                pairs = None if logprobs is None else logprobs[start:stop]
+                out += self._answer.tokens(ids[start:stop], pairs)
             else:
-                chunk = InferenceChunk.text("", stop - start)
-            out += self._push(chunk)
+                out += self._answer.push(InferenceChunk.text("", stop - start))
         return out
 
     def _runs(self, ids: tuple[int, ...]) -> Iterator[tuple[int, int, bool]]:
@@ -408,70 +388,67 @@ class RecipeEncoder:
                 yield start, stop, spells[start]
                 start = stop
 
-    @property
-    def waits(self) -> bool:
-        return False
-
-    async def run_tools(self, generated: int) -> list[WireEvent]:
-        raise RuntimeError("this request declares no tools of the server")
-
-    def next_turn(self) -> NextTurn:
-        raise RuntimeError("this request declares no tools of the server")
-
     def finish(self, reason: FinishReason) -> list[WireEvent]:
-        out: list[WireEvent] = []
-        if not self.finished:
-            self._check(reason)
-            out += self._push(InferenceChunk.finish(FINISH[reason]))
-        out += self._wire(self._processor.finish())
-        if reason == _NO_RESOURCE:
-            self._out_of_memory = True
-            out = [WireEvent(event.name, _renamed(event.data)) for event in out]
-        return out + self._done()
-
-    def _check(self, reason: FinishReason) -> None:
-        """Raise EngineError for a reason that has no name in this protocol."""
+        if self.finished or self.waits:
+            return []
         if reason == _NO_RESOURCE and self._prepared.protocol != "chat":
             raise EngineUnavailable("the engine ran out of cache memory and gave this answer up")
         if reason not in FINISH:
             raise EngineLost(f"the engine ended this answer with {reason!r}")
+        out = self._answer.finish(FINISH[reason])
+        if reason == _NO_RESOURCE:
+            self._out_of_memory = True
+            out = [WireEvent(event.name, _renamed(event.data)) for event in out]
+        return out
 
-    def _done(self) -> list[WireEvent]:
-        """The end marker of protocols that have one."""
-        done = self._response_type.sse_done_data()
-        return [WireEvent(None, done)] if self._prepared.stream and done is not None else []
+    async def run_tools(self, generated: int) -> list[WireEvent]:
+        self._generated = generated
+        return await self._answer.run_server_tools(self._run)
+
+    async def _run(self, name: str, input: dict[str, Any], policy: ServerToolPolicy) -> ToolOutcome:
+        tools = self._prepared.tools
+        if tools is None:
+            raise RuntimeError("this request declares no tools of the server")
+        room = self._room() - min(self._left(), _ANSWER_TOKENS)
+        return await tools.run(name, input, policy.tool_use_id, max(1, room // 2))
+
+    def go_on_from(self, rendered: RenderedPrompt) -> bool:
+        """Take a new prompt; False where it leaves no room for an answer."""
+        self._prompt_ids, self._pictures = self._prepared.codec.encode_again(
+            rendered, self._prepared.pictures
+        )
+        return self._room() > 0 and self._left() > 0
+
+    def next_turn(self) -> NextTurn:
+        sampling = self._prepared.sampling
+        forced = self._exchange.request.inference_options.output_constraint
+        if forced is not None and forced.kind == "tool_call_required":
+            # The call that the client demanded is made; the answer to it is free.
+            sampling = replace(sampling, constraint=None)
+        sampling = replace(sampling, max_tokens=min(self._left(), self._room()))
+        return NextTurn(self._prompt_ids, self._pictures, sampling)
+
+    def _room(self) -> int:
+        return self._prepared.max_model_len - len(self._prompt_ids)
+
+    def _left(self) -> int:
+        return self._prepared.sampling.max_tokens - self._generated
 
     @property
     def keeps(self) -> bool:
-        turn = self._prepared.turn
-        return turn is not None and turn.stores
+        return self._exchange.stores
 
     def keep(self) -> None:
-        turn = self._prepared.turn
-        if turn is None:
-            return
         try:
-            is_kept = turn.keep(self._response.to_dict())
+            is_kept = self._exchange.keep()
         except StoreError as exc:
             raise EngineUnavailable(str(exc)) from exc
-        if not is_kept:
+        if self.keeps and not is_kept:
             raise EngineUnavailable("the answer is larger than one that is kept may be")
 
     def body(self) -> str:
-        text: str = self._response.to_json()
+        text = self._exchange.response_json()
         return _renamed(text) if self._out_of_memory else text
-
-    def _push(self, chunk: InferenceChunk) -> list[WireEvent]:
-        return self._wire(self._processor.push(chunk))
-
-    def _wire(self, chunks: Sequence[Any]) -> list[WireEvent]:
-        if self._response is not None:
-            for chunk in chunks:
-                self._response.accumulate(chunk)
-        if not self._prepared.stream:
-            return []
-        name = self._response_type.sse_event_name
-        return [WireEvent(name(chunk), chunk.to_json()) for chunk in chunks]
 
 
 def _pairs(
@@ -490,6 +467,8 @@ def _pairs(
 
 def _renamed(text: str) -> str:
     """Chat Completions JSON with the finish reason that DeepSeek's API documents for this case."""
+    if text == "[DONE]":
+        return text
     value = json.loads(text)
     for choice in value.get("choices", ()):
         if choice.get("finish_reason") is not None:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from deepinfer_recipe.errors import RecipeError
-from deepinfer_recipe.exchange import Exchange
-from deepinfer_recipe.wire_errors import ProtocolName, error_response
+from deepinfer_recipe.base.errors import RecipeError
+from deepinfer_recipe.serving.exchange import Exchange
+from deepinfer_recipe.serving.wire_errors import ProtocolName, error_response
 
 _PATHS: dict[ProtocolName, str] = {
     "chat": "/v1/chat/completions",

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from deepinfer_recipe.wire_errors import ProtocolName
+from deepinfer_recipe.serving.wire_errors import ProtocolName
 
 SHIPPED = Path(__file__).with_name("corpus.jsonl")
 Kind: TypeAlias = Literal["wire", "convert", "stream"]

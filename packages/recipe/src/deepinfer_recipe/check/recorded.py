@@ -6,22 +6,28 @@ import json
 import re
 from typing import Any
 
+from deepinfer_recipe.base.errors import ConversionError
 from deepinfer_recipe.check.cases import Case
 from deepinfer_recipe.check.rules import Problems, shown
-from deepinfer_recipe.encoding import encoding_for
-from deepinfer_recipe.errors import ConversionError
-from deepinfer_recipe.inference import InferenceChunk, InferenceFinishReason, PromptUsage
-from deepinfer_recipe.model_version import ModelVersion
-from deepinfer_recipe.options import (
+from deepinfer_recipe.conversation.inference import (
+    InferenceChunk,
+    InferenceFinishReason,
+    PromptUsage,
+)
+from deepinfer_recipe.prompts.encoding import encoding_for
+from deepinfer_recipe.prompts.model_version import ModelVersion
+from deepinfer_recipe.protocols.chat.events import ChatCompletionResponse
+from deepinfer_recipe.protocols.chat.request import ChatCompletionRequest
+from deepinfer_recipe.protocols.common.options import (
     ConversionOptions,
     ReasoningContentBehavior,
     WebSearchBehavior,
 )
-from deepinfer_recipe.protocols.chat_events import ChatCompletionResponse
-from deepinfer_recipe.protocols.messages_events import MessagesResponse
-from deepinfer_recipe.protocols.responses_events import ResponsesResponse
-from deepinfer_recipe.requests import ChatCompletionRequest, MessagesRequest, ResponsesRequest
-from deepinfer_recipe.stream import StreamProcessor
+from deepinfer_recipe.protocols.messages.events import MessagesResponse
+from deepinfer_recipe.protocols.messages.request import MessagesRequest
+from deepinfer_recipe.protocols.responses.events import ResponsesResponse
+from deepinfer_recipe.protocols.responses.request import ResponsesRequest
+from deepinfer_recipe.serving.stream import StreamProcessor
 
 _REQUESTS: dict[str, Any] = {
     "chat": ChatCompletionRequest,

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from deepinfer_recipe.wire_errors import ProtocolName
+from deepinfer_recipe.serving.wire_errors import ProtocolName
 
 _NAMES = {
     str: "a string",

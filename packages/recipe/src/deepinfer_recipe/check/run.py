@@ -14,7 +14,7 @@ from deepinfer_recipe.check.cases import Case
 from deepinfer_recipe.check.recorded import check_answer, check_conversion
 from deepinfer_recipe.check.rules import Problems, check_error, parsed
 from deepinfer_recipe.check.sse import read_events
-from deepinfer_recipe.wire_errors import ProtocolName
+from deepinfer_recipe.serving.wire_errors import ProtocolName
 
 _RULES: dict[ProtocolName, ModuleType] = {
     "chat": chat_rules,

@@ -6,7 +6,7 @@ import base64
 import binascii
 from urllib.parse import unquote_to_bytes
 
-from deepinfer_recipe.errors import ImageError
+from deepinfer_recipe.base.errors import ImageError
 
 MEDIA_TYPES = ("image/webp", "image/png", "image/jpeg", "image/jpg", "image/gif")
 

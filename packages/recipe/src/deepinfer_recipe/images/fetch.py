@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from urllib.parse import SplitResult, urljoin, urlsplit
 
-from deepinfer_recipe.errors import ImageError
+from deepinfer_recipe.base.errors import ImageError
 from deepinfer_recipe.images.destination import DestinationFilter, allows, is_public_address
 from deepinfer_recipe.images.source import MAX_IMAGE_BYTES
 

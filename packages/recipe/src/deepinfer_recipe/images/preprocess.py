@@ -6,7 +6,7 @@ import io
 import warnings
 from typing import TYPE_CHECKING, Any, Literal
 
-from deepinfer_recipe.errors import ImageError
+from deepinfer_recipe.base.errors import ImageError
 from deepinfer_recipe.images.size import RELEASED, ImageSizeRule, limited_size
 from deepinfer_recipe.images.source import ImageInfo, PreprocessOptions
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from deepinfer_recipe.errors import ImageError
-from deepinfer_recipe.image_source import ImageSource
+from deepinfer_recipe.base.errors import ImageError
+from deepinfer_recipe.conversation.image_source import ImageSource
 from deepinfer_recipe.images.data_url import read_data_url
 from deepinfer_recipe.images.source import (
     LOW_DETAIL_MAX_DIMENSION_PX,

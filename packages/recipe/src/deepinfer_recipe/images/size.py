@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from deepinfer_recipe.errors import CalcResizeError
+from deepinfer_recipe.base.errors import CalcResizeError
 
 _MARK_TOKENS = 2
 _MAX_ROUNDS = 10

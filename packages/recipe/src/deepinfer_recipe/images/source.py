@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from deepinfer_recipe.errors import ImageError
-from deepinfer_recipe.image_source import ImageDetail
+from deepinfer_recipe.base.errors import ImageError
+from deepinfer_recipe.conversation.image_source import ImageDetail
 from deepinfer_recipe.images.size import image_tokens
 
 MAX_IMAGES = 600

@@ -1,0 +1,1 @@
+"""What a conversation is, whatever protocol it came by and whatever model it goes to."""

@@ -1,0 +1,98 @@
+"""The two profiles as data: what each does, field by field, instead of branches by name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+Profile: TypeAlias = Literal["parity", "extended"]
+"""`parity` equals the reference codec; `extended` adds what public clients expect today."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """What a profile does where the two differ. All of it off is `parity`."""
+
+    name: Profile
+
+    # Requests.
+    accepts_developer_role: bool = False
+    """Chat: `developer` is another name of `system`."""
+    accepts_allowed_tools: bool = False
+    """Chat, Responses: a tool choice of type `allowed_tools`."""
+    accepts_max_completion_tokens: bool = False
+    """Chat: `max_completion_tokens` where `max_tokens` is absent."""
+    max_choices: int = 1
+    """Chat: largest `n`."""
+    checks_end_user: bool = False
+    """Chat: a `user` that is no string is an error, not passed over."""
+    reads_documents: bool = False
+    """Documents become text of the prompt; otherwise a note stands there."""
+    accepts_custom_tools: bool = False
+    """Responses: custom tools of any name. Messages: tools of type `custom`."""
+    runs_server_tools: bool = False
+    """A web search may be shown to the model and run by the server."""
+    uses_response_store: bool = False
+    """Responses: `previous_response_id`, `store` and sealed reasoning mean something."""
+    sorts_calls_by_id: bool = True
+    """Responses: calls of a turn in the order of their ids, not in that of the list."""
+    counts_dropped_tools: bool = True
+    """Messages: a dropped server tool counts as declared."""
+    enforces_messages_choices: bool = False
+    """Messages: `any` demands a call, `strict` and `output_config.format` are honoured."""
+    continues_last_message: bool = False
+    """Messages: a final assistant message is a beginning that the model continues."""
+    keeps_strict_definitions: bool = False
+    """Strict schemas keep `$defs`, and `anyOf` of more than plain types."""
+    allows_format_with_strict_tools: bool = False
+    honours_sampling_in_thinking: bool = False
+    """Explicit temperature and top_p win over the model's defaults, also while thinking."""
+    honours_penalties: bool = False
+    unknown_model_status: int = 400
+
+    # Answers.
+    recovers_tool_calls: bool = False
+    """Damaged tool-call markup is mended and reported instead of lost."""
+    reports_usage_unasked: bool = True
+    """Chat: the last chunk carries usage even where nobody asked."""
+    usage_in_own_chunk: bool = False
+    """Chat: usage comes in a chunk without choices."""
+    closes_last_call: bool = False
+    """Responses: a call that is complete is closed although the answer was cut short."""
+
+
+PARITY = Policy(name="parity")
+EXTENDED = Policy(
+    name="extended",
+    accepts_developer_role=True,
+    accepts_allowed_tools=True,
+    accepts_max_completion_tokens=True,
+    max_choices=16,
+    checks_end_user=True,
+    reads_documents=True,
+    accepts_custom_tools=True,
+    runs_server_tools=True,
+    uses_response_store=True,
+    sorts_calls_by_id=False,
+    counts_dropped_tools=False,
+    enforces_messages_choices=True,
+    continues_last_message=True,
+    keeps_strict_definitions=True,
+    allows_format_with_strict_tools=True,
+    honours_sampling_in_thinking=True,
+    honours_penalties=True,
+    unknown_model_status=404,
+    recovers_tool_calls=True,
+    reports_usage_unasked=False,
+    usage_in_own_chunk=True,
+    closes_last_call=True,
+)
+_POLICIES: dict[str, Policy] = {policy.name: policy for policy in (PARITY, EXTENDED)}
+
+
+def policy_of(profile: Profile) -> Policy:
+    """The policy of a profile. Raises `ValueError` for another name."""
+    policy = _POLICIES.get(profile)
+    if policy is None:
+        raise ValueError(f"unknown profile {profile!r}; known are {', '.join(_POLICIES)}")
+    return policy

@@ -1,0 +1,1 @@
+"""Documents of requests as text of the prompt."""

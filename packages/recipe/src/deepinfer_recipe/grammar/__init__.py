@@ -1,0 +1,1 @@
+"""Output constraints as grammars, and grammars at work."""

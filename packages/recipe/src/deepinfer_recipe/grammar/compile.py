@@ -1,0 +1,239 @@
+"""Grammars at work: compiled by xgrammar for one vocabulary, walked token by token.
+
+Importing this module is cheap; using it loads xgrammar, which loads torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any
+
+from deepinfer_recipe.base.errors import GrammarError, GrammarUnavailable
+from deepinfer_recipe.base.json_text import compact_json
+from deepinfer_recipe.conversation.special_tokens import (
+    DEFAULT_SPECIAL_TOKENS,
+    SpecialToken,
+    SpecialTokens,
+)
+from deepinfer_recipe.grammar.formats import token
+from deepinfer_recipe.prompts.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    MaskRow = npt.NDArray[np.int32]
+
+
+def _library() -> Any:
+    try:
+        return importlib.import_module("xgrammar")
+    except ImportError as missing:
+        raise GrammarUnavailable(
+            f'enforcing output constraints needs xgrammar ({missing}); install "deepinfer-recipe'
+            '[grammar]"'
+        ) from missing
+
+
+class GrammarVocabulary:
+    """A tokenizer as grammars see it: the bytes of every token.
+
+    Added tokens have none, so no text can hold them, but for the two that answers are built
+    with: the mark of tool calls and the end of thinking.
+    """
+
+    __slots__ = ("info", "think_end", "think_end_id")
+
+    def __init__(self, info: Any, think_end: str, think_end_id: int) -> None:
+        self.info = info
+        """The library's own `TokenizerInfo`."""
+        self.think_end = think_end
+        self.think_end_id = think_end_id
+
+    def serialize(self) -> str:
+        """JSON text that `deserialize` reads, in another process too."""
+        return json.dumps([self.info.serialize_json(), self.think_end, self.think_end_id])
+
+    @staticmethod
+    def deserialize(text: str) -> GrammarVocabulary:
+        """What `serialize` wrote."""
+        info, think_end, think_end_id = json.loads(text)
+        return GrammarVocabulary(
+            _library().TokenizerInfo.deserialize_json(info), think_end, think_end_id
+        )
+
+    @staticmethod
+    def of(
+        tokenizer: Tokenizer,
+        *,
+        vocab_size: int | None = None,
+        stop_token_ids: Collection[int] = (),
+        special_tokens: SpecialTokens = DEFAULT_SPECIAL_TOKENS,
+    ) -> GrammarVocabulary:
+        """The vocabulary of a tokenizer.
+
+        vocab_size: width of the logits, where it differs from the tokenizer's size.
+        stop_token_ids: tokens that may end an answer beside the end-of-sentence token.
+        """
+        size = tokenizer.backend.get_vocab_size(with_added_tokens=True)
+        added = tokenizer.backend.get_added_tokens_decoder()
+        think_end = special_tokens.token(SpecialToken.ThinkingEnd)
+        shown = {special_tokens.token(SpecialToken.Dsml), think_end}
+        spellings = [
+            tokenizer.token_bytes(index)
+            if index not in added or added[index].content in shown
+            else b""
+            for index in range(size)
+        ]
+        eos = tokenizer.special_id(special_tokens.token(SpecialToken.Eos))
+        info = _library().TokenizerInfo(
+            spellings,
+            _library().VocabType.RAW,
+            vocab_size=vocab_size or size,
+            stop_token_ids=sorted({eos, *stop_token_ids}),
+        )
+        return GrammarVocabulary(info, think_end, tokenizer.special_id(think_end))
+
+    @property
+    def size(self) -> int:
+        """Width of the logits."""
+        return int(self.info.vocab_size)
+
+    @property
+    def mask_words(self) -> int:
+        """int32 words of a mask row: bit `i` of word `w` is token `32 w + i`."""
+        return -(-self.size // 32)
+
+
+class CompiledGrammar:
+    """A grammar ready for one vocabulary. Immutable; any number of matchers may walk it."""
+
+    __slots__ = ("_grammar", "_thinks", "vocabulary")
+
+    def __init__(self, grammar: Any, vocabulary: GrammarVocabulary, *, thinks: bool) -> None:
+        """`thinks`: whether answers begin with thinking."""
+        self._grammar = grammar
+        self._thinks = thinks
+        self.vocabulary = vocabulary
+
+    @property
+    def nbytes(self) -> int:
+        """About how much memory it takes."""
+        return int(self._grammar.memory_size_bytes)
+
+    def serialize(self) -> str:
+        """JSON text that `deserialize` reads, in another process too."""
+        return json.dumps({"thinks": self._thinks, "grammar": self._grammar.serialize_json()})
+
+    @staticmethod
+    def deserialize(text: str, vocabulary: GrammarVocabulary) -> CompiledGrammar:
+        """What `serialize` wrote. Raises `GrammarError` for a text of another vocabulary."""
+        try:
+            parts = json.loads(text)
+            made = _library().CompiledGrammar.deserialize_json(parts["grammar"], vocabulary.info)
+            return CompiledGrammar(made, vocabulary, thinks=bool(parts["thinks"]))
+        except (RuntimeError, ValueError, TypeError, KeyError) as error:
+            raise GrammarError(f"not a grammar compiled for this vocabulary: {error}") from None
+
+    def matcher(self, prefix: str = "") -> GrammarMatcher:
+        """A walk from the beginning, behind `prefix`, the part of the answer that exists.
+
+        Raises `GrammarError` if no answer begins with the prefix.
+        """
+        walk = _library().GrammarMatcher(self._grammar)
+        if prefix and not walk.accept_string(prefix):
+            raise GrammarError("the answer's given beginning does not fit its format")
+        return GrammarMatcher(walk, self.vocabulary, thinks=self._thinks)
+
+
+class GrammarMatcher:
+    """A position in a grammar. Not thread-safe.
+
+    `fill` tells the tokens that may come next, `accept` moves on, `rollback` moves back.
+    """
+
+    __slots__ = ("_count", "_think_end", "_thought", "_walk", "_without_think_end")
+
+    def __init__(self, walk: Any, vocabulary: GrammarVocabulary, *, thinks: bool) -> None:
+        """`walk` is the library's matcher, at the beginning or behind a prefix."""
+        self._walk = walk
+        self._think_end = vocabulary.think_end_id
+        word, bit = divmod(self._think_end, 32)
+        self._without_think_end = (word, 0x7FFFFFFF if bit == 31 else ~(1 << bit))
+        self._count = 0
+        self._thought: int | None = None if thinks else 0
+        """How many tokens there were when the thinking ended; None while it goes on."""
+
+    @property
+    def accepted(self) -> int:
+        """How many tokens the walk has gone."""
+        return self._count
+
+    @property
+    def terminated(self) -> bool:
+        """Whether the answer is over: its end token has been accepted."""
+        return bool(self._walk.is_terminated())
+
+    @property
+    def completed(self) -> bool:
+        """Whether the answer may end here."""
+        return bool(self._walk.is_completed())
+
+    def fill(self, mask: MaskRow) -> bool:
+        """Write the tokens that may come next into a row of `mask_words` words.
+
+        Returns False, and leaves the row alone, behind the end of the answer.
+        """
+        if self.terminated:
+            return False
+        self._walk.fill_next_token_bitmask(mask.reshape(1, -1))
+        if self._thought is not None:
+            # Strings with bounds cannot be filtered; thinking ends once all the same.
+            word, keep = self._without_think_end
+            mask[word] &= keep
+        return True
+
+    def accept(self, token: int) -> bool:
+        """Move on by one token; False, and no move, if it may not come here."""
+        if self.terminated or not self._walk.accept_token(token):
+            return False
+        self._count += 1
+        if token == self._think_end and self._thought is None:
+            self._thought = self._count
+        return True
+
+    def rollback(self, count: int) -> None:
+        """Move back by `count` tokens. Raises `ValueError` beyond the beginning."""
+        if not 0 <= count <= self._count:
+            raise ValueError(f"the walk has gone {self._count} tokens, not back by {count}")
+        if count:
+            self._walk.rollback(count)
+            self._count -= count
+            if self._thought is not None and self._thought > self._count:
+                self._thought = None
+
+
+def compile_grammar(
+    text: str, vocabulary: GrammarVocabulary, *, threads: int = 1
+) -> CompiledGrammar:
+    """Compile a structural tag.
+
+    Nothing bounds the time: a schema of a kilobyte can take minutes, and this call cannot be
+    interrupted. Use `GrammarService` for what clients send.
+    """
+    compiler = _library().GrammarCompiler(vocabulary.info, max_threads=threads, cache_enabled=False)
+    # Inside a JSON string the quotes would be escaped: this can only be the node itself.
+    thinks = compact_json(token(vocabulary.think_end)) in text
+    try:
+        return CompiledGrammar(compiler.compile_structural_tag(text), vocabulary, thinks=thinks)
+    except (RuntimeError, ValueError) as error:
+        raise GrammarError(_reason(error)) from None
+
+
+def _reason(error: Exception) -> str:
+    """The library's message without its clock and its source lines."""
+    line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    _, marker, rest = line.partition(": ") if line.startswith("[") else ("", "", line)
+    return f"the constraint cannot be compiled: {rest if marker or rest else line}"

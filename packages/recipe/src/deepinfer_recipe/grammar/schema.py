@@ -1,0 +1,226 @@
+"""JSON Schemas as structural tags.
+
+The markup of tool calls writes a string as raw text and everything else as JSON, so the schema
+of a parameter is split into the strings it allows and its other values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from deepinfer_recipe.base.errors import GrammarError
+from deepinfer_recipe.grammar.formats import (
+    Format,
+    any_text,
+    const,
+    ebnf,
+    either,
+    json_schema,
+    regex,
+)
+from deepinfer_recipe.grammar.rewrite import (
+    ANNOTATIONS,
+    FORMATS,
+    MAX_DEPTH,
+    enforceable,
+    flattened,
+    merge,
+)
+from deepinfer_recipe.protocols.common.schema_check import schema_problem
+
+_MAX_REFERENCES = 32
+_IMPLIED_TYPES = {
+    "object": ("properties", "required", "additionalProperties", "patternProperties"),
+    "array": ("items", "prefixItems", "minItems", "maxItems"),
+    "string": ("pattern", "format", "minLength", "maxLength"),
+    "number": ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
+}
+_OTHER_TYPES = ["object", "array", "boolean", "null"]
+_LONE_SURROGATES = ("\\ud", "\\uD")
+"""Half of a pair is an escape that JSON allows and no UTF-8 text can hold."""
+_CALL_WHITESPACE = 2
+_ANSWER_WHITESPACE = 8
+"""Blanks in a row: enough to indent, too few for a model that has lost its way to loop in."""
+
+_NUMBER = 'root ::= "-"? ("0" | [1-9] [0-9]{0,17}) ("." [0-9]{1,17})? ([eE] [+-]? [0-9]{1,2})?'
+"""A number that a double holds; JSON's own grammar has no bound on the exponent."""
+
+
+def answer_json(schema: Any, *, excluded: Sequence[str]) -> Format:
+    """An answer that is JSON by `schema`; its strings hold none of `excluded`."""
+    check_schema(schema)
+    made = enforceable(schema)
+    return json_schema(made, excluded=_excluded(made, *excluded), max_whitespace=_ANSWER_WHITESPACE)
+
+
+def check_schema(schema: Any) -> None:
+    """Raise `GrammarError` unless this is a JSON Schema."""
+    problem = schema_problem(schema)
+    if problem is not None:
+        raise GrammarError(f"not a JSON Schema: {problem}")
+
+
+def _excluded(schema: Any, *marks: str) -> tuple[str, ...]:
+    # xgrammar would drop the bounds of strings it has to filter.
+    return () if _bounds_strings(schema) else (*marks, *_LONE_SURROGATES)
+
+
+def _bounds_strings(schema: Any) -> bool:
+    if isinstance(schema, dict):
+        return (
+            "minLength" in schema
+            or "maxLength" in schema
+            or any(map(_bounds_strings, schema.values()))
+        )
+    return isinstance(schema, list) and any(map(_bounds_strings, schema))
+
+
+@dataclass(slots=True)
+class ParameterValues:
+    """The ways a parameter may be written: as raw text (`string="true"`) and as JSON."""
+
+    raw: list[Format] = field(default_factory=list[Format])
+    json: list[Format] = field(default_factory=list[Format])
+
+    def add(self, other: ParameterValues) -> None:
+        self.raw += other.raw
+        self.json += other.json
+
+
+class ParameterSplitter:
+    """Splits the schemas of one tool's parameters.
+
+    root: the tool's parameters, where references lead.
+    mark: the token of the markup. It ends values, so no value may spell it.
+    """
+
+    def __init__(self, root: dict[str, Any], mark: str) -> None:
+        self._root = root
+        self._mark = mark
+
+    def resolve(self, schema: Any) -> Any:
+        """Follow references until there is none. Raises `GrammarError` for an endless chain."""
+        for _ in range(_MAX_REFERENCES):
+            if not (isinstance(schema, dict) and isinstance(schema.get("$ref"), str)):
+                return schema
+            beside = {key: value for key, value in schema.items() if key != "$ref"}
+            schema = merge(self._target(schema["$ref"]), beside)
+        raise GrammarError("the schema's references lead in a circle without any value")
+
+    def _target(self, reference: str) -> Any:
+        found: Any = self._root
+        if reference != "#" and not reference.startswith("#/"):
+            raise GrammarError(f"the schema refers to {reference!r}; only `#/...` is followed")
+        for part in reference[1:].split("/")[1:]:
+            key = part.replace("~1", "/").replace("~0", "~")
+            if not isinstance(found, dict) or key not in found:
+                raise GrammarError(f"the schema refers to {reference!r}, which is no named schema")
+            found = found[key]
+        return found
+
+    def split(self, schema: Any, depth: int = 0) -> ParameterValues:
+        """How values of this schema are written. Both lists are empty if it allows none."""
+        if depth > MAX_DEPTH:
+            raise GrammarError(f"the schema nests deeper than {MAX_DEPTH} levels; make it flatter")
+        schema = self.resolve(schema)
+        out = ParameterValues()
+        if schema is False:
+            return out
+        if not isinstance(schema, dict):
+            schema = {}
+        schema = flattened(schema)
+        members = schema.get("anyOf", schema.get("oneOf"))
+        if "enum" in schema or "const" in schema:
+            self._constants(schema, out)
+        elif isinstance(members, list):
+            for member in members:
+                out.add(self.split(member, depth + 1))
+        else:
+            for kind in _types(schema):
+                self._typed(kind, schema, out)
+        return out
+
+    def _constants(self, schema: dict[str, Any], out: ParameterValues) -> None:
+        values = schema["enum"] if "enum" in schema else [schema["const"]]
+        if "const" in schema:
+            values = [value for value in values if value == schema["const"]]
+        texts = [value for value in values if isinstance(value, str)]
+        for text in texts:
+            if self._mark in text:
+                raise GrammarError(
+                    f"the schema's constant {text!r} spells the markup of tool calls"
+                )
+        if texts:
+            out.raw.append(either([const(text) for text in texts]))
+        others = [value for value in values if not isinstance(value, str)]
+        if others:
+            out.json.append(self._json({"enum": others}))
+
+    def _typed(self, kind: str, schema: dict[str, Any], out: ParameterValues) -> None:
+        own = {key: value for key, value in schema.items() if key not in ANNOTATIONS}
+        if kind == "string":
+            out.raw.append(self._raw(schema))
+        elif kind == "number" and not any(key in _IMPLIED_TYPES["number"] for key in own):
+            out.json.append(ebnf(_NUMBER))
+        else:
+            keys = {"$defs", "definitions"}.union(
+                *(names for of, names in _IMPLIED_TYPES.items() if _family(kind) == of)
+            )
+            known = {key: value for key, value in own.items() if key in keys or key not in _TYPED}
+            out.json.append(self._json({**known, "type": kind}))
+
+    def _raw(self, schema: dict[str, Any]) -> Format:
+        if isinstance(schema.get("pattern"), str):
+            return regex(schema["pattern"])
+        if schema.get("format") in FORMATS:
+            return regex(FORMATS[schema["format"]])
+        low, high = schema.get("minLength", 0), schema.get("maxLength")
+        if low or high is not None:
+            # Counting and leaving out a whole word do not go together; one character does.
+            count = f"{{{int(low)},{'' if high is None else int(high)}}}"
+            return ebnf(f"root ::= [^{self._mark[0]}]{count}")
+        return any_text(self._mark)
+
+    def _json(self, schema: dict[str, Any]) -> Format:
+        made = enforceable(schema)
+        if _refers(made):
+            for key in ("$defs", "definitions"):
+                if key in self._root:
+                    made[key] = enforceable(self._root[key])
+        excluded = _excluded(made, self._mark)
+        return json_schema(made, excluded=excluded, max_whitespace=_CALL_WHITESPACE)
+
+
+_TYPED = frozenset(key for keys in _IMPLIED_TYPES.values() for key in keys) | {"type"}
+
+
+def _family(kind: str) -> str:
+    return "number" if kind == "integer" else kind
+
+
+def _types(schema: dict[str, Any]) -> list[str]:
+    """The types a schema allows; one without `type` is of the type its keywords speak of."""
+    kind = schema.get("type")
+    if isinstance(kind, str):
+        return [kind]
+    if isinstance(kind, list):
+        return [one for one in kind if isinstance(one, str)]
+    implied = [of for of, keys in _IMPLIED_TYPES.items() if any(key in schema for key in keys)]
+    return implied[:1] or ["string", "number", *_OTHER_TYPES]
+
+
+def _refers(schema: Any) -> bool:
+    """Whether a reference occurs; those to elsewhere than definitions are refused."""
+    if isinstance(schema, dict):
+        reference = schema.get("$ref")
+        if isinstance(reference, str):
+            if not reference.startswith(("#/$defs/", "#/definitions/")):
+                raise GrammarError(
+                    f"the schema refers to {reference!r} inside a value; move what it means to "
+                    "`$defs`"
+                )
+            return True
+        return any(list(map(_refers, schema.values())))
+    return isinstance(schema, list) and any(list(map(_refers, schema)))

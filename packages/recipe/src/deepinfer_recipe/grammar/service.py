@@ -1,0 +1,279 @@
+"""Compiling what clients send: in processes that can be killed, with a bounded memory of results.
+
+A schema of a kilobyte can keep a compiler busy for minutes or fill the memory of a machine, and a
+thread cannot be stopped. So each grammar is compiled in a child process under a limit of time
+and memory; only the result, plain data, comes back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import subprocess
+import sys
+import threading
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from deepinfer_recipe.base.errors import (
+    GrammarBusy,
+    GrammarError,
+    GrammarTooComplex,
+    GrammarUnavailable,
+)
+from deepinfer_recipe.grammar.worker import read_message, write_message
+
+if TYPE_CHECKING:
+    from deepinfer_recipe.grammar.compile import CompiledGrammar, GrammarVocabulary
+
+_START_S = 120.0
+_ALARM_GRACE_S = 5.0
+_PASSED_ON = (
+    "PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "HOME", "TMPDIR", "LANG", "LC_ALL",
+)  # fmt: skip
+"""What a compiler needs of the environment; keys and tokens are no business of its."""
+
+
+class GrammarService:
+    """Compiles grammars for one vocabulary. Thread-safe; processes start on first use."""
+
+    def __init__(
+        self,
+        vocabulary: Callable[[], GrammarVocabulary],
+        *,
+        timeout_s: float = 20.0,
+        cache_bytes: int = 256 << 20,
+        memory_bytes: int = 2 << 30,
+        processes: int = 2,
+        max_waiting: int = 64,
+    ) -> None:
+        """Nothing is loaded or started before the first grammar.
+
+        vocabulary: makes the vocabulary; called once, from another thread.
+        timeout_s: longest time to compile one grammar.
+        cache_bytes: memory for results kept; the least recently used go first.
+        memory_bytes: how far one compiler's memory may grow.
+        max_waiting: grammars that may wait or compile at a time.
+
+        Raises `GrammarUnavailable` if xgrammar is not installed.
+        """
+        if importlib.util.find_spec("xgrammar") is None:
+            raise GrammarUnavailable(
+                'enforcing output constraints needs xgrammar; install "deepinfer-recipe[grammar]"'
+            )
+        self._make_vocabulary = vocabulary
+        self._vocabulary: GrammarVocabulary | None = None
+        self._timeout_s = timeout_s
+        self._memory_bytes = memory_bytes
+        self._max_waiting = max_waiting
+        self._lock = threading.Lock()
+        self._making = threading.Lock()
+        self._cache = _Cache(cache_bytes)
+        self._pending: dict[str, Future[CompiledGrammar]] = {}
+        self._counters: Counter[str] = Counter()
+        self._own = threading.local()
+        self._compilers: set[_Compiler] = set()
+        self._closed = False
+        self._threads = ThreadPoolExecutor(processes, thread_name_prefix="grammar")
+
+    def submit(self, text: str) -> Future[CompiledGrammar]:
+        """Compile a structural tag; one text is compiled once, however many ask for it.
+
+        The future raises `GrammarError` for a text that is no grammar and `GrammarTooComplex`
+        beyond the limits; both are remembered like results. Raises `GrammarBusy` when too many
+        wait.
+        """
+        with self._lock:
+            if self._closed:
+                raise GrammarBusy("the grammar compiler has been closed")
+            known = self._cache.get(text)
+            if known is not None:
+                self._counters["grammar_cache_hits"] += 1
+                return known
+            running = self._pending.get(text)
+            if running is not None:
+                return running
+            if len(self._pending) >= self._max_waiting:
+                raise GrammarBusy(
+                    f"{len(self._pending)} grammars are being compiled or wait; try again"
+                )
+            future = self._threads.submit(self._compile, text)
+            self._pending[text] = future
+        future.add_done_callback(lambda done: self._settle(text, done))
+        return future
+
+    def compile(self, text: str) -> CompiledGrammar:
+        """`submit`, waited for."""
+        return self.submit(text).result()
+
+    def counters(self) -> dict[str, float]:
+        """How often what happened: compilations, cache hits, failures, timeouts."""
+        with self._lock:
+            names = ("compilations", "cache_hits", "failures", "timeouts")
+            return {name: self._counters[name] for name in (f"grammar_{n}" for n in names)}
+
+    def gauges(self) -> dict[str, float]:
+        """What is there now: grammars that compile or wait, bytes of the cache."""
+        with self._lock:
+            return {
+                "grammar_queue": len(self._pending),
+                "grammar_cache_bytes": self._cache.used_bytes,
+            }
+
+    def close(self) -> None:
+        """Kill the compilers; what still compiles fails. Harmless twice."""
+        with self._lock:
+            self._closed = True
+            compilers = list(self._compilers)
+        for compiler in compilers:
+            compiler.kill()
+        self._threads.shutdown(wait=True, cancel_futures=True)
+
+    # -- in a thread of the pool ----------------------------------------------------------------
+
+    def _compile(self, text: str) -> CompiledGrammar:
+        from deepinfer_recipe.grammar.compile import CompiledGrammar
+
+        with self._lock:
+            self._counters["grammar_compilations"] += 1
+        compiler, vocabulary = self._compiler()
+        message = {"grammar": text, "alarm_s": self._timeout_s + _ALARM_GRACE_S}
+        answer = compiler.ask(message, self._timeout_s)
+        if answer is None:
+            self._drop(compiler)
+            if self._closed:
+                raise GrammarBusy("the grammar compiler was closed meanwhile")
+            if compiler.timed_out:
+                with self._lock:
+                    self._counters["grammar_timeouts"] += 1
+                raise GrammarTooComplex(
+                    f"the schema takes longer than {self._timeout_s:g} s to compile; make it "
+                    "smaller, or nest alternatives less deeply"
+                )
+            raise GrammarTooComplex(
+                "the schema takes more memory to compile than is allowed; make it smaller"
+            )
+        if "invalid" in answer:
+            raise GrammarError(answer["invalid"])
+        return CompiledGrammar.deserialize(answer["compiled"], vocabulary)
+
+    def _compiler(self) -> tuple[_Compiler, GrammarVocabulary]:
+        """This thread's process, started if there is none."""
+        with self._making:
+            if self._vocabulary is None:
+                self._vocabulary = self._make_vocabulary()
+            vocabulary = self._vocabulary
+        compiler: _Compiler | None = getattr(self._own, "compiler", None)
+        if compiler is not None and compiler.alive:
+            return compiler, vocabulary
+        compiler = _Compiler()
+        with self._lock:
+            self._compilers.add(compiler)
+            closed = self._closed
+        if closed:
+            compiler.kill()
+        self._own.compiler = compiler
+        setup = {"vocabulary": vocabulary.serialize(), "memory_bytes": self._memory_bytes}
+        answer = compiler.ask(setup, _START_S)
+        if answer is None or "unavailable" in answer:
+            self._drop(compiler)
+            raise GrammarUnavailable(
+                "the grammar compiler does not start: "
+                + ("it ended" if answer is None else str(answer["unavailable"]))
+            )
+        return compiler, vocabulary
+
+    def _drop(self, compiler: _Compiler) -> None:
+        compiler.kill()
+        self._own.compiler = None
+        with self._lock:
+            self._compilers.discard(compiler)
+
+    def _settle(self, text: str, done: Future[CompiledGrammar]) -> None:
+        with self._lock:
+            self._pending.pop(text, None)
+            if done.cancelled():
+                return
+            error = done.exception()
+            if error is not None:
+                self._counters["grammar_failures"] += 1
+            if error is None or isinstance(error, GrammarError):
+                size = len(text) + (done.result().nbytes if error is None else 0)
+                self._cache.put(text, done, size)
+
+
+class _Cache:
+    """Results by text, the least recently used going first. The service holds the lock."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit = limit_bytes
+        self._entries: OrderedDict[str, tuple[Future[CompiledGrammar], int]] = OrderedDict()
+        self.used_bytes = 0
+
+    def get(self, text: str) -> Future[CompiledGrammar] | None:
+        entry = self._entries.get(text)
+        if entry is None:
+            return None
+        self._entries.move_to_end(text)
+        return entry[0]
+
+    def put(self, text: str, future: Future[CompiledGrammar], size: int) -> None:
+        if size > self._limit:
+            return
+        self._entries[text] = (future, size)
+        self.used_bytes += size
+        while self.used_bytes > self._limit:
+            _, (_, gone) = self._entries.popitem(last=False)
+            self.used_bytes -= gone
+
+
+class _Compiler:
+    """One child process; used by one thread at a time, killed by any."""
+
+    def __init__(self) -> None:
+        environ = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+        self._process: subprocess.Popen[bytes] = subprocess.Popen(
+            [sys.executable, "-m", "deepinfer_recipe.grammar.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={**environ, "OMP_NUM_THREADS": "1"},
+            # Ctrl-C in a terminal signals the whole group; the parent decides on its own end.
+            start_new_session=True,
+        )
+        self.timed_out = False
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def ask(self, message: dict[str, Any], timeout_s: float) -> dict[str, Any] | None:
+        """One exchange; None if the process ended, of itself or at the end of its time."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        clock = threading.Timer(timeout_s, self._expire)
+        clock.daemon = True
+        clock.start()
+        try:
+            write_message(self._process.stdin, message)
+            return read_message(self._process.stdout)
+        except OSError:
+            return None
+        finally:
+            clock.cancel()
+
+    def _expire(self) -> None:
+        self.timed_out = True
+        self._process.kill()
+
+    def kill(self) -> None:
+        """End the process, whatever it does, and reap it."""
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):  # what was not written has no reader any more
+                    pipe.close()

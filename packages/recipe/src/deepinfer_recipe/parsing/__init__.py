@@ -1,0 +1,1 @@
+"""Model text, in any cut, to reasoning, content and tool calls."""

@@ -1,0 +1,317 @@
+"""The output parser: model text in any cut, to reasoning, content and tool calls.
+
+A machine of small states. Each state takes the text it held back plus the new text, hands on
+what is certain, keeps back what may still turn out to be markup or a stop sequence, and either
+waits or passes the rest to the next state. The result does not depend on how the text is cut,
+except for the number of spaces around JSON in JSON mode. The states inside a tool-call block
+are in `call_parser`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from deepinfer_recipe.conversation.parsing_options import ParsingOptions, ThinkingInitialStage
+from deepinfer_recipe.conversation.special_tokens import SpecialToken
+from deepinfer_recipe.parsing.call_parser import CallParser
+from deepinfer_recipe.parsing.output_sink import OutputSink
+from deepinfer_recipe.parsing.partial_match import SHORT, Patterns, alternation, patterns_of
+
+State = Callable[[str], str | None]
+"""Consumes text; returns what is left for the (changed) current state, None to wait."""
+
+_FENCES = ("```json\n", "```\n")
+_JSON_END = "\n```"
+_OPENING_TAGS = (" calls>", "tool_calls>", ' invoke name="', 'invoke name="')
+
+
+class OutputParser:
+    """Parses one answer. `feed` text in any cut, then `finish` once."""
+
+    def __init__(self, options: ParsingOptions, sink: OutputSink) -> None:
+        tokens = options.special_tokens
+        dsml = tokens.token(SpecialToken.Dsml)
+        self._sink = sink
+        self._recovers = options.recover_tool_calls
+        self._stops = tuple(options.stop_sequences)
+        self._think_end = tokens.token(SpecialToken.ThinkingEnd)
+        self._open = f"<{dsml}" if options.parse_tool_calls else None
+        self._calls = CallParser(dsml, sink, recovers=self._recovers)
+        self._held = ""
+        self._newlines = 0
+        """Newlines held back before `_held`: they vanish if it becomes a mark."""
+        self.stopped_by: str | None = None
+        """The stop sequence that ended the answer."""
+        self.unread_chars = 0
+        """How much of the last text fed lies behind that stop sequence."""
+        self._prepare()
+        self._answer = self._preamble if options.parse_json_output else self._content
+        self._go(self._first_state(options))
+
+    def _prepare(self) -> None:
+        marks = (self._think_end,) if self._open is None else (self._think_end, self._open)
+        self._marks = alternation(*marks)
+        self._mark_patterns = patterns_of(*marks)
+        self._content_patterns = self._with_stops(*marks)
+        self._json_patterns = self._with_stops(_JSON_END)
+        self._preamble_marks = alternation(*marks, *_FENCES, "{", "[")
+        self._preamble_patterns = patterns_of(*marks, *_FENCES)
+
+    def _with_stops(self, *texts: str) -> Patterns:
+        return Patterns((*texts, *self._stops)) if self._stops else patterns_of(*texts)
+
+    def _first_state(self, options: ParsingOptions) -> State:
+        if options.starts_in_tool_calls:
+            return self._block
+        match options.thinking_initial_stage:
+            case ThinkingInitialStage.ReasoningStart:
+                return self._leading_reasoning
+            case ThinkingInitialStage.ReasoningContinuation:
+                return self._reasoning
+            case ThinkingInitialStage.ContentContinuation:
+                return self._answer
+            case None:
+                return self._leading_content
+
+    def _go(self, state: State) -> None:
+        self._state = state
+        # Plain text in these two states passes in one step: see `feed`.
+        if state == self._content:
+            patterns, emit = self._content_patterns, self._sink.content
+        elif state == self._reasoning:
+            patterns, emit = self._mark_patterns, self._sink.reasoning
+        else:
+            self._fast = None
+            return
+        self._fast = (patterns.has_first, patterns.is_plain, emit)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether a stop sequence ended the answer."""
+        return self.stopped_by is not None
+
+    @property
+    def in_reasoning(self) -> bool:
+        """Whether the text so far ends inside the thinking part."""
+        return self._state in (self._reasoning, self._leading_reasoning)
+
+    @property
+    def repairs(self) -> list[str]:
+        """What had to be mended in tool calls, in order."""
+        return self._calls.repairs
+
+    def feed(self, text: str) -> None:
+        """Take the next piece of the answer. The hot path: plain text passes in one step."""
+        fast = self._fast
+        if fast is None or self._held:
+            text = "\n" * self._newlines + self._held + text
+        else:
+            if self._newlines:
+                # A long run of newlines must not be looked at again and again.
+                if not self._stops and not text.strip("\n"):
+                    self._newlines += len(text)
+                    return
+                text = "\n" * self._newlines + text
+            has_first, is_plain, emit = fast
+            if text and ((len(text) <= SHORT and not has_first(text)) or is_plain(text)):
+                self._newlines = 0
+                emit(text)
+                return
+        self._held = ""
+        self._newlines = 0
+        rest: str | None = text
+        while rest:
+            rest = self._state(rest)
+
+    def finish(self, *, mends: bool) -> None:
+        """The answer is over: what was held back leaves; `mends` closes a call cut short."""
+        held = "\n" * self._newlines + self._held
+        self._held, self._newlines = "", 0
+        state = self._state
+        if self._calls.is_inside:
+            self._calls.finish(held, mends=mends)
+        elif not held:
+            return
+        elif state == self._reasoning:
+            self._sink.reasoning(held)
+        elif state in (self._content, self._json):
+            self._sink.content(held)
+        elif state in (self._preamble, self._after_json):
+            self._sink.content(" ")
+        elif state == self._opening_tag:
+            self._sink.content((self._open or "") + held)
+
+    # -- thinking and text -------------------------------------------------------------
+
+    def _leading_reasoning(self, text: str) -> str | None:
+        text = text.lstrip("\n")
+        if text:
+            self._go(self._reasoning)
+        return text
+
+    def _reasoning(self, text: str) -> str | None:
+        mark = self._marks.search(text)
+        if mark is None:
+            self._keep(text, self._mark_patterns.held(text), self._sink.reasoning)
+            return None
+        before = text[: mark.start()].rstrip("\n")
+        if before:
+            self._sink.reasoning(before)
+        self._behind(mark.group(), self._leading_content)
+        return text[mark.end() :]
+
+    def _behind(self, mark: str, think_end_state: State) -> None:
+        if mark == self._think_end:
+            self._go(think_end_state)
+        else:
+            self._go(self._opening_tag if self._recovers else self._block)
+
+    def _keep(self, text: str, held: int, emit: Callable[[str], None]) -> None:
+        """Hand on `text` but for its last `held` characters and the newlines before them."""
+        rest = text[: len(text) - held]
+        sure = rest.rstrip("\n")
+        if sure:
+            emit(sure)
+        self._newlines = len(rest) - len(sure)
+        self._held = text[len(rest) :]
+
+    def _leading_content(self, text: str) -> str | None:
+        # Of the stop sequences only a single newline can match in what is skipped.
+        if text[0] == "\n" and "\n" in self._stops and self._answer == self._content:
+            return self._stop("\n", len(text) - 1)
+        rest = text.lstrip("\n")
+        if rest:
+            self._go(self._answer)
+        return rest
+
+    def _stop(self, stop: str, unread_chars: int) -> None:
+        self.stopped_by = stop
+        self.unread_chars = unread_chars
+        self._go(self._finished)
+
+    def _first_stop(self, text: str, start: int) -> tuple[int, str] | None:
+        """End and text of the stop sequence that is complete first."""
+        best: tuple[int, str] | None = None
+        for stop in self._stops:
+            at = text.find(stop, start)
+            if at >= 0 and (best is None or at + len(stop) < best[0]):
+                best = (at + len(stop), stop)
+        return best
+
+    def _content(self, text: str) -> str | None:
+        sink = self._sink
+        position = 0
+        while True:
+            mark = self._marks.search(text, position)
+            stop = self._first_stop(text, position) if self._stops else None
+            if stop and (mark is None or stop[0] <= mark.end()):
+                before = text[position : stop[0] - len(stop[1])]
+                if before:
+                    sink.content(before)
+                return self._stop(stop[1], len(text) - stop[0])
+            if mark is None:
+                break
+            before = text[position : mark.start()]
+            position = mark.end()
+            is_opening = mark.group() != self._think_end
+            if is_opening:
+                before = before.rstrip("\n")
+            if before:
+                sink.content(before)
+            if is_opening:
+                self._behind(mark.group(), self._content)
+                return text[position:]
+        rest = text[position:]
+        held = self._content_patterns.held(rest)
+        if self._open is not None:
+            self._keep(rest, held, sink.content)
+        else:
+            sure = len(rest) - held
+            if sure:
+                sink.content(rest[:sure])
+            self._held = rest[sure:]
+        return None
+
+    def _finished(self, text: str) -> str | None:
+        return None
+
+    # -- JSON mode ---------------------------------------------------------------------
+
+    def _preamble(self, text: str) -> str | None:
+        return self._outside(text, self._preamble_marks, self._preamble_patterns)
+
+    def _after_json(self, text: str) -> str | None:
+        return self._outside(text, self._marks, self._mark_patterns)
+
+    def _outside(self, text: str, marks: re.Pattern[str], patterns: Patterns) -> str | None:
+        """Text around the JSON: a space for each piece; marks are looked for as in content."""
+        position = 0
+        while mark := marks.search(text, position):
+            found = mark.group()
+            before = text[position : mark.start()]
+            if (before.rstrip("\n") if found == self._open else before) != "":
+                self._space(before)
+            position = mark.end()
+            if found == self._think_end:
+                continue
+            if found == self._open:
+                self._behind(found, self._content)
+            else:
+                self._go(self._json)
+                if found not in _FENCES:
+                    self._sink.content(found)
+            return text[position:]
+        rest = text[position:]
+        held = patterns.held(rest)
+        if self._open is not None:
+            self._keep(rest, held, self._space)
+        else:
+            if held < len(rest):
+                self._space(rest)
+            self._held = rest[len(rest) - held :]
+        return None
+
+    def _space(self, text: str) -> None:
+        self._sink.content(" ")
+
+    def _json(self, text: str) -> str | None:
+        end = text.find(_JSON_END)
+        stop = self._first_stop(text, 0) if self._stops else None
+        if stop and (end < 0 or stop[0] <= end + len(_JSON_END)):
+            before = text[: stop[0] - len(stop[1])]
+            if before:
+                self._sink.content(before)
+            return self._stop(stop[1], len(text) - stop[0])
+        if end >= 0:
+            if end:
+                self._sink.content(text[:end])
+            self._go(self._after_json)
+            return text[end + len(_JSON_END) :]
+        sure = len(text) - self._json_patterns.held(text)
+        if sure:
+            self._sink.content(text[:sure])
+        self._held = text[sure:]
+        return None
+
+    # -- tool calls --------------------------------------------------------------------
+
+    def _opening_tag(self, text: str) -> str | None:
+        """Behind an opening, when recovering: only a tag that opens calls makes it one."""
+        for tag in _OPENING_TAGS:
+            if text.startswith(tag):
+                self._go(self._block)
+                return text if "invoke" in tag else text[len(tag) :]
+        if any(tag.startswith(text) for tag in _OPENING_TAGS):
+            self._held = text
+            return None
+        self._calls.repairs.append("markup that opens no call was kept as text")
+        self._sink.content(self._open or "")
+        self._go(self._answer)
+        return text
+
+    def _block(self, text: str) -> str | None:
+        rest, self._held = self._calls.feed(text)
+        if rest is not None:
+            self._go(self._leading_content if self._recovers else self._finished)
+        return rest

@@ -1,0 +1,1 @@
+"""Conversations to prompt text and token ids."""

@@ -1,0 +1,1 @@
+"""What the three protocols share: bodies, the rules of conversion, events."""

@@ -1,0 +1,392 @@
+"""From the pieces of any protocol's body to a `ConversationRequest`: the shared rules."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+from deepinfer_recipe.base.errors import ConversionError, UnknownModelError
+from deepinfer_recipe.base.json_text import compact_json
+from deepinfer_recipe.conversation.conversation import Conversation
+from deepinfer_recipe.conversation.inference import InferenceOptions, OutputConstraint
+from deepinfer_recipe.conversation.messages import AssistantMessage, Message, ReasoningEffort
+from deepinfer_recipe.conversation.parsing_options import ParsingOptions, ThinkingInitialStage
+from deepinfer_recipe.conversation.policy import Policy
+from deepinfer_recipe.conversation.server_tools import ServerTool
+from deepinfer_recipe.conversation.tool_types import ToolDefinition
+from deepinfer_recipe.documents.reader import DocumentReader
+from deepinfer_recipe.prompts.model_version import ModelVersion
+from deepinfer_recipe.protocols.common.conversation_request import ConversationRequest
+from deepinfer_recipe.protocols.common.options import (
+    ConversionOptions,
+    ReasoningContentBehavior,
+)
+from deepinfer_recipe.protocols.common.schema_check import require_schema
+from deepinfer_recipe.protocols.common.strict_schema import StrictRules
+from deepinfer_recipe.protocols.common.tools import Choice, resolve_choice, tool_constraint
+
+ThinkingType: TypeAlias = Literal["enabled", "disabled", "adaptive"]
+RequestedEffort: TypeAlias = Literal[
+    "none", "minimal", "low", "medium", "high", "xhigh", "ultra", "max"
+]
+MAX_STOP_SEQUENCES = 16
+
+_EFFORTS: dict[RequestedEffort, ReasoningEffort] = {
+    "minimal": "low",
+    "low": "low",
+    "medium": "high",
+    "high": "high",
+    "xhigh": "xhigh",
+    "ultra": "max",
+    "max": "max",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class JsonSchemaFormat:
+    """An answer that must match a schema."""
+
+    schema: Any
+    strict: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RegexFormat:
+    """An answer that must match a regular expression."""
+
+    regex: str
+
+
+AnswerFormat: TypeAlias = Literal["text", "json_object"] | JsonSchemaFormat | RegexFormat
+
+
+@dataclass(slots=True)
+class Sampling:
+    """Sampling fields as requested."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    max_tokens: int | None = None
+    clamps_max_tokens: bool = False
+    stop: str | Sequence[str] | None = None
+    seed: int | None = None
+    logprobs: bool = False
+    top_logprobs: int | None = None
+    n: int = 1
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+
+
+@dataclass(slots=True)
+class RequestBuilder:
+    """A request on its way: what the shared rules need from a protocol's body."""
+
+    policy: Policy
+    options: ConversionOptions
+    version: ModelVersion
+    thinking: bool
+    effort: ReasoningEffort | None
+    sampling: Sampling
+    messages: list[Message] = field(default_factory=list[Message])
+    tools: list[ToolDefinition] = field(default_factory=list[ToolDefinition])
+    declares_tools: bool = False
+    choice: Choice = "auto"
+    answer: AnswerFormat = "text"
+    names_format: bool = False
+    """Whether the request has a response format, be it that of plain text."""
+    stream: bool = False
+    include_usage: bool = False
+    user: str | None = None
+    server_tools: dict[str, ServerTool] = field(default_factory=dict[str, ServerTool])
+    documents: DocumentReader = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.documents = DocumentReader(self.options.document_limits)
+
+
+def resolve_model(model: str, options: ConversionOptions, policy: Policy) -> ModelVersion:
+    """The version a model name stands for. Unknown names are an error."""
+    table = options.model_versions_by_name
+    version = table.get(model)
+    if version is None:
+        message = (
+            f"The supported API model names are {', '.join(sorted(table))}, but you passed {model}."
+        )
+        raise UnknownModelError(message, model, status_code=policy.unknown_model_status)
+    return version
+
+
+def resolve_thinking(
+    thinking: ThinkingType | None, effort: RequestedEffort | None, *, default: bool
+) -> tuple[bool, ReasoningEffort | None]:
+    """Whether to think, and how hard (None when not)."""
+    if thinking is not None:
+        thinks = thinking != "disabled"
+    elif effort is not None:
+        thinks = effort != "none"
+    else:
+        thinks = default
+    if not thinks:
+        return False, None
+    return True, "high" if effort is None or effort == "none" else _EFFORTS[effort]
+
+
+def as_float32(value: float) -> float:
+    """The nearest 32-bit float: requests are compared and sent in that precision."""
+    try:
+        return struct.unpack("f", struct.pack("f", value))[0]
+    except OverflowError:
+        return float("inf") if value > 0 else float("-inf")
+
+
+def check_range(name: str, value: float | None, low: float, high: float, shown: str) -> None:
+    """Raise `ConversionError` unless the value is absent or in `[low, high]`."""
+    if value is not None and not low <= as_float32(value) <= high:
+        raise ConversionError(
+            f"Invalid {name} value, the valid range of {name} is {shown}", param=name
+        )
+
+
+def check_stop(stop: str | Sequence[str] | None) -> tuple[str, ...]:
+    """The stop sequences: at most 16, none empty."""
+    if stop is None:
+        return ()
+    empty = (
+        "empty string. Expected a string with minimum length 1, but got an empty string instead."
+    )
+    if isinstance(stop, str):
+        if not stop:
+            raise ConversionError(f"Invalid 'stop': {empty}", param="stop")
+        return (stop,)
+    if len(stop) > MAX_STOP_SEQUENCES:
+        raise ConversionError(f"Stop string array too long: {len(stop)}", param="stop")
+    for index, sequence in enumerate(stop):
+        if not sequence:
+            raise ConversionError(f"Invalid 'stop[{index}]': {empty}", param=f"stop[{index}]")
+    return tuple(stop)
+
+
+def check_max_tokens(builder: RequestBuilder) -> int | None:
+    """The requested output limit, checked against (or lowered to) the bound of the mode."""
+    options, sampling = builder.options, builder.sampling
+    bound = (
+        options.thinking_max_tokens_upper_bound
+        if builder.thinking
+        else options.non_thinking_max_tokens_upper_bound
+    )
+    requested = sampling.max_tokens
+    if requested is None:
+        return None
+    if sampling.clamps_max_tokens:
+        requested = min(requested, bound)
+    if not 1 <= requested <= bound:
+        raise ConversionError(
+            f"Invalid max_tokens value, the valid range of max_tokens is [1, {bound}]",
+            param="max_tokens",
+        )
+    return requested
+
+
+def check_sampling(builder: RequestBuilder) -> tuple[int | None, tuple[str, ...]]:
+    """Check all sampling fields; returns the output limit and the stop sequences."""
+    sampling = builder.sampling
+    stop = check_stop(sampling.stop)
+    check_range("temperature", sampling.temperature, 0, 2, "[0, 2]")
+    if sampling.top_p is not None and not 0 < as_float32(sampling.top_p) <= 1:
+        raise ConversionError(
+            "Invalid top_p value, the valid range of top_p is (0, 1.0]", param="top_p"
+        )
+    check_range("frequency_penalty", sampling.frequency_penalty, -2, 2, "[-2, 2]")
+    check_range("presence_penalty", sampling.presence_penalty, -2, 2, "[-2, 2]")
+    if sampling.seed is not None and sampling.seed >= 2**63:
+        raise ConversionError(
+            "Invalid seed value, the valid range of seed is [0, 2^63)", param="seed"
+        )
+    max_tokens = check_max_tokens(builder)
+    if sampling.top_logprobs is not None:
+        if not sampling.logprobs:
+            raise ConversionError(
+                "Invalid top_logprobs and logprobs value, logprobs must be set to true if "
+                "top_logprobs is used.",
+                param="top_logprobs",
+            )
+        if sampling.top_logprobs > 20:
+            raise ConversionError(
+                "Invalid top_logprobs value, the valid range of top_logprobs is [0, 20].",
+                param="top_logprobs",
+            )
+    return max_tokens, stop
+
+
+def resolve_temperature(builder: RequestBuilder, *, has_tools: bool) -> tuple[float, float]:
+    """Temperature and top_p to sample with."""
+    asked_t, asked_p = builder.sampling.temperature, builder.sampling.top_p
+    honours = builder.policy.honours_sampling_in_thinking
+    if honours and (asked_t is not None or asked_p is not None):
+        # Explicit values win; what is left open gets the model's default.
+        default_t, default_p = _reference_sampling(builder, None, None, has_tools=has_tools)
+        return (
+            default_t if asked_t is None else as_float32(asked_t),
+            default_p if asked_p is None else as_float32(asked_p),
+        )
+    return _reference_sampling(builder, asked_t, asked_p, has_tools=has_tools)
+
+
+def _reference_sampling(
+    builder: RequestBuilder, asked_t: float | None, asked_p: float | None, *, has_tools: bool
+) -> tuple[float, float]:
+    top_p = 1.0 if asked_p is None else as_float32(asked_p)
+    temperature = 1.0 if asked_t is None or builder.thinking else as_float32(asked_t)
+    if builder.version is ModelVersion.DeepseekV41Flash:
+        return temperature, max(top_p, as_float32(0.95)) if builder.thinking else 1.0
+    if builder.thinking:
+        return temperature, as_float32(0.95) if has_tools else 1.0
+    return temperature, top_p
+
+
+def fill_reasoning(builder: RequestBuilder, field_name: str) -> None:
+    """Make the reasoning of past turns what the renderer wants: None exactly when not thinking.
+
+    `field_name` is what the protocol calls it, for the error when it must be passed back.
+    """
+    rejects = builder.options.reasoning_content_behavior is ReasoningContentBehavior.Reject
+    # Only the turns behind the last user's word are still being thought about.
+    users = (i for i, m in enumerate(builder.messages) if m.role == "user")
+    last_user = max(users, default=-1) if rejects else -1
+    for index, message in enumerate(builder.messages):
+        if not isinstance(message, AssistantMessage):
+            continue
+        given = message.reasoning_content
+        reasoning = given if builder.thinking else None
+        if builder.thinking and reasoning is None:
+            if rejects and index > last_user and (builder.declares_tools or message.tool_calls):
+                raise ConversionError(
+                    f"The `{field_name}` in the thinking mode must be passed back to the API.",
+                    param="messages",
+                )
+            reasoning = ""
+        if reasoning != given:
+            builder.messages[index] = AssistantMessage(
+                message.content, reasoning, message.tool_calls, message.prefix
+            )
+
+
+def answer_constraint(answer: AnswerFormat, policy: Policy) -> OutputConstraint | None:
+    """The constraint of an answer format; checks the schema."""
+    if answer == "json_object":
+        return OutputConstraint("json", "")
+    if isinstance(answer, RegexFormat):
+        return OutputConstraint("regex", answer.regex)
+    if isinstance(answer, JsonSchemaFormat):
+        schema = answer.schema
+        if answer.strict:
+            schema = _strict_answer(schema, policy)
+        return OutputConstraint("json", compact_json(schema))
+    return None
+
+
+def _strict_answer(schema: Any, policy: Policy) -> dict[str, Any]:
+    rules = StrictRules(
+        shape_error="Invalid json schema: ",
+        root_name="json schema",
+        allows_empty_root=False,
+        keeps_definitions=policy.keeps_strict_definitions,
+        param="response_format",
+    )
+    return rules.normalise(schema)
+
+
+def check_answer(answer: AnswerFormat) -> None:
+    """Raise `ConversionError` if the answer's schema is not one (strict ones: see above)."""
+    if isinstance(answer, JsonSchemaFormat) and not answer.strict:
+        require_schema(answer.schema, "Invalid json schema", "response_format")
+
+
+def mentions_json(messages: Sequence[Message]) -> bool:
+    """Whether some message spells json, in any case."""
+    return any("json" in message.content.lower() for message in messages)
+
+
+def _initial_stage(builder: RequestBuilder) -> ThinkingInitialStage | None:
+    if not builder.thinking:
+        return None
+    last = builder.messages[-1] if builder.messages else None
+    if last is None or not last.prefix:
+        return ThinkingInitialStage.ReasoningStart
+    if last.content:
+        return ThinkingInitialStage.ContentContinuation
+    if last.reasoning_content:
+        return ThinkingInitialStage.ReasoningContinuation
+    return ThinkingInitialStage.ReasoningStart
+
+
+def _check_prefix(builder: RequestBuilder) -> None:
+    if not builder.messages or not builder.messages[-1].prefix:
+        return
+    calls = any(m.role == "tool" or m.tool_calls for m in builder.messages)
+    if builder.declares_tools or calls:
+        raise ConversionError("Function call should not be used with prefix", param="messages")
+
+
+def finish(builder: RequestBuilder) -> ConversationRequest:
+    """Check what is left to check (in the reference's order) and assemble the request."""
+    tools, mode = resolve_choice(builder.tools, builder.choice, thinking=builder.thinking)
+    excludes = builder.names_format and not builder.policy.allows_format_with_strict_tools
+    if excludes and any(tool.strict for tool in tools):
+        raise ConversionError(
+            "response_format should not be used with tools", param="response_format"
+        )
+    _check_prefix(builder)
+    check_answer(builder.answer)
+    max_tokens, stop = check_sampling(builder)
+    constraint = answer_constraint(builder.answer, builder.policy)
+    if tools:
+        constraint = tool_constraint(tools, mode)
+    temperature, top_p = resolve_temperature(builder, has_tools=bool(tools))
+    sampling, answer = builder.sampling, builder.answer
+    policy = builder.policy
+    conversation = Conversation(
+        builder.messages,
+        thinking_mode=builder.thinking,
+        tools=tools,
+        tool_choice=mode,
+        reasoning_effort=builder.effort,
+        response_format="json_object" if answer == "json_object" else "text",
+        response_schema=answer.schema if isinstance(answer, JsonSchemaFormat) else None,
+        response_regex=answer.regex if isinstance(answer, RegexFormat) else None,
+    )
+    inference = InferenceOptions(
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        logprobs=sampling.logprobs,
+        top_logprobs=sampling.top_logprobs,
+        seed=sampling.seed,
+        output_constraint=constraint,
+        n=sampling.n,
+        frequency_penalty=(sampling.frequency_penalty or 0.0) if policy.honours_penalties else 0.0,
+        presence_penalty=(sampling.presence_penalty or 0.0) if policy.honours_penalties else 0.0,
+    )
+    parsing = ParsingOptions(
+        parse_tool_calls=bool(tools),
+        starts_in_tool_calls=bool(tools) and mode == "required",
+        parse_json_output=answer == "json_object",
+        thinking_initial_stage=_initial_stage(builder),
+        stop_sequences=stop,
+        special_tokens=builder.options.special_tokens,
+        recover_tool_calls=policy.recovers_tool_calls,
+        tool_call_logprobs=policy.recovers_tool_calls and builder.options.tool_call_logprobs,
+    )
+    return ConversationRequest(
+        conversation,
+        builder.version,
+        inference_options=inference,
+        parsing_options=parsing,
+        stream=builder.stream,
+        include_usage=builder.include_usage,
+        user=builder.user,
+        profile=policy.name,
+        server_tools=builder.server_tools if tools else {},
+    )

@@ -1,0 +1,1 @@
+"""The front door: one request and its answers, from body to wire."""

@@ -1,0 +1,1 @@
+"""What outlives a request: kept answers, sealed reasoning."""
