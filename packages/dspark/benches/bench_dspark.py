@@ -23,10 +23,10 @@ from deepinfer_dspark import (
     Verifier,
 )
 from deepinfer_dspark.cli import print_curve
-from deepinfer_dspark.ngram import NGramDrafter
-from deepinfer_dspark.published import gain_curves, rocm_curve
+from deepinfer_dspark.drafters.ngram import NGramDrafter
 from deepinfer_dspark.reference import verify_one
 from deepinfer_dspark.sim import simulate_group, simulate_mean
+from deepinfer_dspark.sim.published import gain_curves, rocm_curve
 
 
 def median_us(call: Callable[[], object], repeats: int) -> float:

@@ -24,9 +24,19 @@ from deepinfer_dspark import (
     StepTable,
     Verifier,
 )
+from deepinfer_dspark.arrays import to_host
 from deepinfer_dspark.reference import LawSpec, invert, law_of, residual
 
 Path = tuple[int, ...]
+
+
+def stored(x: np.ndarray, dtype: str):
+    """x as an engine would hand it over: numpy or torch, in the given dtype."""
+    if not dtype.startswith("torch."):
+        return x.astype(dtype)
+    import torch
+
+    return torch.from_numpy(x).to(getattr(torch, dtype.removeprefix("torch.")))
 
 
 class Scripted:
@@ -57,6 +67,7 @@ class Toy:
     q_form: str = "dense"  # dense | sparse | point
     output: Path = ()
     prompt: Path = ()
+    dtype: str = "float64"  # what the target's logits are stored in; "torch." in front: a tensor
 
     def __post_init__(self) -> None:
         # the laws are functions of the prefix: remember them, the sums ask thousands of times
@@ -67,7 +78,9 @@ class Toy:
         return np.random.default_rng([self.seed, kind, len(prefix), *prefix])
 
     def logits(self, prefix: Path) -> np.ndarray:
-        return self._random(0, prefix).normal(size=self.vocab) * 1.5
+        made = self._random(0, prefix).normal(size=self.vocab) * 1.5
+        # the distribution is that of the stored numbers, whatever they are stored in
+        return np.asarray(to_host(stored(made[None], self.dtype))[0], dtype=np.float64)
 
     def conf(self, prefix: Path) -> float:
         return float(self._random(2, prefix).random())
@@ -164,6 +177,7 @@ def round_law(toy: Toy, path: Path, length: int, verifier: Verifier, transform=N
     draft = np.array([c[2] for c in cases]).reshape(n, toy.gamma)
     rng = Scripted(accept, draft, np.array([c[3] for c in cases]))
     logits = np.tile(np.stack([toy.logits(path[:k]) for k in range(length + 1)]), (n, 1))
+    logits = stored(logits, toy.dtype)
     masks = None
     if toy.allowed is not None:
         one = np.zeros((length + 1, toy.vocab), dtype=np.bool_)

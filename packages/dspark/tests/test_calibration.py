@@ -102,7 +102,7 @@ def outcome(accepted: list[int], verified: int) -> VerifyResult:
     none = np.zeros(R, dtype=bool)
     return VerifyResult(
         np.zeros(0, dtype=np.int64), np.zeros(R + 1, dtype=np.int64), n, n, 
-        np.where(k < judged[:, None], k < n[:, None], np.nan), none, none, none,
+        np.where(k < judged[:, None], k < n[:, None], np.nan), none, none, none, none,
         np.full(R, verified),
     )  # fmt: skip
 

@@ -12,8 +12,8 @@ from deepinfer_dspark import CheckpointError, CounterRng, DraftBatch, SamplingBa
 torch = pytest.importorskip("torch")
 safetensors = pytest.importorskip("safetensors.torch")
 
-from deepinfer_dspark.block import DFlashDrafter, DSparkDrafter  # noqa: E402
-from deepinfer_dspark.deepspec import DeepSpecConfig, DraftModule  # noqa: E402
+from deepinfer_dspark.drafters.block import DFlashDrafter, DSparkDrafter  # noqa: E402
+from deepinfer_dspark.drafters.deepspec import DeepSpecConfig, DraftModule  # noqa: E402
 
 CONFIG = {
     "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4,

@@ -17,7 +17,7 @@ from deepinfer_dspark.loop import SpecLoop
 torch = pytest.importorskip("torch")
 safetensors = pytest.importorskip("safetensors.torch")
 
-from deepinfer_dspark.eagle import EagleConfig, EagleDrafter, EagleModule  # noqa: E402
+from deepinfer_dspark.drafters.eagle import EagleConfig, EagleDrafter, EagleModule  # noqa: E402
 
 
 def load(name: str):

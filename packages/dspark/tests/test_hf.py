@@ -6,17 +6,18 @@ import numpy as np
 import pytest
 
 from deepinfer_dspark import SamplingBatch, ShapeError, UnsupportedModelError
+from deepinfer_dspark.drafters.mixed import DraftModelDrafter, MixedDrafter
+from deepinfer_dspark.drafters.ngram import NGramDrafter
 from deepinfer_dspark.loop import SpecLoop
-from deepinfer_dspark.mixed import DraftModelDrafter, MixedDrafter
-from deepinfer_dspark.ngram import NGramDrafter
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from deepinfer_dspark.block import DSparkDrafter  # noqa: E402
-from deepinfer_dspark.deepspec import DeepSpecConfig, DraftModule  # noqa: E402
-from deepinfer_dspark.eagle import EagleConfig, EagleDrafter, EagleModule  # noqa: E402
-from deepinfer_dspark.hf import SHORT_PASS, HFCausal, HFTarget  # noqa: E402
+from deepinfer_dspark.drafters.block import DSparkDrafter  # noqa: E402
+from deepinfer_dspark.drafters.deepspec import DeepSpecConfig, DraftModule  # noqa: E402
+from deepinfer_dspark.drafters.eagle import EagleConfig, EagleDrafter, EagleModule  # noqa: E402
+from deepinfer_dspark.hf import HFCausal, HFTarget  # noqa: E402
+from deepinfer_dspark.hf.models import SHORT_PASS  # noqa: E402
 
 SIZES = {
     "vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2,

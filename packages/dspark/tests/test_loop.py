@@ -23,9 +23,9 @@ from deepinfer_dspark import (
     StepTable,
     Verifier,
 )
+from deepinfer_dspark.drafters.mixed import DraftModelDrafter, MixedDrafter
+from deepinfer_dspark.drafters.ngram import NGramDrafter
 from deepinfer_dspark.loop import SpecLoop
-from deepinfer_dspark.mixed import DraftModelDrafter, MixedDrafter
-from deepinfer_dspark.ngram import NGramDrafter
 
 
 def load(name: str):

@@ -22,12 +22,13 @@ from deepinfer_dspark import (
     SamplingBatch,
     StepTable,
     Verifier,
+    draft_law,
     drafting,
     sampling,
     verification,
 )
+from deepinfer_dspark.drafters.mixed import DraftModelDrafter
 from deepinfer_dspark.loop import SpecLoop
-from deepinfer_dspark.mixed import DraftModelDrafter
 from deepinfer_dspark.reference import LawSpec, law_of
 
 
@@ -71,6 +72,12 @@ def verification_mutant(*changes: tuple[str, str]) -> Verifier:
     return mutant(verification, *changes).Verifier()
 
 
+def law_mutant(*changes: tuple[str, str]) -> Verifier:
+    module = mutant(verification, ("class Verifier:", "class Verifier:\n    mutated = True\n"))
+    module.__dict__["DraftLaw"] = mutant(draft_law, *changes).DraftLaw
+    return module.Verifier()
+
+
 def sampling_mutant(*changes: tuple[str, str]) -> Verifier:
     changed = mutant(sampling, *changes)
     module = mutant(verification, ("class Verifier:", "class Verifier:\n    mutated = True\n"))
@@ -97,13 +104,13 @@ LAW_MUTATIONS: dict[str, tuple[Callable[[], Verifier], dict]] = {
         {},
     ),
     "q row shifted by one": (
-        lambda: verification_mutant(
-            ("return to_host(q[request, k, ids])", "return to_host(q[request, k - 1, ids])")
+        lambda: law_mutant(
+            ("to_host(self._q[request, k, np", "to_host(self._q[request, k - 1, np")
         ),
         {},
     ),
     "residual of the wrong row": (
-        lambda: verification_mutant(("    return q[request, k]\n", "    return q[request, k - 1]\n")),  # noqa: E501
+        lambda: law_mutant(("rows, width = q[request, k]", "rows, width = q[request, k - 1]")),
         {},
     ),
     "ratio turned over": (
@@ -116,7 +123,7 @@ LAW_MUTATIONS: dict[str, tuple[Callable[[], Verifier], dict]] = {
     ),
     "missing mask on a row": (
         lambda: sampling_mutant(
-            ("xp.mask_rows(out, masks)",
+            ("xp.mask_rows(xp.widen(out), masks)",
              "xp.mask_rows(out, masks | (rows.offset == 1)[:, None])")
         ),
         {"vocab": 3, "allowed": allowed},

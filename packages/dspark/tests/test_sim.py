@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from deepinfer_dspark.cli import main
-from deepinfer_dspark.published import ROCM_POINTS, gain_curves, rocm_curve
 from deepinfer_dspark.sim import (
     Acceptance,
     Machine,
@@ -18,6 +17,7 @@ from deepinfer_dspark.sim import (
     simulate_group,
     simulate_mean,
 )
+from deepinfer_dspark.sim.published import ROCM_POINTS, gain_curves, rocm_curve
 
 
 def test_fitted_on_the_ends_the_curve_between_has_the_published_shape() -> None:

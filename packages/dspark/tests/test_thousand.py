@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 
 from deepinfer_dspark import BudgetScheduler, SamplingBatch, StepTable
+from deepinfer_dspark.drafters.mixed import DraftModelDrafter, MixedDrafter
+from deepinfer_dspark.drafters.ngram import NGramDrafter
 from deepinfer_dspark.loop import SpecLoop
-from deepinfer_dspark.mixed import DraftModelDrafter, MixedDrafter
-from deepinfer_dspark.ngram import NGramDrafter
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from deepinfer_dspark.block import DFlashDrafter, DSparkDrafter  # noqa: E402
-from deepinfer_dspark.deepspec import DeepSpecConfig, DraftModule  # noqa: E402
-from deepinfer_dspark.eagle import EagleConfig, EagleDrafter, EagleModule  # noqa: E402
+from deepinfer_dspark.drafters.block import DFlashDrafter, DSparkDrafter  # noqa: E402
+from deepinfer_dspark.drafters.deepspec import DeepSpecConfig, DraftModule  # noqa: E402
+from deepinfer_dspark.drafters.eagle import EagleConfig, EagleDrafter, EagleModule  # noqa: E402
 from deepinfer_dspark.hf import HFCausal, HFTarget  # noqa: E402
 
 VOCAB, WIDTH, NEW, BATCH, GAMMA = 96, 32, 12, 125, 3

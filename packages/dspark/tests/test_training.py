@@ -11,8 +11,8 @@ from deepinfer_dspark import CounterRng, SamplingBatch, ShapeError
 
 torch = pytest.importorskip("torch")
 
-from deepinfer_dspark.heads import ConfidenceHead, MarkovHead, draft_block  # noqa: E402
-from deepinfer_dspark.training import (  # noqa: E402
+from deepinfer_dspark.drafters.heads import ConfidenceHead, MarkovHead, draft_block  # noqa: E402
+from deepinfer_dspark.drafters.training import (  # noqa: E402
     LossWeights,
     Schedule,
     clip_and_step,
@@ -213,7 +213,7 @@ def test_shapes_are_checked() -> None:
 
 def test_v41_head_tensors_load_under_their_checkpoint_names() -> None:
     from deepinfer_dspark import CheckpointError
-    from deepinfer_dspark.heads import load_v41_heads
+    from deepinfer_dspark.drafters.heads import load_v41_heads
 
     g = generator(5)
     weights = {

@@ -16,9 +16,9 @@ from deepinfer_dspark import CheckpointError, CounterRng, DraftBatch, SamplingBa
 torch = pytest.importorskip("torch")
 safetensors = pytest.importorskip("safetensors.torch")
 
-from deepinfer_dspark.block import DSparkDrafter  # noqa: E402
-from deepinfer_dspark.v41 import V41DraftModule, dequantised, load_v41  # noqa: E402
-from deepinfer_dspark.v41_layers import (  # noqa: E402
+from deepinfer_dspark.drafters.block import DSparkDrafter  # noqa: E402
+from deepinfer_dspark.drafters.v41 import V41DraftModule, dequantised, load_v41  # noqa: E402
+from deepinfer_dspark.drafters.v41_layers import (  # noqa: E402
     V41Config,
     V41Layer,
     V41MoE,

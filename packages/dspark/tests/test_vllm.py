@@ -23,7 +23,7 @@ from deepinfer_dspark import (
     ShapeError,
     StepTable,
 )
-from deepinfer_dspark.mixed import DraftModelDrafter
+from deepinfer_dspark.drafters.mixed import DraftModelDrafter
 from deepinfer_dspark.vllm import DrafterProposer, NGramProposer
 
 

@@ -2,6 +2,8 @@
 
 from deepinfer_dspark.budget import BudgetScheduler, ConfidenceHistory, GroupReducer, survival
 from deepinfer_dspark.calibration import CalibrationReport, Calibrator
+from deepinfer_dspark.drafters.mixed import CausalModel, DraftModelDrafter, MixedDrafter
+from deepinfer_dspark.drafters.ngram import NGramDrafter
 from deepinfer_dspark.drafting import DraftBatch, Drafter, sample_drafts
 from deepinfer_dspark.errors import (
     CheckpointError,
@@ -12,8 +14,6 @@ from deepinfer_dspark.errors import (
     UnsupportedModelError,
 )
 from deepinfer_dspark.loop import Generation, SpecLoop, Target, TargetOutput
-from deepinfer_dspark.mixed import CausalModel, DraftModelDrafter, MixedDrafter
-from deepinfer_dspark.ngram import NGramDrafter
 from deepinfer_dspark.proposal import Proposal, SparseQ
 from deepinfer_dspark.ragged import RaggedIds
 from deepinfer_dspark.sampling import Penalties, SamplingBatch

@@ -12,14 +12,15 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-Int = npt.NDArray[np.int64]
-Float = npt.NDArray[np.float64]
+from deepinfer_dspark.arrays import Float, Int, to_host, unpack_bits
+from deepinfer_dspark.errors import ShapeError
 
 
 class Backend(Protocol):
     """Matrix operations; `x` is [n, V], index arrays and results without V are host numpy."""
 
     def copy(self, x: Any) -> Any: ...
+    def widen(self, x: Any) -> Any: ...
     def take(self, x: Any, rows: Int) -> Any: ...
     def argmax(self, x: Any) -> tuple[Int, npt.NDArray[np.bool_]]: ...
     def normaliser(self, x: Any) -> Float: ...
@@ -27,13 +28,14 @@ class Backend(Protocol):
     def add_at(self, x: Any, rows: Int, cols: Int, values: Float) -> None: ...
     def set_at(self, x: Any, rows: Int, cols: Int, values: Float) -> None: ...
     def mask_rows(self, x: Any, allowed: Any) -> Any: ...
-    def divide_rows(self, x: Any, by: Float) -> Any: ...
+    def scale_rows(self, x: Any, by: Float) -> Any: ...
     def truncate(self, x: Any, top_p: Float, top_k: Int, min_p: Float) -> Any: ...
     def probabilities(self, x: Any) -> Any: ...
     def subtract_clipped(self, p: Any, q: Any) -> Any: ...
     def draw(self, p: Any, u: Float) -> Int: ...
     def add_gumbel(self, x: Any, seeds: Any, positions: Int) -> Any: ...
     def top(self, x: Any, k: int) -> tuple[Int, Float]: ...
+    def mass(self, q: Any) -> tuple[Float, Float]: ...
 
 
 def backend_of(x: Any) -> Backend:
@@ -46,20 +48,19 @@ def backend_of(x: Any) -> Backend:
     return NumpyBackend()
 
 
-def to_host(x: Any) -> npt.NDArray[Any]:
-    """A small array as numpy, whatever it was."""
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(x, torch.Tensor):
-        tensor: Any = x.detach().cpu()
-        return tensor.float().numpy() if tensor.dtype == torch.bfloat16 else tensor.numpy()
-    return np.asarray(x)
-
-
 class NumpyBackend:
     """Reference backend; float64 wherever a probability leaves a row."""
 
     def copy(self, x: Any) -> Any:
         return np.array(x, copy=True)
+
+    def widen(self, x: Any) -> Any:
+        """`x` in float32 or float64: half precision is storage, never arithmetic."""
+        if x.dtype in (np.float32, np.float64):
+            return x
+        if x.dtype.kind not in "fiub":
+            raise ShapeError(f"want logits of real numbers, got dtype {x.dtype}")
+        return x.astype(np.float32 if x.dtype == np.float16 else np.float64)
 
     def take(self, x: Any, rows: Int) -> Any:
         return x[rows]
@@ -93,8 +94,12 @@ class NumpyBackend:
             mask = unpack_bits(mask, x.shape[1])
         return np.where(mask, x, -np.inf).astype(x.dtype, copy=False)
 
-    def divide_rows(self, x: Any, by: Float) -> Any:
-        return x / by.astype(x.dtype)[:, None]
+    def scale_rows(self, x: Any, by: Float) -> Any:
+        """(x - largest of its row) / by: without the shift a small `by` overflows."""
+        top = x.max(axis=1, keepdims=True)
+        with np.errstate(over="ignore"):  # far below the largest entry: exp of it is 0 either way
+            scaled: Any = (x - np.where(np.isfinite(top), top, 0)) / by.astype(x.dtype)[:, None]
+        return scaled
 
     def truncate(self, x: Any, top_p: Float, top_k: Int, min_p: Float) -> Any:
         """Top-p, then top-k of what is left, then min-p; dropped entries become -inf.
@@ -142,8 +147,7 @@ class NumpyBackend:
         order = np.argsort(-x, axis=1, kind="stable")[:, :k]
         return order, np.take_along_axis(x, order, axis=1).astype(np.float64)
 
-
-def unpack_bits(packed: npt.NDArray[Any], vocab: int) -> npt.NDArray[np.bool_]:
-    """Grammar masks as int32 words, bit i of word w = token 32 w + i, to bool [B, V]."""
-    words = np.ascontiguousarray(packed).astype(np.int32, copy=False).view(np.uint8)
-    return np.unpackbits(words, axis=1, bitorder="little")[:, :vocab].astype(np.bool_)
+    def mass(self, q: Any) -> tuple[Float, Float]:
+        """Sum and smallest entry over the last axis; NaN where the row holds one."""
+        with np.errstate(invalid="ignore", over="ignore"):
+            return q.sum(axis=-1).astype(np.float64), q.min(axis=-1).astype(np.float64)

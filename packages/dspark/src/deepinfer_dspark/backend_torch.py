@@ -8,7 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from deepinfer_dspark.backend import Float, Int, to_host, unpack_bits
+from deepinfer_dspark.arrays import Float, Int, to_host, unpack_bits
+from deepinfer_dspark.errors import ShapeError
 from deepinfer_dspark.uniforms import counter_bits
 
 
@@ -37,6 +38,13 @@ class TorchBackend:
 
     def copy(self, x: Any) -> Any:
         return x.clone()
+
+    def widen(self, x: Any) -> Any:
+        if x.dtype in (torch.float32, torch.float64):
+            return x
+        if x.dtype.is_complex:
+            raise ShapeError(f"want logits of real numbers, got dtype {x.dtype}")
+        return x.float() if x.dtype.is_floating_point else x.double()
 
     def take(self, x: Any, rows: Int) -> Any:
         return x[self._ids(rows, x)]
@@ -73,8 +81,10 @@ class TorchBackend:
             mask = torch.from_numpy(np.ascontiguousarray(bits)).to(x.device)
         return x.masked_fill(~mask, float("-inf"))
 
-    def divide_rows(self, x: Any, by: Float) -> Any:
-        return x / torch.from_numpy(by).to(x)[:, None]
+    def scale_rows(self, x: Any, by: Float) -> Any:
+        top = x.amax(dim=1, keepdim=True)
+        top = torch.where(torch.isfinite(top), top, torch.zeros_like(top))
+        return (x - top) / torch.from_numpy(by).to(x)[:, None]
 
     def truncate(self, x: Any, top_p: Float, top_k: Int, min_p: Float) -> Any:
         ranked, order = torch.sort(x, dim=1, descending=True, stable=True)
@@ -114,6 +124,9 @@ class TorchBackend:
     def top(self, x: Any, k: int) -> tuple[Int, Float]:
         values, ids = torch.sort(x, dim=1, descending=True, stable=True)
         return ids[:, :k].cpu().numpy(), values[:, :k].double().cpu().numpy()
+
+    def mass(self, q: Any) -> tuple[Float, Float]:
+        return q.sum(dim=-1).double().cpu().numpy(), q.amin(dim=-1).double().cpu().numpy()
 
     @staticmethod
     def _ids(index: Int, like: torch.Tensor) -> torch.Tensor:

@@ -17,7 +17,7 @@ from typing import Any, Final, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from deepinfer_dspark.backend import to_host
+from deepinfer_dspark.arrays import to_host
 from deepinfer_dspark.errors import LosslessnessError, ShapeError
 from deepinfer_dspark.step_table import RuntimeCorrection, StepTable
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from deepinfer_dspark.backend import to_host
+from deepinfer_dspark.arrays import to_host
 from deepinfer_dspark.errors import ShapeError
 from deepinfer_dspark.verification import VerifyResult
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from deepinfer_dspark.errors import DsparkError, TableError
-from deepinfer_dspark.published import Curve, gain_curves, rocm_curve
 from deepinfer_dspark.sim import simulate_group
-from deepinfer_dspark.svg import Line, chart
+from deepinfer_dspark.sim.published import Curve, gain_curves, rocm_curve
+from deepinfer_dspark.sim.svg import Line, chart
 
 MAX_JSON_BYTES = 1 << 20
 TITLES = {

@@ -9,7 +9,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from deepinfer_dspark.backend import Int, backend_of, to_host
+from deepinfer_dspark.arrays import Int, to_host
+from deepinfer_dspark.backend import backend_of
 from deepinfer_dspark.errors import ShapeError
 from deepinfer_dspark.proposal import Proposal
 from deepinfer_dspark.sampling import SamplingBatch, scale_and_truncate
@@ -134,6 +135,7 @@ def sample_drafts(
 def peak_probability(logits: Any) -> npt.NDArray[np.float64]:
     """Top probability of each row's softmax, float64 [n]. logits: float [n, V]."""
     xp = backend_of(logits)
+    logits = xp.widen(logits)
     ids, _ = xp.argmax(logits)
     top = xp.gather(logits, np.arange(ids.size, dtype=np.int64), ids)
     return np.exp(top - xp.normaliser(logits))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from deepinfer_dspark.backend import to_host
+from deepinfer_dspark.arrays import to_host
 from deepinfer_dspark.errors import ShapeError
 
 
@@ -29,6 +29,7 @@ class SparseQ:
                 "SparseQ wants ids and probs of one shape [R, gamma, m], got "
                 f"{tuple(self.ids.shape)} and {tuple(self.probs.shape)}"
             )
+        _check_precision(self.probs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +38,10 @@ class Proposal:
 
     tokens:  int [R, gamma]; entries at and beyond `lengths[r]` are ignored.
     lengths: int [R]; drafts available, 0..gamma.
-    q:       float [R, gamma, V] (numpy or torch), the law each token was drawn from after the
-             draft's own temperature, truncation and masks; or `SparseQ`; or None for a point
-             mass (the tokens are a function of the prefix).
+    q:       float32 or float64 [R, gamma, V'] (numpy or torch), the distribution each token was
+             drawn from after the draft's own temperature, truncation and masks; or `SparseQ`; or
+             None for a point mass (the tokens are a function of the prefix). V' may differ from
+             the target's vocabulary (padding): ids beyond the target's are always rejected.
     conf:    float [R, gamma] or None; chance that draft k survives given that 1..k-1 did. It may
              depend on drafts before k, never on draft k itself.
     deterministic: the tokens are a function of the committed prefix alone (greedy or n-gram
@@ -70,6 +72,8 @@ class Proposal:
                 f"{self.lengths.max()}"
             )
         q_shape = None if self.q is None else _leading(self.q)
+        if self.q is not None and not isinstance(self.q, SparseQ):
+            _check_precision(self.q)
         if q_shape is not None and q_shape != self.tokens.shape:
             raise ShapeError(
                 f"Proposal wants q to start with [R, gamma] = {self.tokens.shape}, got {q_shape}"
@@ -100,6 +104,14 @@ class Proposal:
         return cls(
             tokens=np.zeros((requests, gamma), dtype=np.int32),
             lengths=np.zeros(requests, dtype=np.int32),
+        )
+
+
+def _check_precision(q: Any) -> None:
+    if str(q.dtype).removeprefix("torch.") not in ("float32", "float64"):
+        raise ShapeError(
+            f"q wants float32 or float64, got {q.dtype}: rounded to less it is no longer the "
+            "distribution that the drafts were drawn from"
         )
 
 

@@ -12,7 +12,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from deepinfer_dspark.backend import Backend, Float, Int, to_host
+from deepinfer_dspark.arrays import Float, Int, to_host
+from deepinfer_dspark.backend import Backend
 from deepinfer_dspark.errors import ShapeError
 from deepinfer_dspark.ragged import RaggedIds
 
@@ -58,8 +59,7 @@ COLDEST: Final = 1e-6
 class SamplingBatch:
     """Sampling parameters of R requests, one array a parameter; None switches a feature off.
 
-    temperature:  float [R]; 0 = argmax. Between 0 and 1e-6 counts as 1e-6: logits divided by less
-                  would overflow.
+    temperature:  float [R]; 0 = argmax. Between 0 and 1e-6 counts as 1e-6.
     seeds:        uint64 [R]; key of the request's randomness.
     positions:    int64 [R]; index of the token that row 0 of the request predicts.
     top_p:        float [R] in (0, 1]; 1 = off.
@@ -232,7 +232,9 @@ def edit_logits(
     touched = sampling.penalties, sampling.logit_bias, sampling.banned
     out = logits
     if stops or any(x is not None for x in touched):
-        out = xp.copy(logits)
+        # edits are arithmetic too: in bfloat16 a penalty of 0.1 vanishes beside a logit of 24
+        wide = xp.widen(logits)
+        out = xp.copy(logits) if wide is logits else wide
     if sampling.penalties is not None:
         _penalise(xp, out, rows, drafts, sampling.penalties)
     if sampling.logit_bias is not None:
@@ -245,7 +247,7 @@ def edit_logits(
         _ban(xp, out, at, sampling.banned.ids[entries])
     if stops:
         _ban_stops(xp, out, rows, sampling)
-    return out if masks is None else xp.mask_rows(out, masks)
+    return out if masks is None else xp.mask_rows(xp.widen(out), masks)
 
 
 def _check_ids(sampling: SamplingBatch, vocab: int) -> None:
@@ -331,9 +333,12 @@ def _penalise(
 
 
 def scale_and_truncate(xp: Backend, logits: Any, sampling: SamplingBatch, request: Int) -> Any:
-    """Temperature, top-p, top-k, min-p. logits: [n, V]; row i is of request[i], not greedy."""
+    """Temperature, top-p, top-k, min-p. logits: [n, V]; row i is of request[i], not greedy.
+
+    Returns logits in float32 or float64, whatever came in, with each row's largest entry at 0.
+    """
     temperature = np.maximum(sampling.temperature[request].astype(np.float64), COLDEST)
-    out = xp.divide_rows(logits, temperature)
+    out = xp.scale_rows(xp.widen(logits), temperature)
     if sampling.top_p is None and sampling.top_k is None and sampling.min_p is None:
         return out
     n, vocab = request.size, out.shape[1]

@@ -3,7 +3,8 @@
 Rejection rule (Leviathan et al. 2023; Chen et al. 2023): accept draft x with probability
 min(1, p(x)/q(x)); at the first rejection emit from norm(max(p - q, 0)); after the last accepted
 draft emit from the next row. The residual is exact: where rounding leaves it empty, p itself is
-used, which only happens when a rejection has probability 0.
+used, which only happens when a rejection has probability 0. Logits may come in any dtype; what is
+computed from them is computed in float32 or better.
 
 Temperature 0 accepts while the draft is the argmax. Coupled requests accept while the draft is
 the argmax of log p + g(seed, position, id) and always emit that argmax.
@@ -17,9 +18,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from deepinfer_dspark.backend import Backend, Float, Int, backend_of, to_host
+from deepinfer_dspark.arrays import Float, Int, to_host
+from deepinfer_dspark.backend import Backend, backend_of
+from deepinfer_dspark.draft_law import DraftLaw
 from deepinfer_dspark.errors import ShapeError
-from deepinfer_dspark.proposal import Proposal, SparseQ
+from deepinfer_dspark.proposal import Proposal
 from deepinfer_dspark.sampling import Rows, SamplingBatch, edit_logits, scale_and_truncate
 from deepinfer_dspark.uniforms import CounterRng, Purpose, Uniforms
 
@@ -39,6 +42,9 @@ class VerifyResult:
     exhausted:   bool [R]; max_new was reached.
     dead:        bool [R]; the row that had to produce the next token has no allowed token or is
                  not finite. Accepted drafts before it are kept; the request cannot go on.
+    invalid:     bool [R]; a draft cannot have been drawn from its q (no probability there, or q is
+                 no distribution). It and those behind it were not judged; its position was drawn
+                 from the target, so the text is as good as any. The drafter needs a look.
     verified:    int64 [R]; drafts that were in the batch.
     logprobs:    float64 [N] or None; of the *unmodified* logits, one for each emitted token.
     top_ids, top_logprobs: [N, n] or None; the n largest of the same rows.
@@ -52,6 +58,7 @@ class VerifyResult:
     stopped: npt.NDArray[np.bool_]
     exhausted: npt.NDArray[np.bool_]
     dead: npt.NDArray[np.bool_]
+    invalid: npt.NDArray[np.bool_]
     verified: Int
     logprobs: Float | None = None
     top_ids: Int | None = None
@@ -86,6 +93,7 @@ class VerifyResult:
             stopped=self.stopped[requests],
             exhausted=self.exhausted[requests],
             dead=self.dead[requests],
+            invalid=self.invalid[requests],
             verified=self.verified[requests],
             logprobs=flat(self.logprobs),
             top_ids=flat(self.top_ids),
@@ -115,8 +123,8 @@ class Verifier:
     ) -> VerifyResult:
         """Accept drafts and emit one more token a request.
 
-        logits:   float [B, V], numpy or torch; row cu_lens[r] + j of request r predicts the token
-                  after its anchor and first j drafts. B = sum(1 + lens).
+        logits:   [B, V] of any real dtype, numpy or torch; row cu_lens[r] + j of request r predicts
+                  the token after its anchor and first j drafts. B = sum(1 + lens).
         cu_lens:  int [R+1]; cu_lens[r+1] - cu_lens[r] == 1 + lens[r].
         proposal: the drafts; only the first lens[r] of each request are looked at.
         lens:     int [R]; drafts verified, 0..proposal.lengths[r]. Whoever chose lens must not
@@ -131,7 +139,7 @@ class Verifier:
         Raises ShapeError for arrays that do not fit together.
         """
         xp = backend_of(logits)
-        cu, lens64, drafts = _check(logits, cu_lens, proposal, lens, sampling)
+        cu, lens64 = _check(logits, cu_lens, proposal, lens, sampling)
         if logprobs is not None and (logprobs < 0 or int(logprobs) != logprobs):
             raise ShapeError(f"logprobs wants None or an integer of at least 0, got {logprobs}")
         if raw_logits is not None and tuple(raw_logits.shape) != tuple(logits.shape):
@@ -141,13 +149,24 @@ class Verifier:
             )
         rng = CounterRng() if rng is None else rng
         rows = Rows.of(lens64)
-        edited = edit_logits(xp, logits, rows, drafts, sampling, masks)
+        vocab = int(logits.shape[1])
+        # entries beyond lens may be padding of any value; ids the target does not have are never
+        # accepted, so the rows behind them are never used
+        k = np.arange(proposal.gamma, dtype=np.int64)[None, :]
+        in_use = k < lens64[:, None]
+        drafts = np.where(in_use, to_host(proposal.tokens).astype(np.int64, copy=False), 0)
+        countable = np.where((drafts >= 0) & (drafts < vocab), drafts, 0)
+        edited = edit_logits(xp, logits, rows, countable, sampling, masks)
 
-        judge = _Judge(xp, edited, rows, cu, lens64, drafts, proposal, sampling, rng)
+        drawn = (sampling.temperature > 0) & ~_coupled(sampling)
+        q = DraftLaw(proposal, drafts, vocab)
+        unsound = q.unsound(in_use & drawn[:, None])
+        sound = np.minimum(lens64, np.where(unsound, k, lens64[:, None]).min(1, initial=k.size))
+        judge = _Judge(xp, edited, rows, cu, sound, drafts, q, sampling, rng)
         accept_prob, accepted = judge.accept()
         run = np.logical_and.accumulate(accepted, axis=1).sum(axis=1, dtype=np.int64)
         final, dead = judge.final(run)
-        result = _cut(run, final, dead, drafts, accept_prob, lens64, sampling)
+        result = _cut(run, final, dead, drafts, accept_prob, lens64, sound, sampling)
         if logprobs is None:
             return result
         return _with_logprobs(
@@ -157,10 +176,9 @@ class Verifier:
 
 def _check(
     logits: Any, cu_lens: Any, proposal: Proposal, lens: Any, sampling: SamplingBatch
-) -> tuple[Int, Int, Int]:
+) -> tuple[Int, Int]:
     cu = to_host(cu_lens).astype(np.int64, copy=False)
     lens64 = to_host(lens).astype(np.int64, copy=False)
-    drafts = to_host(proposal.tokens).astype(np.int64, copy=False)
     R = proposal.requests
     if lens64.shape != (R,) or cu.shape != (R + 1,) or sampling.requests != R:
         raise ShapeError(
@@ -172,26 +190,24 @@ def _check(
             "verify wants 2-d logits and cu_lens = concat([0], cumsum(1 + lens)), got logits "
             f"{tuple(logits.shape)} and cu_lens {cu[:4].tolist()}..."
         )
-    q = proposal.q
-    if q is not None and not isinstance(q, SparseQ) and q.shape[2] != logits.shape[1]:
-        raise ShapeError(f"verify wants q of {int(logits.shape[1])} tokens, got {int(q.shape[2])}")
     if int(logits.shape[0]) != int(cu[-1]):
         raise ShapeError(f"verify wants {int(cu[-1])} rows of logits, got {int(logits.shape[0])}")
     if np.any(lens64 < 0) or np.any(lens64 > to_host(proposal.lengths)):
         raise ShapeError("verify wants lens[r] between 0 and the drafts the proposal has for r")
-    in_use = np.arange(proposal.gamma)[None, :] < lens64[:, None]
-    used = drafts[in_use]
-    if used.size and (used.min() < 0 or used.max() >= logits.shape[1]):
-        raise ShapeError(
-            f"verify wants draft ids in 0..{int(logits.shape[1]) - 1}, got "
-            f"{used.min()}..{used.max()}"
-        )
-    # entries beyond lens may be padding of any value: make them harmless to index with
-    return cu, lens64, np.where(in_use, drafts, 0)
+    return cu, lens64
+
+
+def _coupled(sampling: SamplingBatch) -> npt.NDArray[np.bool_]:
+    """bool [R]; which requests share their noise with the drafter (greedy ones have none)."""
+    warm = np.asarray(sampling.temperature > 0)
+    return np.zeros_like(warm) if sampling.coupled is None else sampling.coupled & warm
 
 
 class _Judge:
-    """The three laws (argmax, rejection, coupled) behind two questions: accepted? final token?"""
+    """The three rules (argmax, rejection, coupled) behind two questions: accepted? final token?
+
+    lens: int64 [R]; drafts that are judged, of which the first of the rest may be unsound.
+    """
 
     def __init__(
         self,
@@ -201,14 +217,15 @@ class _Judge:
         cu: Int,
         lens: Int,
         drafts: Int,
-        proposal: Proposal,
+        q: DraftLaw,
         sampling: SamplingBatch,
         rng: Uniforms,
     ) -> None:
         self.xp, self.rows, self.cu, self.lens = xp, rows, cu, lens
-        self.drafts, self.proposal, self.sampling, self.rng = drafts, proposal, sampling, rng
+        self.drafts, self.q, self.sampling, self.rng = drafts, q, sampling, rng
+        self.vocab = int(logits.shape[1])
         greedy = np.asarray(sampling.temperature == 0)
-        coupled = np.zeros_like(greedy) if sampling.coupled is None else sampling.coupled & ~greedy
+        coupled = _coupled(sampling)
         self.drawn = ~(greedy | coupled)  # [R] requests that follow the rejection rule
         B = rows.request.size
         self.choice = np.zeros(B, dtype=np.int64)  # what argmax and coupled rows emit
@@ -252,29 +269,17 @@ class _Judge:
         drawn_at = np.nonzero(ok & self.drawn[:, None])
         if drawn_at[0].size:
             target = self._target_at(row[drawn_at], self.drafts[drawn_at])
-            draft = self._draft_at(*drawn_at)
-            if not (draft >= 0).all() or np.isinf(draft).any():
-                raise ShapeError(
-                    "verify wants q of probabilities, got a draft whose q is negative or not finite"
-                )
-            with np.errstate(divide="ignore", over="ignore"):
+            draft = self.q.at(*drawn_at)
+            with np.errstate(over="ignore"):
                 prob[drawn_at] = np.minimum(1.0, target / draft)
         seeds, positions = self.sampling.seeds[:, None], self.sampling.positions[:, None] + k
         u = self.rng("accept", seeds, positions)
         return prob, u < np.nan_to_num(prob)
 
     def _target_at(self, row: Int, ids: Int) -> Float:
-        return np.exp(self.xp.gather(self.law, self.law_row[row], ids) - self.log_mass[row])
-
-    def _draft_at(self, request: Int, k: Int) -> Float:
-        q = self.proposal.q
-        ids = self.drafts[request, k]
-        if q is None:
-            return np.ones(request.size)
-        if isinstance(q, SparseQ):
-            probs, listed = to_host(q.probs), to_host(q.ids)
-            return np.where(listed[request, k] == ids[:, None], probs[request, k], 0.0).sum(axis=1)
-        return to_host(q[request, k, ids]).astype(np.float64)
+        known = ids < self.vocab
+        at = self.xp.gather(self.law, self.law_row[row], np.where(known, ids, 0))
+        return np.where(known, np.exp(at - self.log_mass[row]), 0.0)
 
     def final(self, run: Int) -> tuple[Int, npt.NDArray[np.bool_]]:
         """The token after `run` accepted drafts, and whether there is none. run: int64 [R]."""
@@ -292,7 +297,7 @@ class _Judge:
         rejected = run < self.lens[request]
         at = np.flatnonzero(rejected)
         if at.size:
-            q = self._draft_rows(p, request[at], run[at])
+            q = self.q.rows(request[at], run[at])
             p[at] = self.xp.subtract_clipped(self.xp.take(p, at), q)
         position = self.sampling.positions[request] + run
         u = np.empty(request.size)
@@ -308,20 +313,6 @@ class _Judge:
                 u[mine] = self.rng(purpose, seeds, position[mine])
         return self.xp.draw(p, u)
 
-    def _draft_rows(self, like: Any, request: Int, k: Int) -> Any:
-        """The law draft k of each request was drawn from, as dense rows [n, V]."""
-        q = self.proposal.q
-        if q is not None and not isinstance(q, SparseQ):
-            return q[request, k]
-        vocab = int(like.shape[1])
-        if q is None:
-            ids, probs = self.drafts[request, k][:, None], np.ones((request.size, 1))
-        else:
-            ids, probs = to_host(q.ids)[request, k], to_host(q.probs)[request, k]
-        dense = np.zeros((request.size, vocab))
-        np.add.at(dense, (np.arange(request.size)[:, None], ids), probs)
-        return dense
-
 
 def _cut(
     run: Int,
@@ -330,6 +321,7 @@ def _cut(
     drafts: Int,
     accept_prob: Float,
     lens: Int,
+    sound: Int,
     sampling: SamplingBatch,
 ) -> VerifyResult:
     """Apply stop ids and max_new to the accepted run, and lay the tokens out flat."""
@@ -350,7 +342,7 @@ def _cut(
     cut_early = kept < count
     n_accepted = np.minimum(run, kept)
     # judged: the kept accepted drafts, and the rejected one if the run was not cut before it
-    judged = np.where(cut_early, n_accepted, np.minimum(run + 1, lens))
+    judged = np.where(cut_early, n_accepted, np.minimum(run + 1, sound))
     prob = np.where(k[:, :gamma] < judged[:, None], accept_prob, np.nan)
     cu = np.zeros(R + 1, dtype=np.int64)
     np.cumsum(kept, out=cu[1:])
@@ -363,6 +355,7 @@ def _cut(
         stopped=stopped,
         exhausted=exhausted,
         dead=dead & ~cut_early,
+        invalid=sound < lens,
         verified=lens,
     )
 
@@ -386,7 +379,7 @@ def _with_logprobs(
     count = np.diff(result.cu_tokens)
     owner = np.repeat(np.arange(count.size), count)
     within = np.arange(owner.size, dtype=np.int64) - result.cu_tokens[owner]
-    rows = xp.take(logits, cu[owner] + within)
+    rows = xp.widen(xp.take(logits, cu[owner] + within))
     mass = xp.normaliser(rows)
     own = xp.gather(rows, np.arange(owner.size, dtype=np.int64), result.tokens) - mass
     ids, values = (None, None) if top == 0 else xp.top(rows, top)

@@ -25,11 +25,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from deepinfer_dspark.backend import to_host
+from deepinfer_dspark.arrays import to_host
 from deepinfer_dspark.budget import BudgetScheduler
+from deepinfer_dspark.drafters.ngram import NGramDrafter
 from deepinfer_dspark.drafting import DraftBatch, Drafter
 from deepinfer_dspark.errors import LosslessnessError, ShapeError
-from deepinfer_dspark.ngram import NGramDrafter
 from deepinfer_dspark.sampling import SamplingBatch
 from deepinfer_dspark.uniforms import CounterRng
 from deepinfer_dspark.verification import VerifyResult
@@ -183,5 +183,6 @@ def _outcome(
         stopped=none,
         exhausted=none,
         dead=none,
+        invalid=none,
         verified=verified,
     )

@@ -10,7 +10,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 from twin import Pass, Twin
 
-from deepinfer_dspark.training import LossWeights, draft_losses
+from deepinfer_dspark.drafters.training import LossWeights, draft_losses
 
 if TYPE_CHECKING:
     from train import Phase
@@ -67,8 +67,8 @@ def frozen_trunk(twin: Twin, b: data.Batch) -> tuple[Tensor, Tensor]:
 def draft_loss(
     twin: Twin, b: data.Batch, hidden: Tensor, features: Tensor, step: int
 ) -> tuple[Tensor, Pass, dict[str, float]]:
-    """`deepinfer_dspark.training.draft_losses` of one block for every few answer tokens, rows
-    weighted by exp(-k / block).
+    """The library's `draft_losses` of one block for every few answer tokens, rows weighted by
+    exp(-k / block).
 
     `hidden` and `features` are without gradient; the embedding and the head that the draft
     module shares with the trunk learn nothing from this loss.

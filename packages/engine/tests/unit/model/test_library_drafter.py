@@ -12,7 +12,7 @@ import torch
 from quantised_checkpoint import write_quantised
 
 from deepinfer_dspark import CounterRng, DraftBatch, SamplingBatch
-from deepinfer_dspark.block import DSparkDrafter
+from deepinfer_dspark.drafters.block import DSparkDrafter
 from deepinfer_engine.demo import demo_path
 from deepinfer_engine.model.batch import Batch, SequenceRows
 from deepinfer_engine.model.runner import build_runner

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from deepinfer_dspark.block import BlockStates
-from deepinfer_dspark.checkpoint import load_into, read_config, read_tensors
-from deepinfer_dspark.contexts import Entries
+from deepinfer_dspark.drafters.block_module import BlockStates
+from deepinfer_dspark.drafters.checkpoint import load_into, read_config, read_tensors
+from deepinfer_dspark.drafters.contexts import Entries
+from deepinfer_dspark.drafters.heads import ConfidenceHead, MarkovHead, MarkovType
 from deepinfer_dspark.errors import CheckpointError
-from deepinfer_dspark.heads import ConfidenceHead, MarkovHead, MarkovType
 from deepinfer_dspark.torch_extra import Tensor, functional, nn, torch
 
 

@@ -12,13 +12,11 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from deepinfer_dspark.block import BlockStates
-from deepinfer_dspark.checkpoint import check_names, read_config, read_tensors
-from deepinfer_dspark.contexts import Entries
-from deepinfer_dspark.errors import CheckpointError
-from deepinfer_dspark.heads import ConfidenceHead, MarkovHead, load_v41_heads
-from deepinfer_dspark.torch_extra import Tensor, functional, nn, torch, wide
-from deepinfer_dspark.v41_layers import (
+from deepinfer_dspark.drafters.block_module import BlockStates
+from deepinfer_dspark.drafters.checkpoint import check_names, read_config, read_tensors
+from deepinfer_dspark.drafters.contexts import Entries
+from deepinfer_dspark.drafters.heads import ConfidenceHead, MarkovHead, load_v41_heads
+from deepinfer_dspark.drafters.v41_layers import (
     CacheQuant,
     V41Config,
     V41Layer,
@@ -26,6 +24,8 @@ from deepinfer_dspark.v41_layers import (
     linear,
     rms_norm,
 )
+from deepinfer_dspark.errors import CheckpointError
+from deepinfer_dspark.torch_extra import Tensor, functional, nn, torch, wide
 
 _FP32 = re.compile(r"hc_\w+$|attn_sink$|gate\.bias$")
 _NOT_READ = re.compile(r"mtp\.\d+\.(embed|head)\.|.*\.gate\.bias_vl$")

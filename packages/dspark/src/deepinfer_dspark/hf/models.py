@@ -1,6 +1,6 @@
-"""transformers models as target and as draft model (needs the `hf` extra).
+"""One ragged forward pass of a transformers model, as target and as draft model.
 
-All requests go through the model in one forward pass, each at its own position: see `hf_cache`.
+All requests go through the model in one forward pass, each at its own position: see `cache`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from deepinfer_dspark.errors import ShapeError
-from deepinfer_dspark.hf_cache import Masks, RaggedCache
+from deepinfer_dspark.hf.cache import Masks, RaggedCache
 from deepinfer_dspark.loop import TargetOutput
 from deepinfer_dspark.torch_extra import Tensor, torch
 

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from deepinfer_dspark.backend import backend_of
 from deepinfer_dspark.calibration import ProxyConfidence
 from deepinfer_dspark.drafting import (
     DraftBatch,
@@ -104,8 +105,6 @@ class DraftModelDrafter:
 
 def _only_top(logits: Any, m: int) -> Any:
     """Logits with all but the m largest of each row at -inf, so that q is exactly sparse."""
-    from deepinfer_dspark.backend import backend_of
-
     n, vocab = int(logits.shape[0]), int(logits.shape[1])
     return backend_of(logits).truncate(
         logits, np.ones(n), np.full(n, min(m, vocab), dtype=np.int64), np.zeros(n)

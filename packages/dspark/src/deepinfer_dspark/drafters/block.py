@@ -3,57 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from deepinfer_dspark.calibration import ProxyConfidence
-from deepinfer_dspark.checkpoint import read_config
-from deepinfer_dspark.contexts import Contexts, Entries, new_features
+from deepinfer_dspark.drafters.block_module import BlockModule
+from deepinfer_dspark.drafters.checkpoint import read_config
+from deepinfer_dspark.drafters.contexts import Contexts, new_features
+from deepinfer_dspark.drafters.deepspec import load_deepspec
+from deepinfer_dspark.drafters.heads import draft_block
+from deepinfer_dspark.drafters.v41 import load_v41
 from deepinfer_dspark.drafting import DraftBatch
 from deepinfer_dspark.errors import CheckpointError
-from deepinfer_dspark.heads import ConfidenceHead, MarkovHead, draft_block
 from deepinfer_dspark.proposal import Proposal
 from deepinfer_dspark.torch_extra import Tensor, torch
 from deepinfer_dspark.uniforms import Uniforms
 from deepinfer_dspark.verification import VerifyResult
-
-
-@dataclass(frozen=True, slots=True)
-class BlockStates:
-    """logits: [R, gamma, V] before the Markov bias; hidden: [R, gamma, d] for the Markov head;
-    confidence_hidden: [R, gamma, d] for the confidence head (before or after the last norm)."""
-
-    logits: Tensor
-    hidden: Tensor
-    confidence_hidden: Tensor
-
-
-class BlockModule(Protocol):
-    """A backbone that drafts a whole block in one pass, with its heads."""
-
-    block_size: int
-    window: int | None
-    markov_head: MarkovHead | None
-    confidence_head: ConfidenceHead | None
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of the features it wants."""
-        ...
-
-    def context(self, features: Tensor, positions: Tensor) -> Entries:
-        """Attention entries of every layer for target features [n, m*d] at positions [n]."""
-        ...
-
-    def block(
-        self, anchors: Tensor, positions: Tensor, context: Entries, visible: Tensor
-    ) -> BlockStates:
-        """One pass. anchors, positions: int64 [R]; context: per layer padded [R, n, ...] entries of
-        positions below the anchor's; visible: bool [R, n]."""
-        ...
 
 
 class DSparkDrafter:
@@ -87,9 +54,6 @@ class DSparkDrafter:
         dtype: what to compute in, default that of the checkpoint.
         Raises CheckpointError naming what is missing, unknown or of another shape.
         """
-        from deepinfer_dspark.deepspec import load_deepspec
-        from deepinfer_dspark.v41 import load_v41
-
         v41 = str(read_config(directory).get("model_type", "")).startswith("deepseek_v41")
         load = load_v41 if v41 else load_deepspec
         return cls(load(directory, embed=embed, lm_head=lm_head, dtype=dtype), temperatures)

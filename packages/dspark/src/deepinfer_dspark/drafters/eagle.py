@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from deepinfer_dspark.calibration import ProxyConfidence
-from deepinfer_dspark.checkpoint import load_into, read_config, read_tensors
-from deepinfer_dspark.contexts import Contexts, Entries, new_features
-from deepinfer_dspark.deepspec import MLP, RMSNorm, rotate
+from deepinfer_dspark.drafters.checkpoint import load_into, read_config, read_tensors
+from deepinfer_dspark.drafters.contexts import Contexts, Entries, new_features
+from deepinfer_dspark.drafters.deepspec import MLP, RMSNorm, rotate
 from deepinfer_dspark.drafting import DraftBatch, peak_probability, sample_drafts
 from deepinfer_dspark.errors import CheckpointError, ShapeError
 from deepinfer_dspark.proposal import Proposal

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from deepinfer_dspark.sim import (
+from deepinfer_dspark.sim.simulator import (
     SEPARATING,
     Acceptance,
     Machine,
