@@ -7,10 +7,9 @@ what float32 leaves; bfloat16 arithmetic would be off by 4e-3.
 from __future__ import annotations
 
 import importlib.util
-import sys
-from pathlib import Path
 
 import numpy as np
+import proofs
 import pytest
 
 from deepinfer_dspark import (
@@ -30,20 +29,6 @@ from deepinfer_dspark.reference import LawSpec, law_of
 from deepinfer_dspark.sampling import scale_and_truncate
 from deepinfer_dspark.uniforms import CounterRng
 
-
-def load(name: str):
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-proofs = load("proofs")
 stored = proofs.stored
 
 NUMPY = ["float64", "float32", "float16", "int64", "int32"]
