@@ -1,13 +1,16 @@
 """Every check of the repository, and its two main jobs. `nox` alone runs the default sessions.
 
 Each package is tested alone: a fresh environment that holds the package and what it declares, so
-that an import it forgot to declare fails here and not at a user's.
+that an import it forgot to declare fails here and not at a user's. A package's wheel is built once
+for as long as its files do not change, and all sessions install that wheel.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -22,27 +25,102 @@ LOCAL_DEPS: dict[str, tuple[str, ...]] = {
 TESTS = {"engine": ("packages/engine/tests/unit", "packages/engine/tools/train_demo/tests")}
 FUZZ = "packages/recipe/tools/conformance_fuzz.py"
 TORCH_FREE = ("recipe", "kvtier", "eplb", "search_fetch")
+OTHER_PYTHONS = ("3.12", "3.13")
 
 nox.needs_version = ">=2024.4.15"
-nox.options.default_venv_backend = "venv"
+nox.options.default_venv_backend = "uv|venv"  # uv where it is installed: much faster
 nox.options.error_on_missing_interpreters = False
 nox.options.sessions = [
-    "lint", "types", "tests", "integrations",
-    "integration", "search", "grammar", "conformance", "docs",
+    "lint", "types", "tests", "integration", "conformance", "docs", "tests_other",
 ]  # fmt: skip
 
-# One pin for everything that is installed here: an unpinned torch is a CUDA build of several GB.
-os.environ.setdefault("PIP_CONSTRAINT", str(ROOT / "constraints.txt"))
-os.environ.setdefault("PIP_DISABLE_PIP_VERSION_CHECK", "1")
 
-HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
-OTHER_PYTHONS = [v for v in ("3.12", "3.13") if v != HERE and shutil.which(f"python{v}")]
+def pip_setting(name: str) -> str:
+    """A setting of pip's own configuration, empty where there is none."""
+    command = [sys.executable, "-m", "pip", "config", "get", name]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout.strip()
 
 
-def install(session: nox.Session, package: str, extra: str = "") -> None:
-    """Install a package and the siblings it needs from the tree, in one resolution."""
-    paths = [f"./packages/{name}" for name in LOCAL_DEPS.get(package, ())]
-    session.install(*paths, f"./packages/{package}{extra}")
+def prepare_environment() -> None:
+    """What every installer here shall know.
+
+    One pin for everything: an unpinned torch is a CUDA build of several GB. uv reads none of pip's
+    settings, so a folder of wheels that pip is configured to look into is handed on. All of
+    pyenv's versions become callable by their names.
+    """
+    constraints = str(ROOT / "constraints.txt")
+    os.environ.setdefault("PIP_CONSTRAINT", constraints)
+    os.environ.setdefault("UV_CONSTRAINT", constraints)
+    os.environ.setdefault("PIP_DISABLE_PIP_VERSION_CHECK", "1")
+    os.environ.setdefault("UV_PYTHON_DOWNLOADS", "never")
+    links = os.environ.get("PIP_FIND_LINKS") or pip_setting("global.find-links")
+    if links:
+        os.environ.setdefault("UV_FIND_LINKS", links.replace(" ", ","))
+    if shutil.which("pyenv"):
+        command = ["pyenv", "versions", "--bare"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        own = ".".join(map(str, sys.version_info[:3]))
+        versions = sorted(done.stdout.split(), key=lambda version: version != own)
+        os.environ.setdefault("PYENV_VERSION", ":".join(versions))
+
+
+prepare_environment()
+
+
+def wheel(session: nox.Session, package: str) -> Path:
+    """The wheel of a package as its files are now, built for this session's Python if need be."""
+    folder = ROOT / "packages" / package
+    files = [folder / name for name in ("pyproject.toml", "README.md", "hatch_build.py")]
+    files += sorted(p for p in (folder / "src").rglob("*") if "__pycache__" not in p.parts)
+    digest = hashlib.sha256(str(session.python or sys.version_info[:2]).encode())
+    for path in files:
+        if path.is_file() and path.suffix != ".so":
+            digest.update(f"{path.relative_to(folder)}\0".encode() + path.read_bytes() + b"\0")
+    target = ROOT / ".nox" / "wheels" / f"{package}-{digest.hexdigest()[:16]}"
+    if not target.is_dir():
+        building = target.with_suffix(f".{os.getpid()}")
+        shutil.rmtree(building, ignore_errors=True)
+        if session.venv_backend == "uv":
+            python = str(Path(session.bin) / "python")
+            command = ["uv", "build", "-q", "--wheel", "-p", python, "-o", str(building)]
+            session.run(*command, str(folder), external=True)
+        else:
+            session.run(
+                "python", "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(building), str(folder)
+            )
+        building.rename(target)
+    (found,) = target.glob("*.whl")
+    return found
+
+
+def install(session: nox.Session, *packages: str, also: tuple[str, ...] = ()) -> None:
+    """Install packages, such as `engine[test]`, and the siblings they need, in one resolution."""
+    wanted: dict[str, set[str]] = {}
+    for item in packages:
+        name, _, extras = item.partition("[")
+        wanted.setdefault(name, set()).update(filter(None, extras.rstrip("]").split(",")))
+        for sibling in LOCAL_DEPS.get(name, ()):
+            wanted.setdefault(sibling, set())
+    lines = []
+    for name, extras in wanted.items():
+        own = f"deepinfer-{name.replace('_', '-')}" + (
+            f"[{','.join(sorted(extras))}]" if extras else ""
+        )
+        lines.append(f"{own} @ {wheel(session, name).as_uri()}")
+    session.install(*lines, *also)
+
+
+def run_tests(session: nox.Session, *paths: str | Path) -> None:
+    """pytest on two or more processes; a file's tests stay together, for what they share.
+
+    Each process computes on one thread, so that they do not fight for the cores.
+    """
+    session.install("pytest-xdist>=3.6,<4")
+    session.env.update(OMP_NUM_THREADS="1", PYTHONDONTWRITEBYTECODE="1")
+    cores = len(os.sched_getaffinity(0))
+    workers = ["-n", str(min(max(2, cores), 4)), "--dist", "loadfile"]
+    session.run("pytest", *workers, *map(str, paths), *session.posargs)
 
 
 def check_package(session: nox.Session, package: str) -> None:
@@ -52,8 +130,8 @@ def check_package(session: nox.Session, package: str) -> None:
     pages = sorted((ROOT / "packages" / package).glob("docs/*.md"))
     examples = [str(page) for page in pages if "```python" in page.read_text(encoding="utf-8")]
     session.run("python", "testing/run_readme.py", f"packages/{package}/README.md", *examples)
-    install(session, package, "[test]")
-    session.run("pytest", *TESTS.get(package, (f"packages/{package}/tests",)), *session.posargs)
+    install(session, f"{package}[test]")
+    run_tests(session, *TESTS.get(package, (f"packages/{package}/tests",)))
 
 
 @nox.session
@@ -63,57 +141,42 @@ def tests(session: nox.Session, package: str) -> None:
     check_package(session, package)
 
 
-if OTHER_PYTHONS:
-
-    @nox.session(python=OTHER_PYTHONS)
-    @nox.parametrize("package", TORCH_FREE, ids=TORCH_FREE)
-    def tests_other(session: nox.Session, package: str) -> None:
-        """The torch-free packages on the other Python versions of this machine."""
-        check_package(session, package)
-
-    nox.options.sessions.append("tests_other")
+@nox.session(python=OTHER_PYTHONS)
+def tests_other(session: nox.Session) -> None:
+    """The torch-free packages on newer Pythons, in one environment a version."""
+    here = f"{sys.version_info.major}.{sys.version_info.minor}"
+    if session.python == here:
+        session.skip(f"the sessions `tests` ran on {here}")
+    install(session, *(f"{name}[test]" for name in TORCH_FREE))
+    run_tests(session, *(f"packages/{name}/tests" for name in TORCH_FREE))
 
 
 @nox.session
 def integration(session: nox.Session) -> None:
-    """The whole server: real processes, real sockets, the official client libraries."""
-    session.env.update(OMP_NUM_THREADS="1")
-    install(session, "engine", "[test]")
+    """The whole server with all its parts: real processes, sockets and official clients.
+
+    Also what other sessions skip for want of an extra: grammars, web search by the server,
+    kvtier's adapters and tensor pools.
+    """
+    install(session, "engine[test]")
+    session.env.update(OMP_NUM_THREADS="1", PYTHONDONTWRITEBYTECODE="1")
     session.run("python", "testing/run_readme.py", "README.md")
-    session.run("pytest", "packages/engine/tests/integration", *session.posargs)
-
-
-@nox.session
-def grammar(session: nox.Session) -> None:
-    """Answers held to schemas and tools; elsewhere these tests skip, for want of xgrammar."""
-    session.env.update(OMP_NUM_THREADS="1")
-    siblings = [f"./packages/{name}" for name in LOCAL_DEPS["engine"] if name != "recipe"]
-    session.install("./packages/recipe[test,grammar]", *siblings, "./packages/engine[test,grammar]")
-    recipe = sorted((ROOT / "packages/recipe/tests").glob("test_grammar*.py"))
-    session.run("pytest", *map(str, recipe), *session.posargs)
-    engine = ROOT / "packages/engine/tests/integration"
-    chosen = [*sorted(engine.glob("test_constrain*.py")), engine / "test_kept_responses.py"]
-    session.run("pytest", *map(str, chosen), *session.posargs)
-
-
-@nox.session
-def search(session: nox.Session) -> None:
-    """Web search that the server runs; elsewhere these tests skip, for want of search_fetch."""
-    session.env.update(OMP_NUM_THREADS="1")
-    siblings = [f"./packages/{name}" for name in LOCAL_DEPS["engine"] if name != "recipe"]
-    own = ("./packages/recipe[grammar]", "./packages/search_fetch[remote]", *siblings)
-    session.install(*own, "./packages/engine[test,grammar,search]")
-    tests = (ROOT / "packages/engine/tests").rglob("test_web_search.py")
-    session.run("pytest", *sorted(map(str, tests)), *session.posargs)
+    parts = ("engine[test,grammar,search]", "recipe[test,grammar]", "search_fetch[remote]")
+    install(session, *parts, "kvtier[test]")
+    engine, recipe, kvtier = (
+        ROOT / "packages" / p / "tests" for p in ("engine", "recipe", "kvtier")
+    )
+    extras = [*(engine / "unit").rglob("test_web_search.py"), *recipe.glob("test_grammar*.py")]
+    extras += [kvtier / f"test_{name}.py" for name in ("vllm", "sglang", "pools")]
+    run_tests(session, engine / "integration", *sorted(path for path in extras if path.exists()))
 
 
 @nox.session
 def conformance(session: nox.Session) -> None:
     """The codec against the recorded corpus and, where it installs, the public reference."""
-    session.install("./packages/recipe[test,conformance]")
+    install(session, "recipe[test,conformance]")
     tests = ROOT / "packages" / "recipe" / "tests"
-    chosen = [*sorted(tests.glob("test_corpus_*.py")), *sorted(tests.glob("test_reference*.py"))]
-    session.run("pytest", *(str(path.relative_to(ROOT)) for path in chosen), *session.posargs)
+    run_tests(session, *sorted(tests.glob("test_corpus_*.py")), *tests.glob("test_reference*.py"))
     session.run("python", FUZZ, "--requests", "2000", "--streams", "500")
 
 
@@ -123,7 +186,7 @@ def conformance_fuzz(session: nox.Session) -> None:
 
     `nox -s conformance-fuzz -- --seed 7 --requests 100000` runs others.
     """
-    session.install("./packages/recipe[test,conformance]")
+    install(session, "recipe[test,conformance]")
     session.run("python", FUZZ, *session.posargs)
 
 
@@ -131,7 +194,7 @@ def conformance_fuzz(session: nox.Session) -> None:
 def oracle(session: nox.Session) -> None:
     """The model beside independent ones: NVIDIA NeMo-Automodel's V4.1, transformers' V4."""
     session.env.update(OMP_NUM_THREADS="1")
-    install(session, "engine", "[test]")
+    install(session, "engine[test]")
     try:
         session.install("transformers>=5.24,<6", "pillow>=10")
         # Its declared requirements are those of training on GPUs, several GB; on a CPU its model
@@ -146,23 +209,23 @@ def oracle(session: nox.Session) -> None:
 def slow(session: nox.Session) -> None:
     """Tests of dspark that take minutes: 1,000 prompts with every drafter and mode."""
     session.env.update(OMP_NUM_THREADS="1")
-    install(session, "dspark", "[test]")
+    install(session, "dspark[test]")
     session.run("pytest", "packages/dspark/tests", "-m", "slow", *session.posargs)
 
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Formatting, lint, and who may import whom."""
-    session.install("ruff>=0.9,<1", "pytest>=8,<10")
-    session.run("ruff", "format", "--check", "packages", "noxfile.py", "docs")
-    session.run("ruff", "check", "packages", "noxfile.py", "docs")
+    """Formatting, lint, who may import whom, and no assertion on how long something took."""
+    session.install("ruff>=0.9,<1", "pytest>=9,<10")
+    session.run("ruff", "format", "--check", "packages", "testing", "docs", "noxfile.py")
+    session.run("ruff", "check", "packages", "testing", "docs", "noxfile.py")
     session.run("pytest", "-q", "testing")
 
 
 @nox.session
 def types(session: nox.Session) -> None:
     """Strict types over every package's sources."""
-    session.install("basedpyright>=1.30,<2", *[f"./packages/{name}[test]" for name in PACKAGES])
+    install(session, *(f"{name}[test]" for name in PACKAGES), also=("basedpyright>=1.30,<2",))
     session.run("basedpyright", "--project", "pyproject.toml", *session.posargs)
 
 
@@ -170,15 +233,8 @@ def types(session: nox.Session) -> None:
 def docs(session: nox.Session) -> None:
     """Build the documentation; a broken link or a page left out of the navigation fails."""
     session.install("mkdocs-material>=9.5,<10")
-    session.run(
-        "mkdocs",
-        "build",
-        "--strict",
-        "-f",
-        "docs/mkdocs.yml",
-        "-d",
-        str(Path(session.create_tmp()).resolve()),
-    )
+    target = str(Path(session.create_tmp()).resolve())
+    session.run("mkdocs", "build", "--strict", "-f", "docs/mkdocs.yml", "-d", target)
 
 
 @nox.session
@@ -199,7 +255,7 @@ def serve(session: nox.Session) -> None:
 @nox.parametrize("package", PACKAGES, ids=PACKAGES)
 def bench(session: nox.Session, package: str) -> None:
     """Print each package's measurements beside a peer or a ceiling of the same run."""
-    install(session, package, "[test]")
+    install(session, f"{package}[test]")
     for script in sorted((ROOT / "packages" / package / "benches").glob("bench*.py")):
         session.run("python", str(script), *session.posargs)
 
@@ -207,7 +263,7 @@ def bench(session: nox.Session, package: str) -> None:
 @nox.session
 def train_demo(session: nox.Session) -> None:
     """Train the embedded checkpoint again: about an hour and a half on two cores, resumable."""
-    install(session, "engine", "[train]")
+    install(session, "engine[train]")
     session.run("python", "packages/engine/tools/train_demo/train.py", *session.posargs)
 
 
@@ -222,25 +278,15 @@ def wheels(session: nox.Session) -> None:
 @nox.session
 def render(session: nox.Session) -> None:
     """Every test of search_fetch's renderer in a real headless Chromium (about 90 seconds)."""
-    install(session, "search_fetch", "[test]")
+    install(session, "search_fetch[test]")
     tests = "packages/search_fetch/tests/test_render.py"
     session.run("pytest", tests, "-m", "slow or not slow", *session.posargs)
 
 
 @nox.session
-def integrations(session: nox.Session) -> None:
-    """What needs torch: kvtier's adapters for vLLM and SGLang on stubs, and its tensor pools."""
-    session.env.update(OMP_NUM_THREADS="1")
-    session.install("./packages/kvtier[test]", "torch")
-    names = ("test_vllm", "test_sglang", "test_pools")
-    tests = [f"packages/kvtier/tests/{name}.py" for name in names]
-    session.run("pytest", *tests, *session.posargs)
-
-
-@nox.session
 def windows_mooncake(session: nox.Session) -> None:
     """kvtier's windows by Mooncake's transfer engine on loopback; needs libibverbs1."""
-    session.install("./packages/kvtier[test,mooncake]")
+    install(session, "kvtier[test,mooncake]")
     session.run("pytest", "packages/kvtier/tests/test_windows_mooncake.py", *session.posargs)
 
 
@@ -248,14 +294,14 @@ def windows_mooncake(session: nox.Session) -> None:
 def mount(session: nox.Session) -> None:
     """kvtier on a shared file system: eight machines, one killed every second, for a minute."""
     session.env.update(OMP_NUM_THREADS="1", KVTIER_STRESS="1")
-    install(session, "kvtier", "[test]")
+    install(session, "kvtier[test]")
     session.run("pytest", "packages/kvtier/tests/mount", "-s", *session.posargs)
 
 
 @nox.session
 def redis(session: nox.Session) -> None:
     """kvtier's directory service: its own shards, and a real redis-server on loopback."""
-    install(session, "kvtier", "[test,redis]")
+    install(session, "kvtier[test,redis]")
     if not (shutil.which("redis-server") or shutil.which("valkey-server")):
         session.warn("no redis-server: apt install redis-server; its tests are skipped")
     session.run("pytest", "packages/kvtier/tests/service", *session.posargs)
@@ -264,7 +310,7 @@ def redis(session: nox.Session) -> None:
 @nox.session
 def s3(session: nox.Session) -> None:
     """kvtier's object-storage tier over HTTP against moto, a mock of S3."""
-    install(session, "kvtier", "[test,s3]")
+    install(session, "kvtier[test,s3]")
     session.install("moto[server]>=5,<6", "boto3>=1.34,<2")
     session.run("pytest", "packages/kvtier/tests/tiers", *session.posargs)
 
@@ -272,7 +318,7 @@ def s3(session: nox.Session) -> None:
 @nox.session
 def mooncake(session: nox.Session) -> None:
     """kvtier's Mooncake tier against a real master on loopback; needs libibverbs1."""
-    install(session, "kvtier", "[test,mooncake]")
+    install(session, "kvtier[test,mooncake]")
     tests = sorted((ROOT / "packages/kvtier/tests/tiers").glob("test_mooncake*.py"))
     session.run("pytest", *map(str, tests), *session.posargs)
 
@@ -281,7 +327,7 @@ def mooncake(session: nox.Session) -> None:
 def kvtier_faults(session: nox.Session) -> None:
     """kvtier on failing files: 1.2 million records compared, 100,000 steps of the model test."""
     session.env.update(OMP_NUM_THREADS="1", KVTIER_MODEL_STEPS="100000")
-    session.install("./packages/kvtier[test]")
+    install(session, "kvtier[test]")
     session.run("python", "-m", "deepinfer_kvtier.faultrun", "--reads", "1000000")
     compressed = ("--reads", "200000", "--compression", "shuffle+zstd-1")
     session.run("python", "-m", "deepinfer_kvtier.faultrun", *compressed)
@@ -295,7 +341,7 @@ def relevance(session: nox.Session) -> None:
     `nox -s relevance -- FOLDER` for collections elsewhere than in ../shared/data/search_ir.
     """
     session.env.update(OMP_NUM_THREADS="1")
-    install(session, "search_fetch", "[dense]")
+    install(session, "search_fetch[dense]")
     folders = session.posargs or ["../shared/data/search_ir"]
     session.run("python", "packages/search_fetch/benches/relevance.py", *folders)
 
@@ -311,7 +357,7 @@ def extraction(session: nox.Session) -> None:
     folder = Path(os.environ.get("EXTRACTION_CORPUS", ROOT / "../shared/data/extraction"))
     if not folder.is_dir():
         session.skip(f"no evaluation pages at {folder}: set EXTRACTION_CORPUS to their folder")
-    session.install("./packages/search_fetch[train]")
+    install(session, "search_fetch[train]")
     bench = "packages/search_fetch/benches/gate_extraction.py"
     session.run("python", bench, str(folder), "--cross-validate", "--floors", *session.posargs)
 
@@ -320,5 +366,94 @@ def extraction(session: nox.Session) -> None:
 def search_fetch_slow(session: nox.Session) -> None:
     """The heavy tests of search_fetch that repeat a claim of the default suite on more cases."""
     session.env.update(OMP_NUM_THREADS="1")
-    install(session, "search_fetch", "[test]")
+    install(session, "search_fetch[test]")
     session.run("pytest", "packages/search_fetch/tests", "-m", "slow", *session.posargs)
+
+
+# Sessions for machines that are not like this one. Each builds with a restriction or runs under it.
+
+
+def build_apart(session: nox.Session, package: str, source: Path | None = None) -> Path:
+    """A wheel built now, under this session's environment, not taken from an earlier build."""
+    target = Path(session.create_tmp()).resolve() / package
+    shutil.rmtree(target, ignore_errors=True)
+    session.install("pip")
+    command = ("python", "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(target))
+    session.run(*command, str(source or ROOT / "packages" / package))
+    (found,) = target.glob("*.whl")
+    return found
+
+
+def compiled_apart(session: nox.Session, *packages: str) -> None:
+    """Build packages that hold compiled parts as the session's environment lets them; test each."""
+    for package in packages:
+        built = build_apart(session, package)
+        session.install(f"deepinfer-{package}[test] @ {built.as_uri()}")
+        run_tests(session, f"packages/{package}/tests")
+
+
+@nox.session(name="no-compiler")
+def no_compiler(session: nox.Session) -> None:
+    """Packages with compiled parts where nothing can be compiled: their pure forms, same tests."""
+    session.env.update(CC="false", CXX="false")
+    compiled_apart(session, "recipe", "kernels", "kvtier")
+
+
+@nox.session(name="old-compiler")
+def old_compiler(session: nox.Session) -> None:
+    """The same with a compiler that refuses newer instruction set levels by name."""
+    folder = Path(session.create_tmp()).resolve()
+    for name, real in (("CC", "gcc"), ("CXX", "g++")):
+        wrapper = folder / f"old-{real}"
+        refuse = "case \"$*\" in *x86-64-v*) echo 'bad value for -march=' >&2; exit 1;; esac"
+        wrapper.write_text(f'#!/bin/sh\n{refuse}\nexec {real} "$@"\n')
+        wrapper.chmod(0o755)
+        session.env[name] = str(wrapper)
+    compiled_apart(session, "kernels", "recipe", "kvtier")
+
+
+@nox.session(name="read-only")
+def read_only(session: nox.Session) -> None:
+    """Building a package writes nothing into its source tree."""
+    for package in PACKAGES:
+        copy = Path(session.create_tmp()).resolve() / "source" / package
+        shutil.rmtree(copy, ignore_errors=True)
+        ignored = shutil.ignore_patterns("*.so", "__pycache__")
+        shutil.copytree(ROOT / "packages" / package, copy, ignore=ignored)
+        before = {path: path.stat().st_mtime_ns for path in copy.rglob("*")}
+        for path in before:  # root may write all the same: the comparison below sees it
+            path.chmod(path.stat().st_mode & ~0o222)
+        try:
+            build_apart(session, package, copy)
+        finally:
+            for path in before:
+                path.chmod(path.stat().st_mode | 0o200)
+        after = {path: path.stat().st_mtime_ns for path in copy.rglob("*")}
+        changed = sorted({str(p.relative_to(copy)) for p, _ in before.items() ^ after.items()})
+        if changed:
+            session.error(f"building {package} wrote {', '.join(changed)}")
+
+
+@nox.session(name="cpu-levels")
+@nox.parametrize("level", ["default", "avx2", "avx512"])
+def cpu_levels(session: nox.Session, level: str) -> None:
+    """torch and our operators held to one instruction set level."""
+    install(session, "engine[test]", "kernels[test]")
+    session.env["ATEN_CPU_CAPABILITY"] = level
+    run_tests(session, "packages/kernels/tests", "packages/engine/tests/unit/model")
+
+
+@nox.session(name="demo-newest", python="3.13")
+def demo_newest(session: nox.Session) -> None:
+    """The demo on Python 3.13 with the torch that the index gives by default, several GB of it."""
+    session.env.update(UV_CONSTRAINT="", PIP_CONSTRAINT="")
+    install(session, "engine")
+    session.run("deepinfer", "demo", *session.posargs)
+
+
+@nox.session
+def bandit(session: nox.Session) -> None:
+    """Known kinds of unsafe code in what is shipped, from medium severity on."""
+    session.install("bandit>=1.8,<2")
+    sources = [str(path) for path in sorted(ROOT.glob("packages/*/src"))]
+    session.run("bandit", "-q", "-ll", "-r", *sources)
