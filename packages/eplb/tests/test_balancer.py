@@ -2,36 +2,27 @@
 
 from __future__ import annotations
 
-import importlib.util
 import threading
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
+import threads
 
 from deepinfer_eplb import (
     Balancer,
+    CommitError,
     Gate,
     LoadError,
     LoadWindow,
-    PlanError,
     ShapeError,
-    TransportError,
     initial_placement,
     movement,
     plan,
     rearrange_layer,
 )
 from deepinfer_eplb.bench.loads import generate
-from deepinfer_eplb.online import balancer as balancer_module
 from deepinfer_eplb.rearrange.movement import RankMoves
-
-_spec = importlib.util.spec_from_file_location("threads", Path(__file__).with_name("threads.py"))
-assert _spec is not None
-assert _spec.loader is not None
-threads = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(threads)
 
 L, E, G, S = 2, 16, 4, 24
 ALWAYS = Gate(t_moe_s=1.0, expert_bytes=1.0, bytes_per_s=1e12)
@@ -49,6 +40,11 @@ def slot_counts(loads: np.ndarray, phy2log: np.ndarray) -> np.ndarray:
     return out
 
 
+def at_once(run) -> None:
+    """Plan within the step, so that tests know at which step a plan is there."""
+    run()
+
+
 def make(transport, **changes) -> tuple[Balancer, list[list[np.ndarray]]]:
     start = initial_placement(L, E, S)
     C = S // G
@@ -61,6 +57,7 @@ def make(transport, **changes) -> tuple[Balancer, list[list[np.ndarray]]]:
         "transport": transport, "weights": weights, "initial": start, "gate": ALWAYS,
         "window": LoadWindow(L, E, blocks=16, steps_per_block=1),
         "check_every": 4, "rearrange_every": 16, "record_every": 1, "plan_steps": 1,
+        "background": at_once,
     } | changes  # fmt: skip
     return Balancer(L, E, G, S, **arguments), weights
 
@@ -190,7 +187,8 @@ def test_a_group_of_one_permutes_its_own_weights() -> None:
     weights = [[np.arange(8.0)[:, None] % 6]]
     balancer = Balancer(
         1, 6, 4, 8, weights=weights, gate=ALWAYS, check_every=2, rearrange_every=2, record_every=1,
-        plan_steps=0, window=LoadWindow(1, 6, blocks=4, steps_per_block=1),
+        plan_steps=0, background=at_once,
+        window=LoadWindow(1, 6, blocks=4, steps_per_block=1),
     )  # fmt: skip
     loads = np.array([[90, 5, 5, 5, 60, 5]])
     for _ in range(20):
@@ -208,7 +206,7 @@ def test_a_wrong_expert_on_the_wire_leaves_all_weights_untouched() -> None:
 
     def body(transport):
         weights = [np.full((1, 2), float(transport.rank))]
-        with pytest.raises(TransportError, match="no weight was changed"):
+        with pytest.raises(CommitError, match="no weight was changed"):
             rearrange_layer(lied, weights, [np.empty((1, 2))], transport)
         return weights[0].copy()
 
@@ -234,15 +232,14 @@ def test_a_missing_receive_is_noticed_by_the_harness() -> None:
         threads.TIMEOUT = old_timeout
 
 
-def test_only_rank_0_plans_and_all_take_over_its_plan(monkeypatch) -> None:
+def test_only_rank_0_plans_and_all_take_over_its_plan() -> None:
     planned: list[int] = []
 
     def counted(*arguments, **named):
         planned.append(1)
         return plan(*arguments, **named)
 
-    monkeypatch.setattr(balancer_module, "plan", counted)
-    results = threads.run_ranks(G, serve)
+    results = threads.run_ranks(G, lambda t: serve(t, planner=counted))
     decided = [[e.decided for e in events if e.decided is not None] for _, _, events in results]
     assert len(planned) == len(decided[0]) > 1
     for other in decided[1:]:
@@ -258,40 +255,98 @@ def test_only_rank_0_plans_and_all_take_over_its_plan(monkeypatch) -> None:
             )
 
 
-def test_the_planner_is_told_where_nodes_end(monkeypatch) -> None:
+def test_the_planner_is_told_where_nodes_end() -> None:
     seen = []
 
     def spy(*arguments, **named):
         seen.append(named["num_nodes"])
         return plan(*arguments, **named)
 
-    monkeypatch.setattr(balancer_module, "plan", spy)
-    threads.run_ranks(G, lambda t: serve(t, steps=8, ranks_per_node=2))
+    threads.run_ranks(G, lambda t: serve(t, steps=8, ranks_per_node=2, planner=spy))
     assert seen == [2]
 
 
-def test_a_planner_that_fails_is_reported_on_every_rank_at_the_same_step(monkeypatch) -> None:
-    def broken(*_, **__):
-        raise MemoryError("no room for the window")
+@pytest.mark.parametrize(
+    "broken",
+    [MemoryError("no room for the window"), SystemExit(3), LoadError("odd"), KeyboardInterrupt()],
+    ids=lambda e: type(e).__name__,
+)
+def test_a_planner_that_fails_leaves_the_placement_and_one_log_line(broken, caplog) -> None:
+    def fails(*_, **__):
+        raise broken
 
-    monkeypatch.setattr(balancer_module, "plan", broken)
+    results = threads.run_ranks(G, lambda t: serve(t, steps=20, planner=fails))
+    for rank, (balancer, _, events) in enumerate(results):
+        kept = {step: e.kept for step, e in enumerate(events) if e.kept}
+        assert list(kept) == [4]
+        assert (type(broken).__name__ in kept[4]) == (rank == 0)
+        assert balancer.failure is None
+        assert np.array_equal(balancer.phy2log, initial_placement(L, E, S))
+    assert len(caplog.records) == 1
+    assert "the placement in force stays" in caplog.text
 
-    def body(transport):
-        balancer, _ = make(transport)
-        C = S // G
+
+@pytest.mark.parametrize("answer", ["nonsense", "missing expert", "another size"])
+def test_a_planner_or_gate_that_answers_nonsense_is_a_failed_plan(answer) -> None:
+    def odd(*arguments, **named):
+        made = plan(*arguments, **named)
+        if answer == "nonsense":
+            return None
+        if answer == "missing expert":
+            return replace(made, phy2log=np.zeros_like(made.phy2log))
+        return replace(made, phy2log=made.phy2log[:, :-4])
+
+    results = threads.run_ranks(G, lambda t: serve(t, steps=8, planner=odd))
+    assert all(sum(e.kept is not None for e in events) == 1 for _, _, events in results)
+
+
+def test_a_plan_that_is_late_is_asked_for_again_and_nobody_waits() -> None:
+    late: list = []
+
+    def run(transport):
+        balancer, _ = make(transport, background=late.append)
+        mine = slice(transport.rank * 6, transport.rank * 6 + 6)
+        seen = []
         for step in range(20):
-            counts = slot_counts(TRACE[step], balancer.phy2log)
-            mine = counts[:, transport.rank * C : (transport.rank + 1) * C]
-            try:
-                balancer.step(mine)
-            except (MemoryError, PlanError) as e:
-                balancer.close()
-                return step, type(e)
-        return None
+            if step == 12 and transport.rank == 0:
+                late.pop()()  # the planner ends at last
+            event = balancer.step(slot_counts(TRACE[step], balancer.phy2log)[:, mine])
+            seen.append((event.decided is not None, bool(event.committed)))
+        return seen
 
-    ended = threads.run_ranks(G, body)
-    assert ended[0] == (4, MemoryError)
-    assert ended[1:] == [(4, PlanError)] * (G - 1)
+    for seen in threads.run_ranks(G, run):
+        assert [s for s, (decided, _) in enumerate(seen) if decided] == [12]
+        assert sum(committed for _, committed in seen) == L
+
+
+def test_a_planner_that_never_ends_is_given_up_and_asked_anew() -> None:
+    started: list = []
+    results = threads.run_ranks(G, lambda t: serve(t, steps=40, background=started.append))
+    for balancer, _, events in results:
+        kept = [step for step, e in enumerate(events) if e.kept]
+        assert kept == [19]  # due at step 4, given up 16 later, when the next is due
+        assert balancer.failure is None
+    assert len(started) > 1
+
+
+def test_without_a_thread_to_be_had_serving_goes_on() -> None:
+    def none_left(run) -> None:
+        raise RuntimeError("can't start new thread")
+
+    results = threads.run_ranks(G, lambda t: serve(t, steps=20, background=none_left))
+    assert "new thread" in next(e.kept for e in results[0][2] if e.kept)
+
+
+def test_broken_counters_of_one_rank_are_dropped_and_hang_nobody(caplog) -> None:
+    def run(transport):
+        balancer, _ = make(transport)
+        for step in range(12):
+            counts = np.full((L, S // G), -1 if transport.rank == 1 else 5)
+            balancer.step(counts if step % 2 else counts.astype(float) + 0.5)
+        return balancer.failure
+
+    assert threads.run_ranks(G, run) == [None] * G
+    assert sum("are dropped" in r.message for r in caplog.records) == G
 
 
 def test_the_first_plan_replaces_an_initial_placement_that_nobody_chose() -> None:
@@ -301,7 +356,7 @@ def test_the_first_plan_replaces_an_initial_placement_that_nobody_chose() -> Non
         balancer = Balancer(
             L, E, G, S, initial=initial_placement(L, E, S) if given else None, gate=ALWAYS,
             window=LoadWindow(L, E, blocks=16, steps_per_block=1), max_swaps=1,
-            check_every=16, rearrange_every=64, record_every=1, plan_steps=0,
+            check_every=16, rearrange_every=64, record_every=1, plan_steps=0, background=at_once,
         )  # fmt: skip
         for step in range(16):
             event = balancer.step(slot_counts(TRACE[step], balancer.phy2log))
@@ -323,7 +378,20 @@ def test_wrong_intervals_are_refused(changes, says) -> None:
         Balancer(L, E, G, S, **({"check_every": 4, "rearrange_every": 8} | changes))
 
 
-def test_no_planning_thread_is_left_behind() -> None:
-    balancer = Balancer(L, E, G, S)
+def test_closing_does_not_wait_for_the_planner() -> None:
+    entered, release = threading.Event(), threading.Event()
+
+    def slow(*_, **__):
+        entered.set()
+        release.wait(60)
+        raise AssertionError("nobody asks any more")
+
+    balancer = Balancer(
+        L, E, G, S, planner=slow, check_every=1, rearrange_every=1, record_every=1,
+        window=LoadWindow(L, E, blocks=2, steps_per_block=1),
+    )  # fmt: skip
+    balancer.step(slot_counts(TRACE[0], balancer.phy2log))
+    assert entered.wait(60)
     balancer.close()
-    assert not [t for t in threading.enumerate() if t.name.startswith("eplb-plan")]
+    assert not release.is_set()
+    release.set()

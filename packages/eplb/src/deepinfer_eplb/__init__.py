@@ -2,15 +2,18 @@
 
 from deepinfer_eplb.dispatch import dispatch, waterfill
 from deepinfer_eplb.errors import (
+    CommitError,
     EplbError,
     LoadError,
+    PeerLostError,
     PlanError,
     ShapeError,
     TopologyError,
     TransportError,
 )
 from deepinfer_eplb.evaluation import Evaluation, evaluate
-from deepinfer_eplb.online.balancer import Balancer, Gate, StepEvent
+from deepinfer_eplb.online.balancer import Balancer, StepEvent
+from deepinfer_eplb.online.gate import Gate
 from deepinfer_eplb.online.window import LoadWindow
 from deepinfer_eplb.peers.eplb import rebalance_experts
 from deepinfer_eplb.placement import initial_placement, maps_of, slots_for
@@ -24,6 +27,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Alone",
     "Balancer",
+    "CommitError",
     "EplbError",
     "Evaluation",
     "Gate",
@@ -31,6 +35,7 @@ __all__ = [
     "LoadError",
     "LoadWindow",
     "MovementPlan",
+    "PeerLostError",
     "Plan",
     "PlanError",
     "ShapeError",

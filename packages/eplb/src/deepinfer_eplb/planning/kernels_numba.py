@@ -21,10 +21,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def _compiled(function: F) -> F:
     jit: Any = njit
+    # without the lock a search of milliseconds stops no thread that serves
     try:
-        return jit(cache=True)(function)
+        return jit(cache=True, nogil=True)(function)
     except RuntimeError:  # neither the package nor the user's cache folder can be written
-        return jit(function)
+        return jit(nogil=True)(function)
 
 
 @_compiled

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -173,6 +174,14 @@ def plan(
         replica_moves=solver.moves,
         seconds=time.perf_counter() - started,
     )
+
+
+@cache
+def warm_up() -> None:
+    """Load or compile the kernels now, once a process, and not when the first plan is due."""
+    window = np.ones((4, 1, 4))
+    plan(window, 2, 6, np.array([[0, 1, 2, 3, 0, 1]]))
+    plan(window, 3, 6, np.array([[0, 1, 2, 3, 0, 1]]))
 
 
 def _solve(request: _Request, loads: Float, start: Int | None) -> tuple[Int, Solver]:

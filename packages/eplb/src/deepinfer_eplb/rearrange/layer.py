@@ -1,74 +1,228 @@
-"""Carry out the movement of one layer on one rank, through a transport."""
+"""One layer's move on one rank, as a transaction: weights and maps switch everywhere or nowhere.
+
+1. Stage: what this rank needs arrives in staging; the live weights are only read.
+2. Vote: all ranks learn whether any of them could not stage. If so, nobody switches.
+3. Switch: rows of staging and live weights trade places, maps follow, the caller is told.
+4. Vote again, then a barrier: a failure before it takes every rank that lives back to the old
+   layer, which lies in staging.
+
+A rank may die inside the very last barrier after some ranks left it and before others: no protocol
+of a group that loses members can rule that out. Both layers stay at hand then, and the survivors'
+next group takes the newest side that any of them reached (`Balancer.settle`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from deepinfer_eplb.errors import ShapeError, TransportError
-from deepinfer_eplb.rearrange.movement import MovementPlan
+from deepinfer_eplb.errors import CommitError, ShapeError, TransportError
+from deepinfer_eplb.rearrange.movement import MovementPlan, RankMoves
 from deepinfer_eplb.rearrange.transport import Transport
 
 Array = npt.NDArray[Any]
 
 
-def allocate_staging(weights: Sequence[Array]) -> list[Array]:
+def host_rows(weights: Sequence[Any]) -> list[Array]:
+    """Arrays that share memory with `weights`, one slot a row, whatever their element type.
+
+    numpy arrays as they are; torch tensors in host memory as bytes [C, row bytes], so that bfloat16
+    and quantised types move too. Raises ShapeError for tensors on a device or without rows that lie
+    in one piece.
+    """
+    return [_host(w) for w in weights]
+
+
+def _host(weight: Any) -> Array:
+    if isinstance(weight, np.ndarray):
+        if weight.ndim == 0:
+            raise ShapeError("weights wants arrays [C, ...], one slot a row; got a single number")
+        # a row of a vector would be a copy, not memory to write to
+        return weight[:, None] if weight.ndim == 1 else weight
+    if not hasattr(weight, "detach"):
+        raise ShapeError(
+            f"weights wants numpy arrays or torch tensors, got {type(weight).__name__}"
+        )
+    tensor = weight.detach()
+    if tensor.device.type != "cpu":
+        raise ShapeError(
+            f"weights wants tensors in host memory, got one on {tensor.device}: leave weights out "
+            "and move them in on_commit"
+        )
+    if tensor.ndim == 0 or not tensor.is_contiguous():
+        raise ShapeError(
+            f"weights wants contiguous tensors [C, ...], got shape {tuple(tensor.shape)} with "
+            f"strides {tensor.stride()}: make it contiguous before the model keeps it"
+        )
+    import torch  # pyright: ignore[reportMissingImports]
+
+    return tensor.reshape(tensor.shape[0], -1).view(torch.uint8).numpy()
+
+
+def allocate_staging(weights: Sequence[Any]) -> list[Array]:
     """Staging for one layer: reserve it at start, not at the peak. One array a tensor, [C, ...]."""
-    return [np.empty_like(w) for w in weights]
+    # row after row whatever the order of the weights: messages arrive in rows
+    return [np.empty(w.shape, w.dtype) for w in host_rows(weights)]
 
 
 def rearrange_layer(
-    moves: MovementPlan, weights: Sequence[Array], staging: Sequence[Array], transport: Transport
+    moves: MovementPlan, weights: Sequence[Any], staging: Sequence[Array], transport: Transport
 ) -> int:
     """Move every tensor of a layer's experts as `moves` says; collective over the group.
 
-    weights: arrays [C, ...], one slot a row: the matrices and whatever belongs to them (scales,
-    biases), so that they change in one transaction. They are overwritten in place and only after
-    every rank has received everything. A canary with the expert's id travels along; if what
-    arrives is another expert, TransportError is raised and the live weights are untouched.
-    Returns the number of bytes received.
+    weights: arrays or host tensors [C, ...], one slot a row: the matrices and whatever belongs to
+    them (scales, biases), so that they change in one transaction, in place. A canary with the
+    expert's id travels along. Raises CommitError on every rank if any of them could not take part
+    (another expert arrived, no memory), and TransportError if a peer was lost; the weights are the
+    old ones then. Returns the number of bytes received.
     """
-    C, me = moves.slots_per_rank, moves.ranks[transport.rank]
-    if len(moves.ranks) != transport.size or any(w.shape[0] != C for w in weights):
-        raise ShapeError(
-            f"the movement is for {len(moves.ranks)} ranks of {C} slots; got a group of "
-            f"{transport.size} and weights with {[w.shape[0] for w in weights]} rows"
-        )
-    held = moves.old.reshape(-1, C)[transport.rank]
-    canary = held.astype(np.int64).reshape(C, 1)
-    arrived = np.full((C, 1), -1, dtype=np.int64)
-    live, stage = [*weights, canary], [*staging, arrived]
-    for src, dst in me.copies:
-        for a, b in zip(live, stage, strict=True):
-            b[dst] = a[src]
-    received = 0
-    for bucket in me.buckets:
+    change = LayerChange(moves, host_rows(weights), staging, transport)
+    change.run()
+    return change.received
+
+
+class LayerChange:
+    """One layer's transaction. `run` carries it out, `switch` trades old and new once more.
+
+    received: bytes from peers. staged: whether staging holds the other side, whole.
+    """
+
+    def __init__(
+        self,
+        moves: MovementPlan,
+        weights: Sequence[Array],
+        staging: Sequence[Array],
+        transport: Transport,
+    ) -> None:
+        C = moves.slots_per_rank
+        if len(moves.ranks) != transport.size or any(w.shape[0] != C for w in weights):
+            raise ShapeError(
+                f"the movement is for {len(moves.ranks)} ranks of {C} slots; got a group of "
+                f"{transport.size} and weights with {[w.shape[0] for w in weights]} rows"
+            )
+        staging = [s[:, None] if s.ndim == 1 else s for s in staging]
+        for w, s in zip(weights, staging, strict=True):
+            if (w.shape, w.dtype) != (s.shape, s.dtype) or not s.flags.c_contiguous:
+                raise ShapeError(
+                    f"staging wants contiguous arrays like the weights: {s.dtype} {s.shape} for "
+                    f"{w.dtype} {w.shape}; see allocate_staging"
+                )
+        self._moves, self._transport = moves, transport
+        self._live, self._staging = weights, staging
+        self.received = 0
+        self.staged = False
+
+    def run(
+        self, apply: Callable[[], None] | None = None, revert: Callable[[], None] | None = None
+    ) -> None:
+        """Collective. apply: what follows the weights on this rank (maps, callbacks); revert: what
+        takes it back. Either all ranks return with the new layer, or all that live raise with the
+        old one."""
+        self._vote("get ready for", self._stage())
+        self.staged = True
+        switched = False
+        failure: Exception | None = None
+        try:
+            try:
+                self.switch()
+                switched = True
+                if apply is not None:
+                    apply()
+            except Exception as e:
+                failure = e
+            self._vote("switch", failure)
+            self._transport.barrier()
+        except BaseException:
+            if switched:
+                self.switch()
+                if revert is not None:
+                    revert()
+            raise
+
+    def switch(self) -> None:
+        """Trade the rows of live weights and staging. Whatever it raises, nothing has changed."""
+        commit = self._moves.ranks[self._transport.rank].commit
+        done: list[tuple[int, int]] = []
+        try:
+            for i in range(len(self._live)):
+                for c in commit:
+                    self._trade(i, c)
+                    done.append((i, c))
+        except BaseException:
+            for i, c in done:
+                self._trade(i, c)
+            raise
+
+    def _trade(self, i: int, c: int) -> None:
+        live, staging = self._live[i], self._staging[i]
+        kept = live[c].copy()
+        live[c] = staging[c]
+        staging[c] = kept
+
+    def _stage(self) -> Exception | None:
+        """Fill staging; a fault of this rank is returned, so that no peer waits for it in vain."""
+        moves = self._moves
+        C, rank = moves.slots_per_rank, self._transport.rank
+        me = moves.ranks[rank]
+        canary = moves.old.reshape(-1, C)[rank].astype(np.int64).reshape(C, 1)
+        arrived = np.full((C, 1), -1, dtype=np.int64)
+        live, stage = [*self._live, canary], [*self._staging, arrived]
+        failure: Exception | None = None
+        try:
+            for src, dst in me.copies:
+                for a, b in zip(live, stage, strict=True):
+                    b[dst] = a[src]
+        except Exception as e:
+            failure = e
+        try:
+            for bucket in me.buckets:
+                self._exchange(bucket, live, stage)
+        except TransportError:
+            raise
+        except Exception as e:
+            # messages may be left half way: this group cannot go on
+            raise TransportError(f"batch_p2p failed on rank {rank}: {e!r}") from e
+        try:
+            for src, dst in me.final_copies:
+                for b in stage:
+                    b[dst] = b[src]
+        except Exception as e:
+            failure = e
+        return failure or self._wrong(me, arrived)
+
+    def _exchange(self, bucket: Sequence[Any], live: list[Array], stage: list[Array]) -> None:
+        rank = self._transport.rank
         sends: list[tuple[int, Array]] = []
         receives: list[tuple[int, Array]] = []
         for t in bucket:
-            if t.src == transport.rank:
+            if t.src == rank:
                 sends += [(t.dst, np.ascontiguousarray(a[t.src_slot]).reshape(-1)) for a in live]
             else:
                 receives += [(t.src, b[t.dst_slot].reshape(-1)) for b in stage]
-        transport.batch_p2p(sends, receives)
-        received += sum(buffer.nbytes for _, buffer in receives)
-    for src, dst in me.final_copies:
-        for b in stage:
-            b[dst] = b[src]
-    wanted = moves.new.reshape(-1, C)[transport.rank]
-    wrong = [c for c in me.commit if int(arrived[c, 0]) != int(wanted[c])]
-    # everybody learns of a failure before anybody overwrites a weight
-    failed = int(transport.all_reduce_sum(np.array([len(wrong)], dtype=np.int64))[0])
-    if failed:
-        raise TransportError(
-            f"{failed} slots of the group received another expert than planned"
-            + (f"; here slot {wrong[0]} got {int(arrived[wrong[0], 0])}" if wrong else "")
-            + ": no weight was changed"
+        self._transport.batch_p2p(sends, receives)
+        self.received += sum(buffer.nbytes for _, buffer in receives)
+
+    def _wrong(self, me: RankMoves, arrived: Array) -> Exception | None:
+        C, rank = self._moves.slots_per_rank, self._transport.rank
+        wanted = self._moves.new.reshape(-1, C)[rank]
+        wrong = [c for c in me.commit if int(arrived[c, 0]) != int(wanted[c])]
+        if not wrong:
+            return None
+        got = int(arrived[wrong[0], 0])
+        return TransportError(
+            f"slot {wrong[0]} received expert {got}, not {int(wanted[wrong[0]])} as planned"
         )
-    for c in me.commit:
-        for a, b in zip(weights, staging, strict=True):
-            a[c] = b[c]
-    return received
+
+    def _vote(self, what: str, failure: Exception | None) -> None:
+        """Raise CommitError on every rank if one has a failure."""
+        count = np.array([failure is not None], dtype=np.int64)
+        failed = int(self._transport.all_reduce_sum(count)[0])
+        if failed:
+            raise CommitError(
+                f"{failed} of {self._transport.size} ranks could not {what} a layer"
+                + ("" if failure is None else f"; here: {failure!r}")
+                + ": no weight was changed"
+            ) from failure

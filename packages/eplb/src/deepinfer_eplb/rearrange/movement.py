@@ -70,6 +70,11 @@ class MovementPlan:
                 out += [t for t in moves.buckets[b] if t.src == g]
         return out
 
+    def without_weights(self) -> MovementPlan:
+        """The same change where somebody else moves the weights: nothing to send or copy."""
+        nothing = RankMoves((), (), (), ())
+        return MovementPlan(self.old, self.new, (nothing,) * len(self.ranks))
+
     def between_nodes(self, ranks_per_node: int) -> int:
         """Transfers that leave their node."""
         return sum(t.src // ranks_per_node != t.dst // ranks_per_node for t in self.transfers)
