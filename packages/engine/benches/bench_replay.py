@@ -24,7 +24,7 @@ from rich.table import Table
 
 from deepinfer_engine import Cache, Model, load_model
 from deepinfer_engine.demo import demo_path
-from deepinfer_engine.model.assembly import load_tokenizer
+from deepinfer_engine.model.files import load_tokenizer
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tools" / "train_demo"))
 import corpus

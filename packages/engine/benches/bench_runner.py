@@ -22,7 +22,7 @@ from rich.table import Table
 from deepinfer_engine.core.runner import DecodeRow, PrefillChunk
 from deepinfer_engine.core.types import SamplingParams
 from deepinfer_engine.demo import demo_path
-from deepinfer_engine.model.assembly import load_tokenizer
+from deepinfer_engine.model.files import load_tokenizer
 from deepinfer_engine.model.runner import TorchRunner, build_runner
 
 BATCHES = (1, 8, 32)

@@ -24,8 +24,8 @@ from deepinfer_engine.errors import (
 from deepinfer_engine.offline.llm import LLM, Completion
 
 if TYPE_CHECKING:
-    from deepinfer_engine.model.api import Model, load_model
-    from deepinfer_engine.model.cache import Cache
+    from deepinfer_engine.model.v41.api import Model, load_model
+    from deepinfer_engine.model.v41.cache import Cache
 
 __version__ = "0.1.0"
 
@@ -58,7 +58,7 @@ __all__ = [
 ]
 
 # Importing the package must not import torch: a server's router has no model.
-_HEAVY = {"Cache": "model.cache", "Model": "model.api", "load_model": "model.api"}
+_HEAVY = {"Cache": "model.v41.cache", "Model": "model.v41.api", "load_model": "model.v41.api"}
 
 
 def __getattr__(name: str) -> Any:

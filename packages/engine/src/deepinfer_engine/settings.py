@@ -58,6 +58,7 @@ class Settings(BaseModel):
     served_model_name: tuple[str, ...] = Field(
         (), description="names clients may use; unset = the directory's name or deepinfer-demo"
     )
+    device: str = Field("cpu", description="where the model computes; the CPU alone for now")
     dtype: Dtype = Field("float32", description="arithmetic of the model")
     cache_quant: CacheQuant = Field("reference", description="record formats of the KV cache")
     replay: Replay = Field("off", description="compact: early prompt tokens skip half the layers")

@@ -11,7 +11,7 @@ from conftest import Record
 
 from deepinfer_engine import LLM, SamplingParams, load_model
 from deepinfer_engine.demo import demo_path
-from deepinfer_engine.model.assembly import load_tokenizer
+from deepinfer_engine.model.files import load_tokenizer
 
 PROMPTS = [
     "Ana lived near the garden with",

@@ -18,8 +18,8 @@ from tiny_tokens import tokens
 from torch import Tensor
 
 from deepinfer_engine import load_model
-from deepinfer_engine.model.draft import DraftBlock, Drafter
-from deepinfer_engine.model.layout import CacheQuant
+from deepinfer_engine.model.family import CacheQuant
+from deepinfer_engine.model.v41.draft import DraftBlock, Drafter
 
 Quantised = Callable[[int], Path]
 SEEDS = range(4)

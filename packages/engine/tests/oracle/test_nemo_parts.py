@@ -20,19 +20,21 @@ from nemo_automodel.components.models.deepseek_v41.config import DeepseekV41Text
 from nemo_automodel.components.models.deepseek_v41.engram import DeepseekV41NgramHash
 from transformers import PreTrainedTokenizerFast
 
-from deepinfer_engine.adapters.kernels import ops
-from deepinfer_engine.model.assembly import load_tokenizer
-from deepinfer_engine.model.batch import Batch, SequenceRows
-from deepinfer_engine.model.config import ModelConfig, TextConfig, load_config
-from deepinfer_engine.model.engram import Engram
-from deepinfer_engine.model.rope import Rope
+from deepinfer_engine.adapters.kernels import Operators
+from deepinfer_engine.model.files import load_tokenizer
+from deepinfer_engine.model.sequence_rows import SequenceRows
+from deepinfer_engine.model.v41.batch import Batch
+from deepinfer_engine.model.v41.config import ModelConfig, TextConfig, load_config
+from deepinfer_engine.model.v41.engram import Engram
+from deepinfer_engine.model.v41.rope import Rope
 
 Quantised = Callable[[int], Path]
+ops = Operators("cpu")
 
 
 def our_rows(config: TextConfig, tokenizer: Tokenizer, ids: np.ndarray, cut: int) -> list[Tensor]:
     """Rows of each Engram layer, the sequence fed in two pieces; id -1 is no text token."""
-    engram = Engram(config, tokenizer)
+    engram = Engram(config, tokenizer, ops)
     whole: list[list[Tensor]] = [[] for _ in config.engram_layer_ids]
     for start, end in ((0, cut), (cut, len(ids))):
         before = tuple(ids[max(0, start - config.lookback) : start].tolist())

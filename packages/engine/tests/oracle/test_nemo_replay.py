@@ -17,8 +17,8 @@ from tiny_tokens import tokens
 from torch import Tensor
 
 from deepinfer_engine import load_model
-from deepinfer_engine.model.config import TextConfig
-from deepinfer_engine.model.replay import ReplayMode
+from deepinfer_engine.model.family import ReplayMode
+from deepinfer_engine.model.v41.config import TextConfig
 
 PROMPT, ANSWER, KEEP = 150, 12, 40
 

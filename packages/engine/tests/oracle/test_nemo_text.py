@@ -23,7 +23,6 @@ from tiny_tokens import tokens
 from torch import Tensor
 
 from deepinfer_engine import load_model
-from deepinfer_engine.adapters.kernels import ops
 
 SEEDS = range(6)
 LENGTH = 160
@@ -137,6 +136,8 @@ def test_logits_with_every_rounding_taken_from_nemo(
         flipped.append((own != after).flatten())
         return after
 
+    model = load_model(quantised(seed), dtype="float32")
+    ops = model._backbone.ops
     # The three operators of the model that round; the record's name is their last argument.
     query_key, norm_rope, alone = ops.mla_query_key, ops.norm_rope_quant, ops.fake_quant
 
@@ -150,7 +151,7 @@ def test_logits_with_every_rounding_taken_from_nemo(
     monkeypatch.setattr(ops, "mla_query_key", keys_taken)
     monkeypatch.setattr(ops, "norm_rope_quant", index_taken)
     monkeypatch.setattr(ops, "fake_quant", lambda x, name: taken(x, alone(x, name), name))
-    ours, _ = load_model(quantised(seed), dtype="float32").prefill(ids)
+    ours, _ = model.prefill(ids)
     assert not any(made.values()), "our pass rounded fewer values than NeMo's"
     what = f"logits of {len(SEEDS)} models, {LENGTH} tokens, each rounding NeMo's"
     assert record(what, ours, theirs)[0] < CLOSE

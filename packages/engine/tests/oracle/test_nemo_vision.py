@@ -22,7 +22,7 @@ from torch import Tensor
 
 from deepinfer_engine import Cache, Model, load_model
 from deepinfer_engine.core.pictures import Picture, overlapping, place
-from deepinfer_engine.model.layout import CacheQuant
+from deepinfer_engine.model.family import CacheQuant
 
 SIZES = [(84, 84), (126, 56), (56, 126), (98, 154), (112, 70)]
 """(width, height): whole cells and cells over the edge, wide and tall."""

@@ -18,12 +18,13 @@ from tiny_checkpoint import write_tiny
 from torch import Tensor
 
 from deepinfer_engine import Model, load_model
-from deepinfer_engine.adapters.kernels import ops
-from deepinfer_engine.model import v41
-from deepinfer_engine.model.attention import Angles, Shared, query_key
-from deepinfer_engine.model.batch import Batch, SequenceRows
-from deepinfer_engine.model.config import TextConfig
-from deepinfer_engine.model.weights import AttentionWeights, LayerWeights
+from deepinfer_engine.adapters.kernels import Operators
+from deepinfer_engine.model.sequence_rows import SequenceRows
+from deepinfer_engine.model.v41 import backbone as v41
+from deepinfer_engine.model.v41.attention import Angles, Shared, query_key
+from deepinfer_engine.model.v41.batch import Batch
+from deepinfer_engine.model.v41.config import TextConfig
+from deepinfer_engine.model.v41.weights import AttentionWeights, LayerWeights
 from deepinfer_kernels import ops as kernels
 
 v4 = pytest.importorskip(
@@ -46,6 +47,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
     home = tmp_path_factory.mktemp("v4")
     path = write_tiny(home, seed=5, index_topk=256, candidate_topk_blocks=64)
     return load_model(path, dtype="float32", cache_quant="none")
+
+
+ops = Operators("cpu")
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:
@@ -143,10 +147,15 @@ def our_attention(model: Model, layer: int, x: Tensor, cuts: list[int]) -> Tenso
 
 
 def with_normed_queries(
-    config: TextConfig, w: AttentionWeights, x: Tensor, angles: Angles, rounding: str
+    ops: Operators,
+    config: TextConfig,
+    w: AttentionWeights,
+    x: Tensor,
+    angles: Angles,
+    rounding: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """V4's queries: the per-head norm commutes with the rotation, so it may come after it."""
-    latent, q, key = query_key(config, w, x, angles, rounding)
+    latent, q, key = query_key(ops, config, w, x, angles, rounding)
     scale = torch.rsqrt(q.square().mean(-1, keepdim=True) + config.rms_norm_eps)
     return latent, q * scale, key
 

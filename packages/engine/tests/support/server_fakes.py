@@ -27,7 +27,7 @@ from deepinfer_engine.core.types import (
     TokensEvent,
     Usage,
 )
-from deepinfer_engine.model.config import ModelConfig
+from deepinfer_engine.model.v41.config import ModelConfig
 from deepinfer_engine.router.client import ModelInfo, WorkerStatus
 from deepinfer_recipe import SpecialToken, Tokenizer
 
@@ -177,7 +177,9 @@ def byte_codec(
     if pictures is not None:
         image = tokenizer.special_id(SpecialToken.Image.value)
         config = ModelConfig.model_validate({**RELEASED, "image_token_id": image})
-        intake = PictureIntake(config, pictures)
+        rules = config.picture_rules
+        assert rules is not None
+        intake = PictureIntake(rules, pictures)
     return RecipeCodec(
         tokenizer,
         names,

@@ -12,9 +12,9 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 
-from deepinfer_engine.model.config import ModelConfig, load_config
-from deepinfer_engine.model.engram import table_primes, vocabulary_classes
-from deepinfer_engine.model.expected import expected_tensors
+from deepinfer_engine.model.v41.config import ModelConfig, load_config
+from deepinfer_engine.model.v41.engram import table_primes, vocabulary_classes
+from deepinfer_engine.model.v41.expected import expected_tensors
 
 SPECIALS = ["<s>", "</s>", "<pad>", "<noise>"]
 

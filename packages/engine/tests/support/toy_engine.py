@@ -121,7 +121,7 @@ def alone(tokens: Sequence[int], sampling: SamplingParams, **options: Any) -> li
     history = [*tokens, first.tokens[0]]
     stops = {
         *sampling.stop_token_ids,
-        *(() if sampling.ignore_eos else (runner.caps.eos_token_id,)),
+        *(() if sampling.ignore_eos else runner.caps.eos_token_ids),
     }
 
     def over() -> bool:

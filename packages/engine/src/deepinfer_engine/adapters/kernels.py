@@ -1,8 +1,8 @@
 """The operators of deepinfer_kernels that the model calls.
 
-They are resolved once, when the model is imported: a decode step of a small model calls hundreds
-of them on tiny tensors, where the checks and the dispatch of the public functions would cost more
-than the arithmetic. Set `DEEPINFER_KERNELS` before that to choose back ends.
+They are resolved when a model is built, from the registry as it is then: a decode step of a small
+model calls hundreds of them on tiny tensors, where the checks and the dispatch of the public
+functions would cost more than the arithmetic.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from deepinfer_kernels import formats, registry
 
-__all__ = ["formats", "ops"]
+__all__ = ["Operators", "formats", "registry"]
 
 
 class Operators:
@@ -45,6 +45,3 @@ class Operators:
         self.engram_hash = resolved("engram_hash")
         self.engram_gate = resolved("engram_gate")
         self.moe_layer = resolved("moe_layer")
-
-
-ops = Operators("cpu")

@@ -107,12 +107,16 @@ def _packages(_: Settings) -> Finding:
 def _torch(_: Settings) -> Finding:
     import torch
 
-    devices = (
-        f"{torch.cuda.device_count()} CUDA devices" if torch.cuda.is_available() else "CPU only"
-    )
-    return Finding(
-        "torch", "ok", f"{torch.__version__}, {torch.get_num_threads()} threads, {devices}"
-    )
+    built = f"{torch.__version__}, {torch.get_num_threads()} threads"
+    if torch.cuda.is_available():
+        idle = torch.cuda.device_count()
+        return Finding(
+            "torch",
+            "warn",
+            f"{built}; {idle} GPU(s) seen and left idle",
+            "models of this runtime compute on the CPU alone for now",
+        )
+    return Finding("torch", "ok", f"{built}, CPU")
 
 
 def _compiler(_: Settings) -> Finding:

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from deepinfer_engine.core.config import EngineConfig
+from deepinfer_engine.core.device import Device
+from deepinfer_engine.core.runner import BLOCK_TOKENS
 from deepinfer_engine.errors import CheckpointError, ConfigError, ConstraintsUnavailable
 from deepinfer_engine.pd.supervise import (
     CLUSTER_KEY_ENV,
@@ -32,10 +34,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-BLOCK_TOKENS = 128
+
 # What a worker needs to know; the rest of the settings is the HTTP process's business.
 _WORKER_SETTINGS = (
-    "model", "dtype", "cache_quant", "replay", "replay_keep", "nextn", "max_num_seqs",
+    "model", "device", "dtype", "cache_quant", "replay", "replay_keep", "nextn", "max_num_seqs",
     "max_num_batched_tokens", "num_blocks", "threads", "xgrammar_timeout",
     "xgrammar_cache_limit_bytes", "cache", "cache_dir", "vision", "drain_timeout_s", "log_level",
 )  # fmt: skip
@@ -117,6 +119,7 @@ def build_runner(settings: Settings, *, tower: bool = True) -> StepRunner:
         replay=settings.replay,
         keep=settings.replay_keep,
         vision=settings.vision and tower,
+        device=Device.parse(settings.device),
     )
 
 

@@ -50,6 +50,9 @@ Names = Annotated[
 Config = Annotated[
     Path | None, typer.Option(help="TOML file of settings; default: ./deepinfer.toml.")
 ]
+Device = Annotated[
+    str | None, typer.Option(help="Where the model computes; the CPU alone for now.")
+]
 Dtype = Annotated[str | None, typer.Option(help="bfloat16, float32 or float64.")]
 CacheQuant = Annotated[str | None, typer.Option(help="KV record formats: reference or none.")]
 Replay = Annotated[
@@ -164,6 +167,7 @@ def _tell(exc: Exception) -> int:
 
 
 def _settings(config: Path | None, **flags: Any) -> Settings:
+    from deepinfer_engine.core.device import Device
     from deepinfer_engine.settings import load_settings
 
     for name in ("cache", "vision"):
@@ -171,7 +175,9 @@ def _settings(config: Path | None, **flags: Any) -> Settings:
             flags[name] = False
     for name in ("prefill", "decode", "served_model_name"):
         flags[name] = flags.get(name) or None
-    return load_settings(flags, config=config)
+    settings = load_settings(flags, config=config)
+    Device.parse(settings.device)
+    return settings
 
 
 def _console() -> Console:
@@ -197,6 +203,7 @@ def serve(
     no_cache: NoCache = False,
     no_vision: NoVision = False,
     fetch_images: FetchImages = None,
+    device: Device = None,
     dtype: Dtype = None,
     cache_quant: CacheQuant = None,
     replay: Replay = None,
@@ -266,6 +273,7 @@ def prefill(
     cache_dir: CacheDir = None,
     no_cache: NoCache = False,
     no_vision: NoVision = False,
+    device: Device = None,
     dtype: Dtype = None,
     cache_quant: CacheQuant = None,
     replay: Replay = None,
@@ -292,6 +300,7 @@ def decode(
     cache_dir: CacheDir = None,
     no_cache: NoCache = False,
     no_vision: NoVision = False,
+    device: Device = None,
     dtype: Dtype = None,
     cache_quant: CacheQuant = None,
     replay: Replay = None,
@@ -327,6 +336,7 @@ def chat(
         str | None, typer.Option(envvar="DEEPINFER_API_KEY", help="Key of that server.")
     ] = None,
     model: Model = None,
+    device: Device = None,
     system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
     temperature: Annotated[
         float | None, typer.Option(help="0 = always the likeliest token.")
@@ -340,7 +350,7 @@ def chat(
     config: Config = None,
 ) -> int:
     """Talk to a model in the terminal; shows time to first token and cached tokens."""
-    settings = _settings(config, model=model, cache_dir=cache_dir, no_cache=no_cache)
+    settings = _settings(config, model=model, device=device, cache_dir=cache_dir, no_cache=no_cache)
     from deepinfer_engine.cli.chat import ChatOptions, run_chat
 
     options = ChatOptions(
@@ -371,6 +381,7 @@ def generate(
     ] = 8,
     model: Model = None,
     served_model_name: Names = None,
+    device: Device = None,
     dtype: Dtype = None,
     nextn: Nextn = None,
     cache_dir: CacheDir = None,

@@ -10,7 +10,7 @@ import typer
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from deepinfer_engine.model.config import ModelConfig
+    from deepinfer_engine.model.v41.config import ModelConfig
 
 model_app = typer.Typer(help="Look at a checkpoint.", no_args_is_help=True)
 
@@ -41,8 +41,8 @@ def inspect(
     import json
     from dataclasses import asdict
 
-    from deepinfer_engine.model.config import load_config
-    from deepinfer_engine.model.costs import cache_cost, context_cost, count_parameters
+    from deepinfer_engine.model.v41.config import load_config
+    from deepinfer_engine.model.v41.costs import cache_cost, context_cost, count_parameters
 
     directory = path.parent if path.name == "config.json" else path
     config = load_config(directory)
@@ -105,7 +105,7 @@ def inspect(
 
 def _check_weights(directory: Path, config: ModelConfig) -> int:
     """Number of weight files, all checked; 0 where there are none."""
-    from deepinfer_engine.model.weights import check_weights
+    from deepinfer_engine.model.v41.weights import check_weights
 
     if not any(directory.glob("model*.safetensors*")):
         return 0

@@ -24,7 +24,7 @@ from deepinfer_engine.adapters.recipe import (
 from deepinfer_engine.codec.errors import InvalidRequest
 from deepinfer_engine.core.pictures import PictureRules
 from deepinfer_engine.errors import RequestError
-from deepinfer_engine.model.config import ModelConfig, load_config
+from deepinfer_engine.model.registry import load_family_config
 
 FETCH_S = 30.0
 """For all URLs of one request together."""
@@ -46,20 +46,16 @@ class PicturePolicy:
 class PictureIntake:
     """Makes pictures ready for one model. Thread-safe; calls block."""
 
-    def __init__(self, config: ModelConfig, policy: PicturePolicy) -> None:
-        """`config` is that of a model with a tower."""
-        vision, rules = config.vision_config, config.picture_rules
-        assert vision is not None, "a model without a tower takes no pictures"
-        assert rules is not None, "a tower comes with an image token"
-        self.rules: PictureRules = rules
+    def __init__(self, rules: PictureRules, policy: PicturePolicy) -> None:
+        self.rules = rules
         self._policy = policy
         self._preprocessor = _Preprocessor(
             ImageSizeRule(
-                vision.patch_size,
-                vision.downsample_ratio,
-                vision.min_pixels,
-                vision.max_image_tokens,
-                vision.max_wh_ratio,
+                rules.patch,
+                rules.cell,
+                rules.min_pixels,
+                rules.max_tokens,
+                rules.max_wh_ratio,
             )
         )
 
@@ -68,8 +64,8 @@ class PictureIntake:
         """For a checkpoint directory; None when its model has no tower, or no config is there."""
         if not (model_dir / "config.json").exists():
             return None
-        config = load_config(model_dir)
-        return None if config.vision_config is None else cls(config, policy)
+        rules = load_family_config(model_dir)[1].picture_rules
+        return None if rules is None else cls(rules, policy)
 
     def of_request(self, sources: Sequence[ImageSource]) -> list[Image]:
         """In the order of the sources. Raises InvalidRequest naming the picture's place."""

@@ -51,6 +51,8 @@ class PictureRules:
     patch: int = 14
     cell: int = 3
     max_tokens: int = 1024
+    min_pixels: int = 295936
+    max_wh_ratio: float | None = None
 
     def tokens(self, width: int, height: int) -> int:
         """Tokens that a picture of this size, in whole patches, spans.

@@ -27,6 +27,9 @@ from deepinfer_engine.core.types import SamplingParams, TokenLogprob
 IntArray = npt.NDArray[np.int64]
 MaskRows = npt.NDArray[np.int32]
 
+BLOCK_TOKENS = 128
+"""Tokens per KV block: the grain of storage, transfer and prefix hits."""
+
 
 @dataclass(frozen=True, slots=True)
 class Region:
@@ -63,7 +66,7 @@ class Caps:
     nextn: int
     lookback: int
     """How many tokens before a chunk the model must be told (n-gram hashing)."""
-    eos_token_id: int
+    eos_token_ids: tuple[int, ...]
     num_blocks: int
     num_state_slots: int
     pictures: PictureRules | None = None

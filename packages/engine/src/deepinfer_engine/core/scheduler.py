@@ -438,7 +438,7 @@ class Scheduler:
             output_len=seq.output_len,
             total_len=len(seq.tokens),
             sampling=seq.request.sampling,
-            eos_token_id=self.caps.eos_token_id,
+            eos_token_ids=self.caps.eos_token_ids,
             max_model_len=self.caps.max_model_len,
         )
         if output.failed and seq.finish_reason is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from deepinfer_engine.core.types import FinishReason, SamplingParams
 
@@ -13,7 +13,7 @@ def cut_at_stop(
     output_len: int,
     total_len: int,
     sampling: SamplingParams,
-    eos_token_id: int,
+    eos_token_ids: Collection[int],
     max_model_len: int,
 ) -> tuple[int, FinishReason | None]:
     """How many of one step's tokens are kept, and why the sequence ends there, if it does.
@@ -24,7 +24,7 @@ def cut_at_stop(
     """
     stops = set(sampling.stop_token_ids)
     if not sampling.ignore_eos:
-        stops.add(eos_token_id)
+        stops.update(eos_token_ids)
     for kept, token in enumerate(emitted, start=1):
         if token in stops and output_len + kept > sampling.min_tokens:
             return kept, "stop"

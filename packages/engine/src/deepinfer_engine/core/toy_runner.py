@@ -68,7 +68,7 @@ class ToyRunner:
             max_model_len=max_model_len,
             nextn=nextn,
             lookback=lookback,
-            eos_token_id=vocab_size - 1,
+            eos_token_ids=(vocab_size - 1,),
             num_blocks=num_blocks,
             num_state_slots=num_state_slots,
         )
@@ -221,7 +221,7 @@ class ToyRunner:
         seed = (sampling.seed or 0) if sampling.temperature > 0 else -1
         mixed = _mix(total, int(window.sum(dtype=np.uint64)), p, seed)
         token = mixed % vocab
-        banned = set(sampling.stop_token_ids) | {self._caps.eos_token_id}
+        banned = set(sampling.stop_token_ids) | set(self._caps.eos_token_ids)
         if output_index < sampling.min_tokens:
             while token in banned:
                 token = (token + 1) % vocab

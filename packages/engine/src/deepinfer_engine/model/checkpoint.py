@@ -9,6 +9,7 @@ wrong.
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -21,7 +22,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from deepinfer_engine.errors import CheckpointError
-from deepinfer_engine.model.config import read_json
+from deepinfer_engine.model.files import read_json
 from deepinfer_engine.model.quantised import (
     blocks_of,
     decode_fp4_rows,
@@ -75,6 +76,23 @@ class TensorSpec:
         return (rows, blocks_of(self.shape[-1]))
 
 
+def refuse_damage(tensor: torch.Tensor, where: str) -> None:
+    """Raise CheckpointError when a weight is NaN or infinite: one is enough to spoil every answer.
+
+    The sum is read first, since a bad value cannot hide in it; a sum may also overflow by itself.
+    """
+    if math.isfinite(
+        float(tensor.sum(dtype=torch.float64 if tensor.dtype == torch.float64 else torch.float32))
+    ):
+        return
+    bad = int((~torch.isfinite(tensor)).sum())
+    if bad:
+        raise CheckpointError(
+            f"{where}: {bad} of {tensor.numel()} values are NaN or infinite; the file is damaged, "
+            "or was saved after a training that broke: get it again"
+        )
+
+
 def scale_name(name: str) -> str:
     """`X.weight` to `X.scale`."""
     return name.removesuffix(".weight") + ".scale"
@@ -119,9 +137,12 @@ class Checkpoint:
         stored = self._read(name)
         storage = self._expected[name].storage
         if storage in ("float", "float32"):
-            return stored.to(dtype).contiguous()
-        decode = _DECODERS[storage]
-        return decode(stored, self._read(scale_name(name)), dtype)
+            out = stored.to(dtype).contiguous()
+        else:
+            out = _DECODERS[storage](stored, self._read(scale_name(name)), dtype)
+        file, _ = self._where[name]
+        refuse_damage(out, f"{self._dir / file}: {name}")
+        return out
 
     def rows(self, name: str, dtype: torch.dtype) -> RowTable:
         """One expected matrix as a table on disk that is read by row."""

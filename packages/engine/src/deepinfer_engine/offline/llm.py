@@ -26,8 +26,7 @@ from deepinfer_engine.errors import ConstraintsUnavailable, PromptTooLong, Reque
 if TYPE_CHECKING:
     from deepinfer_engine.core.grammars import GrammarCompiler
     from deepinfer_engine.core.runner import Caps
-    from deepinfer_engine.model.layout import CacheQuant
-    from deepinfer_engine.model.replay import ReplayMode
+    from deepinfer_engine.model.family import CacheQuant, ReplayMode
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +63,13 @@ class LLM:
         cache_dir: str | Path | None = None,
         max_num_seqs: int = 16,
         num_blocks: int = 1024,
+        device: str = "cpu",
     ) -> None:
         # Here and not above: importing the package must not import torch.
         from deepinfer_engine.codec.pictures import PictureIntake, PicturePolicy
-        from deepinfer_engine.model.assembly import load_tokenizer
-        from deepinfer_engine.model.config import BLOCK_TOKENS
+        from deepinfer_engine.core.device import Device
+        from deepinfer_engine.core.runner import BLOCK_TOKENS
+        from deepinfer_engine.model.files import load_tokenizer
         from deepinfer_engine.model.runner import build_runner
         from deepinfer_engine.router.local import LocalEngine
 
@@ -86,6 +87,7 @@ class LLM:
             num_state_slots=max_num_seqs + config.max_num_batched_tokens // BLOCK_TOKENS + 2,
             cache_quant=cache_quant,
             replay=replay,
+            device=Device.parse(device),
         )
         store = None
         if cache_dir is not None:

@@ -7,7 +7,7 @@ import pytest
 from deepinfer_engine.core.sampling_params import validate
 from deepinfer_engine.core.types import SamplingParams
 from deepinfer_engine.errors import RequestError
-from deepinfer_engine.model.sampling_arrays import sampling_batch
+from deepinfer_engine.model.sampling import sampling_batch
 
 
 @pytest.mark.parametrize("cold", [0.0, 5e-324, 1e-40, 9e-6])

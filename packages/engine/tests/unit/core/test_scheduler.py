@@ -37,7 +37,7 @@ def scheduler(role="both", *, blocks=40, slots=20, nextn=2, keep_snapshots=False
         max_model_len=4096,
         nextn=nextn,
         lookback=2,
-        eos_token_id=255,
+        eos_token_ids=(255,),
         num_blocks=blocks,
         num_state_slots=slots,
     )

@@ -18,7 +18,7 @@ def cut(emitted, *, output_len=0, total_len=10, max_model_len=100, **sampling):
         output_len=output_len,
         total_len=total_len,
         sampling=SamplingParams(**sampling),
-        eos_token_id=EOS,
+        eos_token_ids=(EOS,),
         max_model_len=max_model_len,
     )
 

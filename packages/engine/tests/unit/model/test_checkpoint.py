@@ -14,9 +14,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from deepinfer_engine.errors import CheckpointError, ConfigError
-from deepinfer_engine.model.config import ModelConfig, load_config
-from deepinfer_engine.model.engram import multipliers, table_primes
 from deepinfer_engine.model.runner import build_runner
+from deepinfer_engine.model.v41.config import ModelConfig, load_config
+from deepinfer_engine.model.v41.engram import multipliers, table_primes
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ from released_config import RELEASED
 from typer.testing import CliRunner
 
 from deepinfer_engine.cli.main import app, run
-from deepinfer_engine.model.config import ModelConfig
-from deepinfer_engine.model.costs import cache_cost, context_cost, count_parameters
-from deepinfer_engine.model.expected import expected_tensors
+from deepinfer_engine.model.v41.config import ModelConfig
+from deepinfer_engine.model.v41.costs import cache_cost, context_cost, count_parameters
+from deepinfer_engine.model.v41.expected import expected_tensors
 
 CONFIG = ModelConfig.model_validate(RELEASED)
 

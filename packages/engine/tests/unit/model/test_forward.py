@@ -13,9 +13,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deepinfer_engine.model.batch import Batch, SequenceRows
-from deepinfer_engine.model.layout import CacheQuant
+from deepinfer_engine.model.family import CacheQuant
 from deepinfer_engine.model.runner import TorchRunner, build_runner
+from deepinfer_engine.model.sequence_rows import SequenceRows
+from deepinfer_engine.model.v41.batch import Batch
 
 LENGTH = 150
 TOLERANCE = 1e-10  # float64; observed 1e-14
@@ -44,8 +45,10 @@ def rows(
 
 def feed(model: TorchRunner, *sequences: SequenceRows) -> list[torch.Tensor]:
     """Logits of every row, split by sequence."""
-    batch = Batch(model._config, list(sequences))
-    return list(model._backbone.forward(batch, None).split([len(s.token_ids) for s in sequences]))
+    batch = Batch(model.model._text, list(sequences))
+    return list(
+        model.model._backbone.forward(batch, None).split([len(s.token_ids) for s in sequences])
+    )
 
 
 def in_pieces(
@@ -160,8 +163,8 @@ def test_drafts_equal_the_dense_twin_whatever_lies_beyond_in_the_ring(
         model,
         rows(np.concatenate([ids[:resident], tokens(9, 5)]), resident, resident + 5, 1, [2, 3]),
     )
-    assert model._drafter is not None
-    block = model._drafter.run(
+    assert model.model._drafts._drafter is not None
+    block = model.model._drafts._drafter.run(
         torch.tensor([77]),
         torch.tensor([resident]),
         torch.tensor([1]),

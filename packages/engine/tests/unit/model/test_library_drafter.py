@@ -14,8 +14,9 @@ from quantised_checkpoint import write_quantised
 from deepinfer_dspark import CounterRng, DraftBatch, SamplingBatch
 from deepinfer_dspark.drafters.block import DSparkDrafter
 from deepinfer_engine.demo import demo_path
-from deepinfer_engine.model.batch import Batch, SequenceRows
 from deepinfer_engine.model.runner import build_runner
+from deepinfer_engine.model.sequence_rows import SequenceRows
+from deepinfer_engine.model.v41.batch import Batch
 
 TOLERANCE = 1e-10
 
@@ -63,8 +64,8 @@ def test_drafts_equal_this_runtimes_on_the_embedded_checkpoint(twin: ModuleType)
     ids = np.random.default_rng(5).integers(20, 1500, size=70)
     runner = build_runner(demo_path(), dtype="float64", num_blocks=4, num_state_slots=2)
     rows = SequenceRows(ids[:-1], 0, (), [1, 2], 1)
-    runner._backbone.forward(Batch(runner._config, [rows]), None)
-    block = runner._drafter.run(
+    runner.model._backbone.forward(Batch(runner.model._text, [rows]), None)
+    block = runner.model._drafts._drafter.run(
         torch.from_numpy(ids[-1:]),
         torch.tensor([len(ids) - 1]),
         torch.tensor([1]),

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tiny_tokens import tokens
 
 from deepinfer_engine import ConfigError, Model, RequestError, load_model
-from deepinfer_engine.model.layout import CacheQuant
+from deepinfer_engine.model.family import CacheQuant
 
 LENGTH = 150
 SAME = 1e-9  # float64; observed 1e-14

@@ -17,10 +17,11 @@ from quantised_checkpoint import QUANTIZATION, write_quantised
 from safetensors.torch import load_file, save_file
 
 from deepinfer_engine.errors import CheckpointError
-from deepinfer_engine.model.batch import Batch, SequenceRows
 from deepinfer_engine.model.quantised import decode_fp4_rows, decode_fp8_blocks
 from deepinfer_engine.model.rows import RowTable, StoredRows
 from deepinfer_engine.model.runner import TorchRunner, build_runner
+from deepinfer_engine.model.sequence_rows import SequenceRows
+from deepinfer_engine.model.v41.batch import Batch
 
 
 @pytest.fixture(scope="module")
@@ -35,8 +36,8 @@ def logits(path: Path, dtype: str) -> torch.Tensor:
     runner = build_runner(path, dtype=dtype, num_blocks=4, num_state_slots=2)
     assert isinstance(runner, TorchRunner)
     ids = np.random.default_rng(3).integers(4, 320, size=150)
-    batch = Batch(runner._config, [SequenceRows(ids, 0, (), [1, 2], 1)])
-    return runner._backbone.forward(batch, None)
+    batch = Batch(runner.model._text, [SequenceRows(ids, 0, (), [1, 2], 1)])
+    return runner.model._backbone.forward(batch, None)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])

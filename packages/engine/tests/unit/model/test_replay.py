@@ -24,7 +24,7 @@ from deepinfer_engine import (
     load_model,
 )
 from deepinfer_engine.core.runner import Caps
-from deepinfer_engine.model.replay import ReplayMode
+from deepinfer_engine.model.family import ReplayMode
 
 LENGTH = 150
 KEEP = 30  # more than window 16 + 6
@@ -133,7 +133,8 @@ def test_compact_returns_the_rows_that_ran_and_one_of_every_chunk(tiny_dir: Path
 
 
 def test_a_batch_in_which_one_prompt_is_bounded_leaves_the_others_exact(tiny_dir: Path) -> None:
-    from deepinfer_engine.model.batch import Batch, SequenceRows
+    from deepinfer_engine.model.sequence_rows import SequenceRows
+    from deepinfer_engine.model.v41.batch import Batch
 
     m = model(tiny_dir, "compact")
     long, short = tokens(0, LENGTH), tokens(1, 20)

@@ -29,12 +29,13 @@ from deepinfer_engine.core.pictures import (
     text_only,
 )
 from deepinfer_engine.errors import CheckpointError, RequestError
-from deepinfer_engine.model.batch import Batch, SequenceRows
-from deepinfer_engine.model.config import load_config
-from deepinfer_engine.model.replay import Replay
 from deepinfer_engine.model.runner import TorchRunner, build_runner
-from deepinfer_engine.model.v41 import Backbone
-from deepinfer_engine.model.vision import VisionTower
+from deepinfer_engine.model.sequence_rows import SequenceRows
+from deepinfer_engine.model.v41.backbone import Backbone
+from deepinfer_engine.model.v41.batch import Batch
+from deepinfer_engine.model.v41.config import load_config
+from deepinfer_engine.model.v41.replay import Replay
+from deepinfer_engine.model.vision.tower import VisionTower
 
 TOLERANCE = 1e-10
 RULES = PictureRules(0, 14, 3, 64)
@@ -70,19 +71,19 @@ def rows(
     slot: int = 1,
     blocks: tuple[int, ...] = (2, 3, 4),
 ) -> SequenceRows:
-    assert model._tower is not None
+    assert model.model._tower is not None
     images = []
     for p in overlapping(pictures, start, end):
         low, high = max(p.start, start), min(p.end, end)
-        images.append((low - start, model._tower.span(p)[low - p.start : high - p.start]))
+        images.append((low - start, model.model._tower.span(p)[low - p.start : high - p.start]))
     first = max(0, start - 3)
     lookback = text_only(ids[first:start].tolist(), first, pictures)
     return SequenceRows(ids[start:end], start, lookback, blocks, slot, images=tuple(images))
 
 
 def feed(model: TorchRunner, *sequences: SequenceRows) -> list[torch.Tensor]:
-    batch = Batch(model._config, list(sequences))
-    logits = model._backbone.forward(batch, None)
+    batch = Batch(model.model._text, list(sequences))
+    logits = model.model._backbone.forward(batch, None)
     return list(logits.split([len(s.token_ids) for s in sequences]))
 
 
@@ -90,14 +91,18 @@ def replayed(
     model: TorchRunner, ids: np.ndarray, pictures: tuple[Picture, ...], mode: str, edges: list[int]
 ) -> torch.Tensor:
     """The last row's logits after bounded replay of the prompt in chunks."""
-    replay = Replay.of(model._config, mode, keep=40)
+    replay = Replay.of(model.model._text, mode, keep=40)
     backbone = Backbone(
-        model._config, model._backbone.weights, model._pools, model._backbone._engram, replay
+        model.model._text,
+        model.model._backbone.weights,
+        model.model._pools,
+        model.model._backbone._engram,
+        replay,
     )
     model.clear_state(1)
     for a, b in itertools.pairwise(edges):
         fed = replace(rows(model, ids, pictures, a, b), replay_from=replay.start(len(ids)))
-        logits = backbone.forward(Batch(model._config, [fed]), torch.tensor([b - a - 1]))
+        logits = backbone.forward(Batch(model.model._text, [fed]), torch.tensor([b - a - 1]))
     return logits[-1]
 
 
@@ -122,8 +127,8 @@ def test_the_tower_equals_a_plain_one(
     config = json.loads((vision_dir / "config.json").read_text())["vision_config"]
     width, height = size
     image = torch.frombuffer(bytearray(pixels(7, *size)), dtype=torch.uint8).view(height, width, 3)
-    assert model._tower is not None
-    got = model._tower.encode(image)
+    assert model.model._tower is not None
+    got = model.model._tower.encode(image)
     assert len(got) == RULES.tokens(width, height)
     assert (got - plain_vision.span(stored, config, image)).abs().max() < TOLERANCE
 
@@ -333,7 +338,7 @@ def test_the_tower_runs_once_for_the_chunks_and_repeats_of_a_picture(
     vision_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = runner(vision_dir)
-    assert model._tower is not None
+    assert model.model._tower is not None
     calls: list[int] = []
     encode = VisionTower.encode
 
@@ -342,19 +347,19 @@ def test_the_tower_runs_once_for_the_chunks_and_repeats_of_a_picture(
         return encode(self, image)
 
     monkeypatch.setattr(VisionTower, "encode", counted)
-    monkeypatch.setattr("deepinfer_engine.model.vision.CACHED_TOKENS", 30)
+    monkeypatch.setattr("deepinfer_engine.model.vision.tower.CACHED_TOKENS", 30)
     small = [
         Picture(0, 11, 84, 84, picture_digest(84, 84, data), data)
         for data in (pixels(s, 84, 84) for s in range(5))
     ]
     for picture in (small[0], small[0], small[1], small[0]):
-        model._tower.span(picture)
+        model.model._tower.span(picture)
     assert len(calls) == 2
     for picture in small:
-        model._tower.span(picture)
+        model.model._tower.span(picture)
     assert len(calls) == 2 + 3
-    assert len(model._tower._cache) <= 30 // 8
-    model._tower.span(small[1])
+    assert len(model.model._tower._cache) <= 30 // 8
+    model.model._tower.span(small[1])
     assert len(calls) == 2 + 3 + 1
 
 
@@ -393,7 +398,7 @@ def test_text_alone_may_be_served_without_the_tower(vision_dir: Path, tmp_path: 
     save_file(text, folder / "model.safetensors")
     model = build_runner(folder, num_blocks=4, num_state_slots=3, vision=False)
     assert model.caps.pictures is None
-    assert model._backbone.weights.vision is None
+    assert model.model._backbone.weights.vision is None
 
 
 @pytest.mark.parametrize("token", [None, -1, 320])

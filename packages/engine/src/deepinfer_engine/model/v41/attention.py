@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from deepinfer_engine.adapters.kernels import ops
-from deepinfer_engine.model.batch import Batch
-from deepinfer_engine.model.config import TextConfig
-from deepinfer_engine.model.pools import Pools, Section
-from deepinfer_engine.model.weights import (
+from deepinfer_engine.adapters.kernels import Operators
+from deepinfer_engine.model.v41.batch import Batch
+from deepinfer_engine.model.v41.config import TextConfig
+from deepinfer_engine.model.v41.pools import Pools, Section
+from deepinfer_engine.model.v41.weights import (
     AttentionWeights,
     CompressorWeights,
     IndexerWeights,
@@ -52,7 +52,12 @@ class Shared:
 
 
 def query_key(
-    config: TextConfig, w: AttentionWeights, x: Tensor, angles: Angles, rounding: str
+    ops: Operators,
+    config: TextConfig,
+    w: AttentionWeights,
+    x: Tensor,
+    angles: Angles,
+    rounding: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(qr [n, q_lora_rank], q [n, heads, D], sliding-window key = value [n, D]) of attn-normed
     hidden x [n, H]; the key rounded as its record rounds it."""
@@ -75,6 +80,7 @@ class Compressor:
     def __init__(self, config: TextConfig, pools: Pools) -> None:
         self._config = config
         self._pools = pools
+        self._ops = pools.ops
 
     def write(
         self,
@@ -101,11 +107,11 @@ class Compressor:
             pooled = value if len(rows) == len(value) else value[rows]
         if rows.numel() == 0:
             return
-        latent = ops.rms_norm(pooled, w.norm, c.rms_norm_eps)
+        latent = self._ops.rms_norm(pooled, w.norm, c.rms_norm_eps)
         records = self._pools.records
-        main = ops.rope(latent, *entry_angles, False)
-        self._pools.main[layer].store(ops.fake_quant(main, records.main_rounding), slots)
-        index = ops.norm_rope_quant(
+        main = self._ops.rope(latent, *entry_angles, False)
+        self._pools.main[layer].store(self._ops.fake_quant(main, records.main_rounding), slots)
+        index = self._ops.norm_rope_quant(
             linear(latent, key.wk),
             key.norm,
             c.rms_norm_eps,
@@ -125,7 +131,7 @@ class Compressor:
         first_value = torch.where(pair.inside, value[pair.first], previous[:, 1])
         kept = torch.stack([gate[pair.keep], value[pair.keep]], dim=1)
         state[pair.keep_slot, pair.keep_at] = kept
-        return ops.compress_pool(
+        return self._ops.compress_pool(
             torch.stack([first_value, value[rows]], dim=1),
             torch.stack([first_gate, gate[rows]], dim=1),
         )
@@ -137,6 +143,7 @@ class Indexer:
     def __init__(self, config: TextConfig, pools: Pools) -> None:
         self._config = config
         self._pools = pools
+        self._ops = pools.ops
 
     def select(
         self,
@@ -170,13 +177,13 @@ class Indexer:
             shared.candidates = (
                 None
                 if inert
-                else ops.candidate_blocks(
+                else self._ops.candidate_blocks(
                     scores, visible, c.candidate_block_size, c.candidate_topk_blocks
                 )
             )
         elif shared.candidates is not None and self._follows_candidates(layer):
-            scores = ops.candidate_mask(scores, shared.candidates, c.candidate_block_size)
-        shared.selection = ops.topk_select(scores, c.index_topk)
+            scores = self._ops.candidate_mask(scores, shared.candidates, c.candidate_block_size)
+        shared.selection = self._ops.topk_select(scores, c.index_topk)
 
     def _follows_candidates(self, layer: int) -> bool:
         source = self._config.candidate_source_layer_id
@@ -197,10 +204,10 @@ class Indexer:
         """[n, count] index scores, -inf beyond what a row may see."""
         c = self._config
         n = x.shape[0]
-        q = ops.rope(
+        q = self._ops.rope(
             linear(query_latent, w.wq_b).view(n, c.index_n_heads, c.index_head_dim), *angles, False
         )
-        q = ops.fake_quant(q, self._pools.records.index_rounding)
+        q = self._ops.fake_quant(q, self._pools.records.index_rounding)
         weights = linear(x, w.weights_proj)
         keys = shared.index_keys.get(source)
         if keys is None:
@@ -213,9 +220,9 @@ class Indexer:
                 weights.view(S, Q, -1),
                 visible.view(S, Q),
             )
-            return ops.index_logits(q, keys, weights, limits).view(n, count)
+            return self._ops.index_logits(q, keys, weights, limits).view(n, count)
         row = (batch.first_row[:, None] + torch.arange(Q)).clamp(max=n - 1)
-        padded = ops.index_logits(q[row], keys, weights[row], visible[row])
+        padded = self._ops.index_logits(q[row], keys, weights[row], visible[row])
         return padded[batch.sequence, batch.offset]
 
 
@@ -225,6 +232,7 @@ class Reader:
     def __init__(self, config: TextConfig, pools: Pools) -> None:
         self._config = config
         self._pools = pools
+        self._ops = pools.ops
         self._scale = config.head_dim**-0.5
 
     def attend(
@@ -248,7 +256,7 @@ class Reader:
         if batch.writes_first:
             ring.store(key if len(rows) == len(key) else key[rows], slots)
             entries, chosen = self._entry_pages(source, batch, shared)
-            out, _ = ops.mla_decode_sparse(
+            out, _ = self._ops.mla_decode_sparse(
                 q,
                 ring.view,
                 batch.ring_reads,
@@ -274,7 +282,7 @@ class Reader:
             parts.append(gathered)
             index = torch.cat([index, torch.where(entry_index >= 0, entry_index + base, -1)], dim=1)
         keys = torch.cat(parts) if len(parts) > 1 else parts[0]
-        out, _ = ops.mla_sparse(q, keys, index, sink, self._scale)
+        out, _ = self._ops.mla_sparse(q, keys, index, sink, self._scale)
         ring.store(key[rows], slots)
         return out
 

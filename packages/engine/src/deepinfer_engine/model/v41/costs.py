@@ -16,10 +16,11 @@ from dataclasses import dataclass
 import torch
 
 from deepinfer_engine.adapters.kernels import formats
+from deepinfer_engine.core.runner import BLOCK_TOKENS
 from deepinfer_engine.model.checkpoint import TensorSpec
-from deepinfer_engine.model.config import BLOCK_TOKENS, ModelConfig, TextConfig
-from deepinfer_engine.model.expected import expected_tensors
-from deepinfer_engine.model.layout import build_layout
+from deepinfer_engine.model.v41.config import ModelConfig, TextConfig
+from deepinfer_engine.model.v41.expected import expected_tensors
+from deepinfer_engine.model.v41.layout import build_layout
 
 _FP4, _FP8, _BF16, _FP32 = 1, 2, 4, 8
 _EXPERT = re.compile(r"\.experts\.")

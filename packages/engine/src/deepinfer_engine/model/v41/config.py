@@ -7,20 +7,17 @@ read.
 
 from __future__ import annotations
 
-import json
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from deepinfer_engine.core.pictures import PictureRules
-from deepinfer_engine.errors import CheckpointError
+from deepinfer_engine.model.files import checked
 
-BLOCK_TOKENS = 128
 MAX_EXPERTS = 1 << 16
 """A larger number in a config.json is a damaged file: names of tensors are listed for each."""
-"""Tokens per KV block: the grain of storage, transfer and prefix hits."""
 
 Record = Literal["fp8", "fp4", "index_fp4", "raw"]
 
@@ -295,49 +292,33 @@ class ModelConfig(BaseModel):
         return self
 
     @property
+    def vocab_size(self) -> int:
+        return self.text_config.vocab_size
+
+    @property
+    def max_model_len(self) -> int:
+        return self.text_config.max_position_embeddings
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        return (self.eos_token_id,)
+
+    @property
     def picture_rules(self) -> PictureRules | None:
         """What prompts with pictures must be like; None for a model without a tower."""
         v = self.vision_config
         if v is None or self.image_token_id is None:
             return None
         return PictureRules(
-            self.image_token_id, v.patch_size, v.downsample_ratio, v.max_image_tokens
+            self.image_token_id,
+            v.patch_size,
+            v.downsample_ratio,
+            v.max_image_tokens,
+            v.min_pixels,
+            v.max_wh_ratio,
         )
-
-
-def read_json(path: Path) -> Any:
-    """A JSON file of a checkpoint. Raises OSError where it is no regular file, ValueError where it
-    is not JSON."""
-    if path.exists() and not path.is_file():  # reading a pipe would wait for ever
-        raise OSError("not a regular file")
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
 
 
 def load_config(model_dir: Path) -> ModelConfig:
-    """Read and check `model_dir/config.json`.
-
-    Raises CheckpointError: the directory or file is missing, is not JSON, or a key has a value that
-    this runtime cannot serve; the message names file, key and value.
-    """
-    path = model_dir / "config.json"
-    if not model_dir.is_dir():
-        raise CheckpointError(
-            f"{model_dir}: no such model directory; give a folder that holds config.json"
-        )
-    try:
-        raw = read_json(path)
-    except FileNotFoundError:
-        raise CheckpointError(f"{path}: missing; is {model_dir} a model directory?") from None
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path}: cannot be read as JSON ({error})") from None
-    try:
-        return ModelConfig.model_validate(raw)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "config"
-        shown = repr(first.get("input"))
-        got = f", got {shown}" if len(shown) <= 60 else ""
-        raise CheckpointError(f"{path}: {where}: {first['msg']}{got}") from None
+    """`model_dir/config.json` of a V4.1 model. Raises CheckpointError."""
+    return checked(model_dir, ModelConfig.model_validate)

@@ -6,16 +6,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from tokenizers import Tokenizer
 
+from deepinfer_engine.adapters.kernels import Operators
+from deepinfer_engine.core.device import CPU, Device
 from deepinfer_engine.core.runner import CacheLayout
-from deepinfer_engine.errors import CheckpointError, ConfigError
-from deepinfer_engine.model.config import ModelConfig, load_config
-from deepinfer_engine.model.engram import Engram
-from deepinfer_engine.model.layout import CacheQuant, build_layout, model_fingerprint
-from deepinfer_engine.model.pools import Pools
-from deepinfer_engine.model.replay import Replay
-from deepinfer_engine.model.weights import ModelWeights, load_weights
+from deepinfer_engine.errors import ConfigError
+from deepinfer_engine.model.family import CacheQuant
+from deepinfer_engine.model.files import load_tokenizer, model_fingerprint
+from deepinfer_engine.model.v41.config import ModelConfig, load_config
+from deepinfer_engine.model.v41.engram import Engram
+from deepinfer_engine.model.v41.layout import build_layout
+from deepinfer_engine.model.v41.pools import Pools
+from deepinfer_engine.model.v41.replay import Replay
+from deepinfer_engine.model.v41.weights import ModelWeights, load_weights
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
 
@@ -31,12 +34,14 @@ class Parts:
     dtype: torch.dtype
     cache_quant: CacheQuant
     replay: Replay
+    ops: Operators
 
     def pools(self, num_blocks: int, num_slots: int) -> Pools:
         """Cache memory for this model."""
         return Pools(
             self.config.text_config,
             self.layout,
+            self.ops,
             num_blocks=num_blocks,
             num_slots=num_slots,
             dtype=self.dtype,
@@ -52,6 +57,7 @@ def assemble(
     vision: bool = True,
     replay: str = "off",
     keep: int | None = None,
+    device: Device = CPU,
 ) -> Parts:
     """Check and read a checkpoint directory; `vision`: with its tower, where it has one.
 
@@ -65,6 +71,7 @@ def assemble(
     if cache_quant not in ("reference", "none"):
         raise ConfigError(f"cache_quant must be 'reference' or 'none', got {cache_quant!r}")
     config = load_config(model_dir)
+    ops = Operators(device.kind)
     text = config.text_config
     bounds = Replay.of(text, replay, keep)
     fingerprint = model_fingerprint(model_dir)
@@ -72,7 +79,7 @@ def assemble(
         fingerprint += f" replay {bounds.keep}"
     return Parts(
         config=config,
-        engram=Engram(text, load_tokenizer(model_dir)) if text.engram_layer_ids else None,
+        engram=Engram(text, load_tokenizer(model_dir), ops) if text.engram_layer_ids else None,
         weights=load_weights(model_dir, config, DTYPES[dtype], vision=vision),
         layout=build_layout(
             text, dtype=DTYPES[dtype], cache_quant=cache_quant, fingerprint=fingerprint
@@ -80,15 +87,5 @@ def assemble(
         dtype=DTYPES[dtype],
         cache_quant=cache_quant,
         replay=bounds,
+        ops=ops,
     )
-
-
-def load_tokenizer(model_dir: Path) -> Tokenizer:
-    """Read `tokenizer.json`. Raises CheckpointError when it is missing or unreadable."""
-    path = model_dir / "tokenizer.json"
-    if not path.is_file():
-        raise CheckpointError(f"{path}: missing, or not a regular file")
-    try:
-        return Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises bare Exception
-        raise CheckpointError(f"{path}: not a readable tokenizer ({error})") from None

@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from deepinfer_engine.adapters.kernels import ops
-from deepinfer_engine.model.attention import Angles, query_key
-from deepinfer_engine.model.v41 import Backbone, moe, one_hot_mix, pre_norm
-from deepinfer_engine.model.weights import LayerWeights, accumulation_dtype
+from deepinfer_engine.model.v41.attention import Angles, query_key
+from deepinfer_engine.model.v41.backbone import Backbone, moe, one_hot_mix, pre_norm
+from deepinfer_engine.model.v41.weights import LayerWeights, accumulation_dtype
 
 Pick = Callable[[int, Tensor], Tensor]
 """(draft offset k, logits [R, vocab]) -> tokens int64 [R]."""
@@ -39,6 +38,7 @@ class Drafter:
         draft = backbone.weights.draft
         assert draft is not None, "this checkpoint has no draft module"
         self._backbone = backbone
+        self._ops = backbone.ops
         self._draft = draft
 
     @torch.inference_mode()
@@ -61,7 +61,7 @@ class Drafter:
         history, index = self._context(positions, slots, length)
         for i, w in enumerate(self._draft.layers):
             streams, pending = self._layer(i, w, streams, pending, angles, history, index)
-        hidden = ops.mhc_collapse(streams, pending)
+        hidden = self._ops.mhc_collapse(streams, pending)
         return self._decode(anchors, hidden.view(R, length, -1), pick)
 
     def _layer(
@@ -76,14 +76,16 @@ class Drafter:
     ) -> tuple[Tensor, Tensor]:
         c = self._backbone.config
         pools = self._backbone.pools
-        x, pre, post, comb = pre_norm(c, w.attn_mix, w.attn_norm, streams, pending)
-        _, q, own = query_key(c, w.attn, x, angles, pools.records.swa_rounding)
+        x, pre, post, comb = pre_norm(self._ops, c, w.attn_mix, w.attn_norm, streams, pending)
+        _, q, own = query_key(self._ops, c, w.attn, x, angles, pools.records.swa_rounding)
         context = pools.ring[c.num_hidden_layers + i].load(history).view(-1, c.head_dim)
-        out, _ = ops.mla_sparse(q, torch.cat([context, own]), index, w.attn.sink, c.head_dim**-0.5)
-        y = ops.mla_output(out, *angles, w.attn.wo_a, w.attn.wo_b)
-        streams = ops.mhc_post(y, streams, post, comb)
-        x, next_pre, post, comb = pre_norm(c, w.ffn_mix, w.ffn_norm, streams, pre)
-        return ops.mhc_post(moe(c, w.moe, x), streams, post, comb), next_pre
+        out, _ = self._ops.mla_sparse(
+            q, torch.cat([context, own]), index, w.attn.sink, c.head_dim**-0.5
+        )
+        y = self._ops.mla_output(out, *angles, w.attn.wo_a, w.attn.wo_b)
+        streams = self._ops.mhc_post(y, streams, post, comb)
+        x, next_pre, post, comb = pre_norm(self._ops, c, w.ffn_mix, w.ffn_norm, streams, pre)
+        return self._ops.mhc_post(moe(self._ops, c, w.moe, x), streams, post, comb), next_pre
 
     def _context(self, positions: Tensor, slots: Tensor, length: int) -> tuple[Tensor, Tensor]:
         """(ring slots [R, W] of the context keys, index [R*b, W+b] into cat(context, own keys))."""
@@ -100,7 +102,7 @@ class Drafter:
         c, w = self._backbone.config, self._draft
         acc = accumulation_dtype(hidden.dtype)
         length = hidden.shape[1]
-        normed = ops.rms_norm(hidden, w.norm, c.rms_norm_eps)
+        normed = self._ops.rms_norm(hidden, w.norm, c.rms_norm_eps)
         base = linear(normed.to(acc), self._backbone.weights.head)
         previous = anchors
         tokens: list[Tensor] = []

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from deepinfer_engine.model.checkpoint import Storage, TensorSpec
-from deepinfer_engine.model.config import ModelConfig, TextConfig
-from deepinfer_engine.model.vision_weights import vision_tensors
+from deepinfer_engine.model.v41.config import ModelConfig, TextConfig
+from deepinfer_engine.model.vision.weights import vision_tensors
 
 
 def expected_tensors(config: ModelConfig, *, vision: bool = True) -> dict[str, TensorSpec]:

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu, linear, pad, scaled_dot_product_attention, silu
 
-from deepinfer_engine.adapters.kernels import ops
+from deepinfer_engine.adapters.kernels import Operators
 from deepinfer_engine.core.pictures import Picture
 from deepinfer_engine.errors import RequestError
-from deepinfer_engine.model.config import ModelConfig, VisionConfig
-from deepinfer_engine.model.vision_weights import BlockWeights, VisionWeights
-from deepinfer_engine.model.weights import ModelWeights
+from deepinfer_engine.model.v41.config import ModelConfig, VisionConfig
+from deepinfer_engine.model.v41.weights import ModelWeights
+from deepinfer_engine.model.vision.weights import BlockWeights, VisionWeights
 
 NORM_EPS = 1e-6
 CACHED_TOKENS = 4096
@@ -28,18 +28,19 @@ CACHED_TOKENS = 4096
 class VisionTower:
     """Weights bound to their configuration. Not thread-safe."""
 
-    def __init__(self, config: VisionConfig, weights: VisionWeights) -> None:
+    def __init__(self, config: VisionConfig, weights: VisionWeights, ops: Operators) -> None:
+        self._ops = ops
         self._config = config
         self._weights = weights
         self._cache: OrderedDict[bytes, Tensor] = OrderedDict()
         self._cached_tokens = 0
 
     @staticmethod
-    def of(config: ModelConfig, weights: ModelWeights) -> VisionTower | None:
+    def of(config: ModelConfig, weights: ModelWeights, ops: Operators) -> VisionTower | None:
         """The tower of a model; None where it has none, or was loaded without."""
         if config.vision_config is None or weights.vision is None:
             return None
-        return VisionTower(config.vision_config, weights.vision)
+        return VisionTower(config.vision_config, weights.vision, ops)
 
     def span(self, picture: Picture) -> Tensor:
         """Embeddings [picture.length, H] of all its tokens, in the model dtype."""
@@ -91,10 +92,12 @@ class VisionTower:
         x = linear(patches, w.patch, w.patch_bias)
         cos, sin = self._angles(rows, columns)
         for block in w.blocks:
-            x = x + self._attention(block, ops.rms_norm(x, block.norm1, NORM_EPS), cos, sin)
-            gate, up = linear(ops.rms_norm(x, block.norm2, NORM_EPS), block.w1).chunk(2, dim=-1)
+            x = x + self._attention(block, self._ops.rms_norm(x, block.norm1, NORM_EPS), cos, sin)
+            gate, up = linear(self._ops.rms_norm(x, block.norm2, NORM_EPS), block.w1).chunk(
+                2, dim=-1
+            )
             x = x + linear(silu(gate) * up, block.w2)
-        return ops.rms_norm(x, w.norm, NORM_EPS)
+        return self._ops.rms_norm(x, w.norm, NORM_EPS)
 
     def _attention(self, w: BlockWeights, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         n, width = x.shape

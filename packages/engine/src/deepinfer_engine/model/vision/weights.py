@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from deepinfer_engine.model.checkpoint import TensorSpec
-from deepinfer_engine.model.config import VisionConfig
+from deepinfer_engine.model.v41.config import VisionConfig
 
 Read = Callable[[str], Tensor]
 

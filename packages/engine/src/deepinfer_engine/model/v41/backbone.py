@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from deepinfer_engine.adapters.kernels import ops
-from deepinfer_engine.model.attention import (
+from deepinfer_engine.adapters.kernels import Operators
+from deepinfer_engine.model.v41.attention import (
     Angles,
     Compressor,
     Indexer,
@@ -22,13 +22,13 @@ from deepinfer_engine.model.attention import (
     Shared,
     query_key,
 )
-from deepinfer_engine.model.batch import Batch
-from deepinfer_engine.model.config import TextConfig
-from deepinfer_engine.model.engram import Engram
-from deepinfer_engine.model.pools import Pools
-from deepinfer_engine.model.replay import OFF, Replay
-from deepinfer_engine.model.rope import Rope
-from deepinfer_engine.model.weights import (
+from deepinfer_engine.model.v41.batch import Batch
+from deepinfer_engine.model.v41.config import TextConfig
+from deepinfer_engine.model.v41.engram import Engram
+from deepinfer_engine.model.v41.pools import Pools
+from deepinfer_engine.model.v41.replay import OFF, Replay
+from deepinfer_engine.model.v41.rope import Rope
+from deepinfer_engine.model.v41.weights import (
     LayerWeights,
     MixWeights,
     ModelWeights,
@@ -62,6 +62,7 @@ class Backbone:
         self.config = config
         self.weights = weights
         self.pools = pools
+        self.ops = pools.ops
         self.replay = replay
         self.plain_rope = Rope(config, compressed=False, dtype=acc)
         self._compressed_rope = Rope(config, compressed=True, dtype=acc)
@@ -120,7 +121,9 @@ class Backbone:
             self._write_draft_context(context, batch, angles)
         if logit_rows is not None:
             streams, pending = streams[logit_rows], pending[logit_rows]
-        hidden = ops.rms_norm(ops.mhc_collapse(streams, pending), self.weights.norm, c.rms_norm_eps)
+        hidden = self.ops.rms_norm(
+            self.ops.mhc_collapse(streams, pending), self.weights.norm, c.rms_norm_eps
+        )
         return linear(hidden.to(pending.dtype), self.weights.head)
 
     def _layer(
@@ -134,19 +137,21 @@ class Backbone:
         shared: Shared,
     ) -> tuple[Tensor, Tensor]:
         c = self.config
-        x, pre, post, comb = pre_norm(c, w.attn_mix, w.attn_norm, streams, pending)
+        x, pre, post, comb = pre_norm(self.ops, c, w.attn_mix, w.attn_norm, streams, pending)
         if layer != c.n_producers or not batch.consumers_only:
             self._write_entries(layer, w, x, batch, angles)
         y = self._attention(layer, w, x, batch, angles, shared)
-        streams = ops.mhc_post(y, streams, post, comb)
-        x, next_pre, post, comb = pre_norm(c, w.ffn_mix, w.ffn_norm, streams, pre)
-        streams = ops.mhc_post(moe(c, w.moe, x, batch.image_rows), streams, post, comb)
+        streams = self.ops.mhc_post(y, streams, post, comb)
+        x, next_pre, post, comb = pre_norm(self.ops, c, w.ffn_mix, w.ffn_norm, streams, pre)
+        streams = self.ops.mhc_post(
+            moe(self.ops, c, w.moe, x, batch.image_rows), streams, post, comb
+        )
         return streams, next_pre
 
     def _normed(self, w: LayerWeights, streams: Tensor, pending: Tensor) -> Tensor:
         """What the attention of a layer reads, [n, H]."""
-        collapsed = ops.mhc_collapse(streams, pending)
-        return ops.rms_norm(collapsed, w.attn_norm, self.config.rms_norm_eps)
+        collapsed = self.ops.mhc_collapse(streams, pending)
+        return self.ops.rms_norm(collapsed, w.attn_norm, self.config.rms_norm_eps)
 
     def _write_entries(
         self, layer: int, w: LayerWeights, x: Tensor, batch: Batch, angles: PassAngles
@@ -168,22 +173,22 @@ class Backbone:
         c = self.config
         ratio = c.compress_ratios[layer]
         own = angles.compressed if ratio else angles.plain
-        latent, q, key = query_key(c, w.attn, x, own, self.pools.records.swa_rounding)
+        latent, q, key = query_key(self.ops, c, w.attn, x, own, self.pools.records.swa_rounding)
         source = self._kv_source[layer] if ratio else None
         if w.indexer is not None and source is not None:
             self._indexer.select(layer, source, x, latent, batch, w.indexer, own, shared)
         out = self._reader.attend(layer, source, q, key, w.attn.sink, batch, shared)
-        return ops.mla_output(out, *own, w.attn.wo_a, w.attn.wo_b)
+        return self.ops.mla_output(out, *own, w.attn.wo_a, w.attn.wo_b)
 
     def _write_draft_context(self, features: Tensor, batch: Batch, angles: PassAngles) -> None:
         """Draft layers read keys made of the backbone's features; every fed token leaves one in
         each draft ring."""
         c, draft = self.config, self.weights.draft
         assert draft is not None
-        u = ops.rms_norm(linear(features, draft.main_proj), draft.main_norm, c.rms_norm_eps)
+        u = self.ops.rms_norm(linear(features, draft.main_proj), draft.main_norm, c.rms_norm_eps)
         rows, slots = batch.ring_writes
         for i, w in enumerate(draft.layers):
-            key = ops.norm_rope_quant(
+            key = self.ops.norm_rope_quant(
                 linear(u, w.attn.wkv),
                 w.attn.kv_norm,
                 c.rms_norm_eps,
@@ -212,7 +217,12 @@ def _source(config: TextConfig, sources: tuple[int, ...], layer: int) -> int | N
 
 
 def pre_norm(
-    config: TextConfig, w: MixWeights, norm: Tensor, streams: Tensor, pending: Tensor
+    ops: Operators,
+    config: TextConfig,
+    w: MixWeights,
+    norm: Tensor,
+    streams: Tensor,
+    pending: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(what a sub-layer reads [n, H], and its mixes pre [n, h], post [n, h], comb [n, h, h])."""
     return ops.mhc_pre_norm(
@@ -235,7 +245,9 @@ def one_hot_mix(rows: int, hc_mult: int, dtype: torch.dtype) -> Tensor:
     return pending
 
 
-def moe(config: TextConfig, w: MoeWeights, x: Tensor, image_rows: Tensor | None = None) -> Tensor:
+def moe(
+    ops: Operators, config: TextConfig, w: MoeWeights, x: Tensor, image_rows: Tensor | None = None
+) -> Tensor:
     """Routed experts plus the shared one, [n, H]; `image_rows`, bool [n]: tokens of pictures."""
     bias = w.bias
     if image_rows is not None:

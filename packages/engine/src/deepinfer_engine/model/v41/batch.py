@@ -18,31 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from deepinfer_engine.core.runner import IntArray
-from deepinfer_engine.model.config import BLOCK_TOKENS, TextConfig
-from deepinfer_engine.model.image_rows import ImageRows, Images, without_first
-
-
-@dataclass(frozen=True, slots=True)
-class SequenceRows:
-    """The new tokens of one sequence in a forward pass.
-
-    replay_from: consumer layers see and keep no window key before this position (bounded replay).
-    valid_start: no layer sees a window key before it: that part of the window was lost.
-    entries_from: compressed entries that close before it are in the cache already and stay as they
-        are.
-    """
-
-    token_ids: IntArray
-    start: int
-    lookback: tuple[int, ...]
-    block_table: Sequence[int]
-    state_slot: int
-    snapshots: tuple[tuple[int, int], ...] = ()
-    replay_from: int = 0
-    valid_start: int = 0
-    entries_from: int = 0
-    images: Images = ()
+from deepinfer_engine.core.runner import BLOCK_TOKENS, IntArray
+from deepinfer_engine.model.sequence_rows import SequenceRows
+from deepinfer_engine.model.v41.config import TextConfig
+from deepinfer_engine.model.vision.image_rows import ImageRows, without_first
 
 
 class Batch:

@@ -11,10 +11,10 @@ import torch
 from tokenizers import Regex, Tokenizer, normalizers
 from torch import Tensor
 
-from deepinfer_engine.adapters.kernels import ops
+from deepinfer_engine.adapters.kernels import Operators
 from deepinfer_engine.errors import CheckpointError
-from deepinfer_engine.model.config import TextConfig
-from deepinfer_engine.model.weights import EngramWeights
+from deepinfer_engine.model.v41.config import TextConfig
+from deepinfer_engine.model.v41.weights import EngramWeights
 
 _ONE_SPACE = "\ue000"
 
@@ -90,7 +90,8 @@ class Engram:
     with.
     """
 
-    def __init__(self, config: TextConfig, tokenizer: Tokenizer) -> None:
+    def __init__(self, config: TextConfig, tokenizer: Tokenizer, ops: Operators) -> None:
+        self._ops = ops
         classes = vocabulary_classes(tokenizer)
         count = max(classes) + 1
         if count != config.engram_compressed_vocab_size:
@@ -134,7 +135,7 @@ class Engram:
 
     def rows(self, layer: int, compressed: Tensor) -> Tensor:
         """Table rows [n, (N-1) * heads] of compressed n-grams [n, N]."""
-        return ops.engram_hash(compressed, *self._hashes[layer])
+        return self._ops.engram_hash(compressed, *self._hashes[layer])
 
     def apply(
         self, weights: EngramWeights, rows: Tensor, streams: Tensor, blocked: Tensor | None
@@ -143,7 +144,7 @@ class Engram:
         n, h, H = streams.shape
         embedded = weights.table.take(rows).reshape(n, -1)
         projected = torch.nn.functional.linear(embedded, weights.wkv).view(n, h + 1, H)
-        return ops.engram_gate(
+        return self._ops.engram_gate(
             streams,
             projected[:, :h],
             projected[:, h],

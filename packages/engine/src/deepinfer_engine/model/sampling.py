@@ -22,7 +22,7 @@ def sampling_batch(
     params: Sequence[SamplingParams],
     histories: Sequence[Sequence[int]],
     prompt_lens: Sequence[int],
-    eos_token_id: int,
+    eos_token_ids: tuple[int, ...],
     positions: Sequence[int] | None = None,
 ) -> SamplingBatch:
     """One entry a request.
@@ -51,7 +51,7 @@ def sampling_batch(
         stop_ids=RaggedIds.of([p.stop_token_ids for p in params])
         if any(p.stop_token_ids for p in params)
         else None,
-        eos_ids=(eos_token_id,),
+        eos_ids=eos_token_ids,
         ignore_eos=np.array([p.ignore_eos for p in params])
         if any(p.ignore_eos for p in params)
         else None,

@@ -6,11 +6,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from deepinfer_engine.adapters.kernels import ops
-from deepinfer_engine.core.runner import CacheLayout
-from deepinfer_engine.model.config import BLOCK_TOKENS, Record, TextConfig
-from deepinfer_engine.model.layout import CacheQuant, Records
-from deepinfer_engine.model.weights import accumulation_dtype
+from deepinfer_engine.adapters.kernels import Operators
+from deepinfer_engine.core.runner import BLOCK_TOKENS, CacheLayout
+from deepinfer_engine.model.family import CacheQuant
+from deepinfer_engine.model.v41.config import Record, TextConfig
+from deepinfer_engine.model.v41.layout import Records
+from deepinfer_engine.model.v41.weights import accumulation_dtype
 
 
 class Section:
@@ -18,8 +19,16 @@ class Section:
     `page`."""
 
     def __init__(
-        self, view: Tensor, *, record: Record, entries: int, dim: int, dtype: torch.dtype
+        self,
+        view: Tensor,
+        ops: Operators,
+        *,
+        record: Record,
+        entries: int,
+        dim: int,
+        dtype: torch.dtype,
     ) -> None:
+        self._ops = ops
         self.view = view
         self.record = record
         self.entries = entries
@@ -28,11 +37,11 @@ class Section:
 
     def store(self, rows: Tensor, slots: Tensor) -> None:
         """Write rows [n, dim] to int64 slots [n]; slot -1 is skipped."""
-        ops.kv_store(rows, self.view, slots, self.record, self.entries)
+        self._ops.kv_store(rows, self.view, slots, self.record, self.entries)
 
     def load(self, slots: Tensor) -> Tensor:
         """Read [..., dim] at int64 slots [...]; slot -1 reads zeros."""
-        return ops.kv_load(self.view, slots, self.record, self.dim, self.dtype, self.entries)
+        return self._ops.kv_load(self.view, slots, self.record, self.dim, self.dtype, self.entries)
 
 
 class Pools:
@@ -42,6 +51,7 @@ class Pools:
         self,
         config: TextConfig,
         layout: CacheLayout,
+        ops: Operators,
         *,
         num_blocks: int,
         num_slots: int,
@@ -49,6 +59,7 @@ class Pools:
         cache_quant: CacheQuant,
     ) -> None:
         self.layout = layout
+        self.ops = ops
         self.records = Records.of(config, cache_quant, dtype)
         self._config = config
         self._dtype = dtype
@@ -78,6 +89,7 @@ class Pools:
             if region.name == "index":
                 self.index[region.layer] = Section(
                     view,
+                    self.ops,
                     record=self.records.index,
                     entries=entries,
                     dim=self._config.index_head_dim,
@@ -86,6 +98,7 @@ class Pools:
             else:
                 self.main[region.layer] = Section(
                     view,
+                    self.ops,
                     record=self.records.main,
                     entries=entries,
                     dim=self._config.head_dim,
@@ -96,6 +109,7 @@ class Pools:
             if region.name == "ring":
                 self.ring[region.layer] = Section(
                     view,
+                    self.ops,
                     record=self.records.swa,
                     entries=self._config.ring_slots,
                     dim=self._config.head_dim,

@@ -9,14 +9,10 @@ what the kept tokens see of each other's windows is cut at `len(prompt) - keep`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from deepinfer_engine.errors import ConfigError
-from deepinfer_engine.model.config import TextConfig
-
-ReplayMode = Literal["off", "mask", "compact"]
-"""`off`: exact. `mask`: every row runs, windows are cut as in `compact` (for comparison).
-`compact`: early rows are dropped at the first consumer layer."""
+from deepinfer_engine.model.family import ReplayMode
+from deepinfer_engine.model.v41.config import TextConfig
 
 
 @dataclass(frozen=True, slots=True)

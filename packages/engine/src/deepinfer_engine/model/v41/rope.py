@@ -7,7 +7,7 @@ import math
 import numpy as np
 import torch
 
-from deepinfer_engine.model.config import TextConfig
+from deepinfer_engine.model.v41.config import TextConfig
 
 
 def inverse_frequencies(config: TextConfig, *, compressed: bool) -> torch.Tensor:

@@ -11,20 +11,17 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Literal
 
 import torch
 
 from deepinfer_engine.adapters.kernels import formats
-from deepinfer_engine.core.runner import CacheLayout, Region
-from deepinfer_engine.model.config import BLOCK_TOKENS, Record, TextConfig
-from deepinfer_engine.model.weights import accumulation_dtype
+from deepinfer_engine.core.runner import BLOCK_TOKENS, CacheLayout, Region
+from deepinfer_engine.model.family import CacheQuant
+from deepinfer_engine.model.v41.config import Record, TextConfig
+from deepinfer_engine.model.v41.weights import accumulation_dtype
 
-CacheQuant = Literal["reference", "none"]
 _SECTION_ALIGN = 32
 _UNIT_ALIGN = 64
-_SAMPLE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,21 +113,3 @@ def build_layout(
 
 def _compress_rows(config: TextConfig, layer: int) -> int:
     return config.compress_ratios[layer] + max(0, config.backtrack - 1)
-
-
-def model_fingerprint(model_dir: Path) -> str:
-    """Identity of a checkpoint: config and tokenizer whole, shards by name, size, and first and
-    last MiB."""
-    digest = hashlib.blake2b(digest_size=16)
-    for name in ("config.json", "tokenizer.json"):
-        path = model_dir / name
-        if path.is_file():
-            digest.update(path.read_bytes())
-    for shard in sorted(p for p in model_dir.glob("*.safetensors") if p.is_file()):
-        size = shard.stat().st_size
-        digest.update(f"{shard.name}:{size}:".encode())
-        with shard.open("rb") as file:
-            digest.update(file.read(_SAMPLE_BYTES))
-            file.seek(max(0, size - _SAMPLE_BYTES))
-            digest.update(file.read(_SAMPLE_BYTES))
-    return digest.hexdigest()

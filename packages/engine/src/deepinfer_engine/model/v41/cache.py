@@ -11,9 +11,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from deepinfer_engine.core.runner import BLOCK_TOKENS
 from deepinfer_engine.errors import RequestError
-from deepinfer_engine.model.config import BLOCK_TOKENS, TextConfig
-from deepinfer_engine.model.pools import Pools
+from deepinfer_engine.model.v41.config import TextConfig
+from deepinfer_engine.model.v41.pools import Pools
 
 Ids: TypeAlias = Sequence[int] | npt.NDArray[np.integer] | Tensor
 IdArray: TypeAlias = npt.NDArray[np.int64]

@@ -20,16 +20,18 @@ import torch
 from torch import Tensor
 
 from deepinfer_engine.adapters.dspark import Proposal
-from deepinfer_engine.errors import ConfigError, RequestError
-from deepinfer_engine.model.assembly import Parts, assemble
-from deepinfer_engine.model.batch import Batch, SequenceRows
-from deepinfer_engine.model.cache import Cache, CacheMemory, Ids, token_array
-from deepinfer_engine.model.draft import Drafter
-from deepinfer_engine.model.image_rows import Images
-from deepinfer_engine.model.layout import CacheQuant
-from deepinfer_engine.model.replay import ReplayMode
-from deepinfer_engine.model.v41 import Backbone
-from deepinfer_engine.model.vision import VisionTower
+from deepinfer_engine.core.device import CPU, Device
+from deepinfer_engine.errors import RequestError
+from deepinfer_engine.model.family import CacheQuant, ReplayMode
+from deepinfer_engine.model.placement import tensors_on
+from deepinfer_engine.model.sequence_rows import SequenceRows
+from deepinfer_engine.model.v41.assembly import Parts, assemble
+from deepinfer_engine.model.v41.backbone import Backbone
+from deepinfer_engine.model.v41.batch import Batch
+from deepinfer_engine.model.v41.cache import Cache, CacheMemory, Ids, token_array
+from deepinfer_engine.model.v41.draft import Drafter
+from deepinfer_engine.model.vision.image_rows import Images
+from deepinfer_engine.model.vision.tower import VisionTower
 
 
 def load_model(
@@ -39,7 +41,7 @@ def load_model(
     cache_quant: CacheQuant = "reference",
     replay: ReplayMode = "off",
     keep: int | None = None,
-    device: str = "cpu",
+    device: str = CPU.name,
 ) -> Model:
     """Read a checkpoint directory (bf16, or the released FP8/FP4 layout).
 
@@ -50,11 +52,17 @@ def load_model(
 
     Raises CheckpointError naming the file or tensor at fault, ConfigError for an argument.
     """
-    if device != "cpu":
-        raise ConfigError(f"device must be 'cpu': this runtime has no other yet, got {device!r}")
-    return Model(
-        assemble(Path(path), dtype=dtype, cache_quant=cache_quant, replay=replay, keep=keep)
-    )
+    where = Device.parse(device)
+    with tensors_on(where):
+        parts = assemble(
+            Path(path),
+            dtype=dtype,
+            cache_quant=cache_quant,
+            replay=replay,
+            keep=keep,
+            device=where,
+        )
+        return Model(parts)
 
 
 class Model:
@@ -71,7 +79,7 @@ class Model:
             self._text, parts.weights, self._memory.pools, parts.engram, parts.replay
         )
         self._drafter = Drafter(self._backbone) if parts.weights.draft is not None else None
-        self._tower = VisionTower.of(parts.config, parts.weights)
+        self._tower = VisionTower.of(parts.config, parts.weights, parts.ops)
 
     def new_cache(self) -> Cache:
         """An empty sequence."""

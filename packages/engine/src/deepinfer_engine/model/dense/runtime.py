@@ -1,0 +1,212 @@
+"""Llama, Qwen2, Qwen3, Mistral: what they keep, the names of their weights, the forward pass."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear, silu
+
+from deepinfer_engine.adapters.kernels import Operators
+from deepinfer_engine.core.runner import CacheLayout, PrefillChunk
+from deepinfer_engine.model.checkpoint import TensorSpec
+from deepinfer_engine.model.dense.config import DenseConfig
+from deepinfer_engine.model.family import LoadOptions
+from deepinfer_engine.model.files import checked, model_fingerprint
+from deepinfer_engine.model.options import arithmetic, refuse_replay
+from deepinfer_engine.model.paged import PagedBatch, PagedCache, paged_layout
+from deepinfer_engine.model.rotary import Rotary
+from deepinfer_engine.model.sequence_rows import SequenceRows
+from deepinfer_engine.model.weights import Weights, open_weights
+
+_UNREAD = re.compile(r"layers\.\d+\.self_attn\.rotary_emb\.inv_freq$")
+_UNREAD_TIED = re.compile(rf"{_UNREAD.pattern}|lm_head\.weight$")
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """Matrices [out, in]. qkv and gate_up are fused from the files' three and two."""
+
+    attn_norm: Tensor
+    qkv: Tensor
+    qkv_bias: Tensor | None
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    wo: Tensor
+    wo_bias: Tensor | None
+    mlp_norm: Tensor
+    gate_up: Tensor
+    gate_up_bias: Tensor | None
+    down: Tensor
+    down_bias: Tensor | None
+
+
+def expected_tensors(c: DenseConfig) -> dict[str, TensorSpec]:
+    """Every tensor of the model, by its name in the files without `model.`."""
+    H, d, inner = c.hidden_size, c.head_width, c.intermediate_size
+    q, kv = c.num_attention_heads * d, c.kv_heads * d
+    out = {"embed_tokens.weight": (c.vocab_size, H), "norm.weight": (H,)}
+    if not c.tie_word_embeddings:
+        out["lm_head.weight"] = (c.vocab_size, H)
+    for layer in range(c.num_hidden_layers):
+        p = f"layers.{layer}."
+        out[p + "input_layernorm.weight"] = out[p + "post_attention_layernorm.weight"] = (H,)
+        for name, rows in (("q", q), ("k", kv), ("v", kv)):
+            out[f"{p}self_attn.{name}_proj.weight"] = (rows, H)
+            if c.qkv_bias:
+                out[f"{p}self_attn.{name}_proj.bias"] = (rows,)
+        out[p + "self_attn.o_proj.weight"] = (H, q)
+        if c.output_bias:
+            out[p + "self_attn.o_proj.bias"] = (H,)
+        if c.qk_norm:
+            out[p + "self_attn.q_norm.weight"] = out[p + "self_attn.k_norm.weight"] = (d,)
+        for name, shape in (("gate", (inner, H)), ("up", (inner, H)), ("down", (H, inner))):
+            out[f"{p}mlp.{name}_proj.weight"] = shape
+            if c.mlp_bias:
+                out[f"{p}mlp.{name}_proj.bias"] = shape[:1]
+    return {name: TensorSpec(shape) for name, shape in out.items()}
+
+
+def load(model_dir: Path, options: LoadOptions, *, num_blocks: int, num_slots: int) -> DenseModel:
+    """See `Family.load`."""
+    config = checked(model_dir, DenseConfig.model_validate)
+    refuse_replay(options, "dense")
+    dtype = arithmetic(options)
+    layout = paged_layout(
+        layers=config.num_hidden_layers,
+        kv_heads=config.kv_heads,
+        head_dim=config.head_width,
+        dtype=dtype,
+        fingerprint=model_fingerprint(model_dir),
+    )
+    ignored = _UNREAD_TIED if config.tie_word_embeddings else _UNREAD
+    with open_weights(model_dir, expected_tensors(config), ignored=ignored) as weights:
+        return DenseModel(
+            config,
+            _Reader(weights, config, dtype),
+            PagedCache(
+                layout,
+                num_blocks=num_blocks,
+                num_slots=num_slots,
+                layers=config.num_hidden_layers,
+                kv_heads=config.kv_heads,
+                head_dim=config.head_width,
+                dtype=dtype,
+            ),
+            Operators(options.device.kind),
+        )
+
+
+class _Reader:
+    def __init__(self, weights: Weights, config: DenseConfig, dtype: torch.dtype) -> None:
+        self._weights = weights
+        self.config = config
+        self.dtype = dtype
+
+    def tensor(self, name: str) -> Tensor:
+        return self._weights.tensor(name, self.dtype)
+
+    def joined(self, prefix: str, names: Sequence[str], part: str) -> Tensor:
+        return torch.cat([self.tensor(f"{prefix}{name}_proj.{part}") for name in names])
+
+    def layer(self, index: int) -> LayerWeights:
+        c, p = self.config, f"layers.{index}."
+        attn, mlp = p + "self_attn.", p + "mlp."
+        return LayerWeights(
+            attn_norm=self.tensor(p + "input_layernorm.weight"),
+            qkv=self.joined(attn, "qkv", "weight"),
+            qkv_bias=self.joined(attn, "qkv", "bias") if c.qkv_bias else None,
+            q_norm=self.tensor(attn + "q_norm.weight") if c.qk_norm else None,
+            k_norm=self.tensor(attn + "k_norm.weight") if c.qk_norm else None,
+            wo=self.tensor(attn + "o_proj.weight"),
+            wo_bias=self.tensor(attn + "o_proj.bias") if c.output_bias else None,
+            mlp_norm=self.tensor(p + "post_attention_layernorm.weight"),
+            gate_up=self.joined(mlp, ("gate", "up"), "weight"),
+            gate_up_bias=self.joined(mlp, ("gate", "up"), "bias") if c.mlp_bias else None,
+            down=self.tensor(mlp + "down_proj.weight"),
+            down_bias=self.tensor(mlp + "down_proj.bias") if c.mlp_bias else None,
+        )
+
+
+class DenseModel:
+    """Implements `LoadedModel`."""
+
+    lookback = window = replay_keep = 0
+    drafts = None
+
+    def __init__(
+        self, config: DenseConfig, reader: _Reader, cache: PagedCache, ops: Operators
+    ) -> None:
+        self._config = config
+        self._cache = cache
+        self._ops = ops
+        self._embed = reader.tensor("embed_tokens.weight")
+        self._layers = [reader.layer(i) for i in range(config.num_hidden_layers)]
+        self._norm = reader.tensor("norm.weight")
+        tied = config.tie_word_embeddings
+        self._head = self._embed if tied else reader.tensor("lm_head.weight")
+        self._rotary = Rotary(
+            config.head_width,
+            config.rope_theta,
+            config.rope_scaling,
+            config.max_position_embeddings,
+            wide=reader.dtype == torch.float64,
+        )
+
+    @property
+    def config(self) -> DenseConfig:
+        return self._config
+
+    @property
+    def layout(self) -> CacheLayout:
+        return self._cache.layout
+
+    @property
+    def blocks(self) -> Tensor:
+        return self._cache.blocks
+
+    @property
+    def states(self) -> Tensor:
+        return self._cache.states
+
+    def rows_of(self, chunk: PrefillChunk) -> SequenceRows:
+        return SequenceRows(chunk.token_ids, chunk.start, (), chunk.block_table, chunk.state_slot)
+
+    @torch.inference_mode()
+    def forward(self, rows: Sequence[SequenceRows], logit_rows: Tensor | None) -> Tensor:
+        c, ops = self._config, self._ops
+        batch = PagedBatch(rows)
+        heads, kv, d = c.num_attention_heads, c.kv_heads, c.head_width
+        cos, sin = (torch.from_numpy(a) for a in self._rotary.at(batch.position))
+        x = self._embed[batch.ids]
+        for index, w in enumerate(self._layers):
+            fused = linear(ops.rms_norm(x, w.attn_norm, c.rms_norm_eps), w.qkv, w.qkv_bias)
+            q, k, v = fused.view(len(x), -1, d).split([heads, kv, kv], dim=1)
+            if w.q_norm is not None and w.k_norm is not None:
+                q = ops.rms_norm(q.contiguous(), w.q_norm, c.rms_norm_eps)
+                k = ops.rms_norm(k.contiguous(), w.k_norm, c.rms_norm_eps)
+            out = self._cache.attend(index, rotated(q, cos, sin), rotated(k, cos, sin), v, batch)
+            x = x + linear(out.view(len(x), -1), w.wo, w.wo_bias)
+            hidden = ops.rms_norm(x, w.mlp_norm, c.rms_norm_eps)
+            gate, up = linear(hidden, w.gate_up, w.gate_up_bias).chunk(2, dim=-1)
+            x = x + linear(silu(gate) * up, w.down, w.down_bias)
+        last = x if logit_rows is None else x[logit_rows]
+        # Ties and verification are decided by the logits: sums are float32 whatever the dtype.
+        wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+        return linear(ops.rms_norm(last, self._norm, c.rms_norm_eps), self._head).to(wide)
+
+    def dense_weights(self) -> list[Tensor]:
+        fields = LayerWeights.__dataclass_fields__
+        held = [getattr(w, name) for w in self._layers for name in fields]
+        return [t for t in [*held, self._norm, self._head] if isinstance(t, Tensor)]
+
+
+def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turn channel i with i + d/2 of x [n, heads, d] by the angles [n, d/2]."""
+    left, right = x.to(cos.dtype).chunk(2, dim=-1)
+    cos, sin = cos[:, None], sin[:, None]
+    return torch.cat([left * cos - right * sin, right * cos + left * sin], dim=-1).to(x.dtype)

@@ -1,0 +1,160 @@
+"""What a family of models gives, and what the rest of the engine asks of it.
+
+A family answers to some `architectures` of config.json. It reads its configuration, says where
+every cached byte lives, and runs the forward pass. Loading, sampling, verification, pools, prefix
+cache, transfer and speculation are shared and do not know it. Nothing here imports torch: the
+process that serves HTTP reads configurations too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from deepinfer_engine.core.device import CPU, Device
+from deepinfer_engine.core.pictures import PictureRules
+from deepinfer_engine.core.runner import CacheLayout, DecodeRow, IntArray, PrefillChunk
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from deepinfer_engine.adapters.dspark import CounterRng, Proposal, SamplingBatch
+    from deepinfer_engine.model.sequence_rows import SequenceRows
+
+CodecKind = Literal["deepseek_v41", "template"]
+"""How conversations become prompts: the V4.1 encoding, or the chat template of the checkpoint."""
+CacheQuant = Literal["reference", "none"]
+ReplayMode = Literal["off", "mask", "compact"]
+"""`off`: exact. `mask`: every row runs, windows are cut as in `compact` (for comparison).
+`compact`: early rows are dropped at the first consumer layer."""
+
+
+class FamilyConfig(Protocol):
+    """A checked config.json, as far as shared code reads it."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens of prompt and output together."""
+        ...
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]: ...
+
+    @property
+    def picture_rules(self) -> PictureRules | None:
+        """What prompts with pictures must be like; None for a model of text alone."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """How a checkpoint is loaded. Names as in `build_runner`."""
+
+    dtype: str = "float32"
+    cache_quant: CacheQuant = "reference"
+    vision: bool = True
+    replay: ReplayMode = "off"
+    keep: int | None = None
+    device: Device = CPU
+
+
+class DraftSource(Protocol):
+    """Guesses the next tokens of running sequences."""
+
+    @property
+    def most(self) -> int:
+        """Drafts a step, at most."""
+        ...
+
+    def propose(
+        self,
+        rows: Sequence[DecodeRow],
+        lens: IntArray,
+        length: int,
+        sampling: SamplingBatch,
+        rng: CounterRng,
+    ) -> Proposal:
+        """`length` drafts for every row, of which the first `lens[i]` may be verified."""
+        ...
+
+
+class LoadedModel(Protocol):
+    """Weights bound to cache memory."""
+
+    @property
+    def config(self) -> FamilyConfig: ...
+
+    @property
+    def layout(self) -> CacheLayout: ...
+
+    @property
+    def lookback(self) -> int:
+        """Tokens before a chunk that the model must be told."""
+        ...
+
+    @property
+    def window(self) -> int:
+        """Positions before a border that a state at this border must hold; 0 without a state."""
+        ...
+
+    @property
+    def replay_keep(self) -> int:
+        """Only so many last tokens of a prompt run through all layers; 0 = all."""
+        ...
+
+    @property
+    def blocks(self) -> Tensor:
+        """uint8 [num_blocks, block_bytes]."""
+        ...
+
+    @property
+    def states(self) -> Tensor:
+        """uint8 [num_slots, state_bytes]."""
+        ...
+
+    @property
+    def drafts(self) -> DraftSource | None:
+        """The draft module that was trained with the model."""
+        ...
+
+    def rows_of(self, chunk: PrefillChunk) -> SequenceRows: ...
+
+    def forward(self, rows: Sequence[SequenceRows], logit_rows: Tensor | None) -> Tensor:
+        """Write all caches and return the logits [m, vocab] of the rows asked for, or of all."""
+        ...
+
+    def dense_weights(self) -> list[Tensor]:
+        """Every parameter a text step reads: all but the embedding rows it skips."""
+        ...
+
+
+class Family(Protocol):
+    """One module of this package, or of another distribution by the entry point
+    `deepinfer.families`."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def architectures(self) -> tuple[str, ...]: ...
+
+    @property
+    def codec(self) -> CodecKind: ...
+
+    def read_config(self, raw: Mapping[str, Any]) -> FamilyConfig:
+        """Raises pydantic's ValidationError: a key is missing or has a value that cannot work."""
+        ...
+
+    def load(
+        self, model_dir: Path, options: LoadOptions, *, num_blocks: int, num_slots: int
+    ) -> LoadedModel:
+        """Check the whole checkpoint, read it and allocate its pools.
+
+        Raises CheckpointError naming the tensor or file at fault, ConfigError for an option.
+        """
+        ...

@@ -1,0 +1,94 @@
+"""The files beside the weights of a checkpoint directory. No torch."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from pydantic import ValidationError
+from tokenizers import Tokenizer
+
+from deepinfer_engine.errors import CheckpointError
+
+_SAMPLE_BYTES = 1 << 20
+T = TypeVar("T")
+
+
+def read_json(path: Path) -> Any:
+    """A JSON file of a checkpoint. Raises OSError where it is no regular file, ValueError where it
+    is not JSON."""
+    if path.exists() and not path.is_file():  # reading a pipe would wait for ever
+        raise OSError("not a regular file")
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def load_tokenizer(model_dir: Path) -> Tokenizer:
+    """Read `tokenizer.json`. Raises CheckpointError when it is missing or unreadable."""
+    path = model_dir / "tokenizer.json"
+    if not path.is_file():
+        raise CheckpointError(f"{path}: missing, or not a regular file")
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises bare Exception
+        raise CheckpointError(f"{path}: not a readable tokenizer ({error})") from None
+
+
+def model_fingerprint(model_dir: Path) -> str:
+    """Identity of a checkpoint: config and tokenizer whole, shards by name, size, and first and
+    last MiB."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name in ("config.json", "tokenizer.json"):
+        path = model_dir / name
+        if path.is_file():
+            digest.update(path.read_bytes())
+    for shard in sorted(p for p in model_dir.glob("*.safetensors") if p.is_file()):
+        size = shard.stat().st_size
+        digest.update(f"{shard.name}:{size}:".encode())
+        with shard.open("rb") as file:
+            digest.update(file.read(_SAMPLE_BYTES))
+            file.seek(max(0, size - _SAMPLE_BYTES))
+            digest.update(file.read(_SAMPLE_BYTES))
+    return digest.hexdigest()
+
+
+def read_config_json(model_dir: Path) -> dict[str, Any]:
+    """`model_dir/config.json` as it stands. Raises CheckpointError."""
+    path = model_dir / "config.json"
+    if not model_dir.is_dir():
+        raise CheckpointError(
+            f"{model_dir}: no such model directory; give a folder that holds config.json"
+        )
+    try:
+        raw = read_json(path)
+    except FileNotFoundError:
+        raise CheckpointError(f"{path}: missing; is {model_dir} a model directory?") from None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: cannot be read as JSON ({error})") from None
+    if not isinstance(raw, dict):
+        raise CheckpointError(f"{path}: wanted a JSON object, got {type(raw).__name__}")
+    return cast("dict[str, Any]", raw)
+
+
+def checked(model_dir: Path, validate: Callable[[dict[str, Any]], T]) -> T:
+    """config.json through the model of a family.
+
+    Raises CheckpointError: the directory or file is missing, is not JSON, or a key has a value that
+    this runtime cannot serve; the message names file, key and value.
+    """
+    raw = read_config_json(model_dir)
+    try:
+        return validate(raw)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "config"
+        shown = repr(first.get("input"))
+        got = f", got {shown}" if len(shown) <= 60 else ""
+        raise CheckpointError(
+            f"{model_dir / 'config.json'}: {where}: {first['msg']}{got}"
+        ) from None

@@ -1,0 +1,30 @@
+"""Load options, checked against what a family can do."""
+
+from __future__ import annotations
+
+import torch
+
+from deepinfer_engine.errors import ConfigError
+from deepinfer_engine.model.family import LoadOptions
+
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
+
+
+def arithmetic(options: LoadOptions) -> torch.dtype:
+    """Raises ConfigError for an unknown dtype or cache format."""
+    if options.dtype not in DTYPES:
+        raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}, got {options.dtype!r}")
+    if options.cache_quant not in ("reference", "none"):
+        raise ConfigError(f"cache_quant must be 'reference' or 'none', got {options.cache_quant!r}")
+    return DTYPES[options.dtype]
+
+
+def refuse_replay(options: LoadOptions, family: str) -> None:
+    """Raises ConfigError where bounded replay is asked of a model that keeps every token."""
+    if options.replay not in ("off", "mask", "compact"):
+        raise ConfigError(f"replay must be 'off', 'mask' or 'compact', got {options.replay!r}")
+    if options.replay != "off":
+        raise ConfigError(
+            f"replay {options.replay!r}: a {family} model keeps keys of every layer for every "
+            "token, so no layer can be skipped"
+        )
