@@ -39,6 +39,7 @@ class ToyTarget:
 
     def __init__(self, model: ToyModel, *, roll_back: bool = True) -> None:
         self.model, self.roll_back = model, roll_back
+        self.vocab_size, self.max_length = model.vocab, None
 
     def start(self, prompts):
         state = [
@@ -69,12 +70,15 @@ class ToyTarget:
 
 
 class ToyCausal:
-    """`CausalModel` over `ToyModel`, without a cache."""
+    """`CausalModel` over `ToyModel`, without a cache. passes: [rows of each call]."""
 
-    def __init__(self, model: ToyModel) -> None:
-        self.model = model
+    def __init__(self, model: ToyModel, max_length: int | None = None) -> None:
+        self.model, self.max_length = model, max_length
+        self.passes: list[int] = []
 
     def logits(self, request_ids, texts):
+        assert self.max_length is None or max(map(len, texts)) <= self.max_length
+        self.passes.append(len(texts))
         rows = []
         for text in texts:
             cache = self.model.entries(np.array(text, dtype=np.int64), np.arange(len(text)))

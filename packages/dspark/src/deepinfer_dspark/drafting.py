@@ -31,6 +31,9 @@ class DraftBatch:
     sampling:    the requests' parameters; drafts follow its temperature unless the drafter is
                  told otherwise.
     rounds:      int64 [R]; round number of each request, the key of draft noise.
+    wanted:      int64 [R] or None; drafts that can be used at most (the end of the context or of
+                 the answer is near, or nobody will verify them). A drafter makes no more, spends
+                 no pass of a model on a request that wants none, and still takes in its features.
     """
 
     request_ids: Sequence[Hashable]
@@ -41,9 +44,10 @@ class DraftBatch:
     rounds: npt.NDArray[np.int64]
     features: Any | None = None
     feature_cu: npt.NDArray[np.int64] | None = None
+    wanted: npt.NDArray[np.int64] | None = None
 
     def __post_init__(self) -> None:
-        for name in ("anchors", "positions", "rounds", "feature_cu"):
+        for name in ("anchors", "positions", "rounds", "feature_cu", "wanted"):
             value = getattr(self, name)
             if value is not None:
                 object.__setattr__(self, name, to_host(value))
@@ -53,7 +57,8 @@ class DraftBatch:
                 f"DraftBatch of {R} requests got {len(self.history)} histories and sampling for "
                 f"{self.sampling.requests}"
             )
-        for name in ("anchors", "positions", "rounds"):
+        given = () if self.wanted is None else ("wanted",)
+        for name in ("anchors", "positions", "rounds", *given):
             if getattr(self, name).shape != (R,):
                 raise ShapeError(
                     f"DraftBatch wants {name} of shape ({R},), got {getattr(self, name).shape}"
@@ -71,6 +76,12 @@ class DraftBatch:
     @property
     def requests(self) -> int:
         return len(self.request_ids)
+
+    def room(self, most: int) -> Int:
+        """int64 [R]; drafts to make for each request, 0..most."""
+        if self.wanted is None:
+            return np.full(self.requests, most, dtype=np.int64)
+        return np.clip(self.wanted, 0, most).astype(np.int64)
 
 
 class Drafter(Protocol):

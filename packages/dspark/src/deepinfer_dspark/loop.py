@@ -30,7 +30,17 @@ class TargetOutput:
 
 
 class Target(Protocol):
-    """The model whose law is kept. Its state holds what was committed, request by request."""
+    """The model whose distribution is kept. Its state holds what was committed, by request."""
+
+    @property
+    def vocab_size(self) -> int | None:
+        """Ids it can be fed, or None for any; drafts beyond are never accepted."""
+        ...
+
+    @property
+    def max_length(self) -> int | None:
+        """Positions it has, or None."""
+        ...
 
     def start(self, prompts: Sequence[Sequence[int]]) -> tuple[Any, Any | None]:
         """(state, features) after all tokens of each prompt but the last, the first anchor.
@@ -111,12 +121,34 @@ class SpecLoop:
                 f"max_new >= 1, got prompt lengths {[len(p) for p in prompts][:8]}, "
                 f"{sampling.requests} and {max_new}"
             )
+        longest, limit = max((len(p) for p in prompts), default=0), self._target.max_length
+        if limit is not None and longest + max_new - 1 > limit:
+            raise ShapeError(
+                f"a prompt of {longest} tokens and max_new={max_new} need {longest + max_new - 1} "
+                f"positions and the model has {limit}: ask for less or shorten the prompt"
+            )
         if R == 0:
             return Generation([], 0, 0, 0, 0, [])
         history = [list(p) for p in prompts]
-        starts = np.array([len(p) for p in prompts], dtype=np.int64)
+        try:
+            return self._run(history, sampling, max_new, logprobs)
+        finally:
+            # whatever happened, the next batch starts with drafters that know nothing of this one
+            if self._drafter is not None:
+                for r in range(R):
+                    self._drafter.reset(r)
+
+    def _run(
+        self,
+        history: list[list[int]],
+        sampling: SamplingBatch,
+        max_new: int,
+        logprobs: int | None,
+    ) -> Generation:
+        R = len(history)
+        starts = np.array([len(p) for p in history], dtype=np.int64)
         active = np.arange(R, dtype=np.int64)
-        state, first = self._target.start(prompts)
+        state, first = self._target.start(history)
         memory = ConfidenceHistory(R, self._gamma)
         rounds = np.zeros(R, dtype=np.int64)
         features: tuple[Any, Int] | None = None
@@ -127,7 +159,9 @@ class SpecLoop:
             now = self._parameters(sampling, active, history, starts, max_new)
             proposal = self._propose(active, history, now, rounds, features)
             lens = self._lengths(proposal, active, memory, now)
-            tokens, cu, positions = _flatten(history, active, proposal, lens)
+            tokens, cu, positions = _flatten(
+                history, active, proposal, lens, self._target.vocab_size
+            )
             output = self._target.forward(tokens, cu, positions, state)
             result = self._verifier.verify(
                 output.logits, cu, proposal, lens, now, rng=self._rng, logprobs=logprobs
@@ -189,6 +223,13 @@ class SpecLoop:
         if self._drafter is None:
             return Proposal.empty(active.size)
         own = [history[r] for r in active.tolist()]
+        # the last token of an answer is the target's own, and no draft may stand beyond the context
+        wanted = np.full(active.size, self._gamma, dtype=np.int64)
+        if sampling.max_new is not None:
+            wanted = np.minimum(wanted, sampling.max_new - 1)
+        if self._target.max_length is not None:
+            wanted = np.minimum(wanted, self._target.max_length - sampling.positions)
+        wanted = np.maximum(wanted, 0)
         batch = DraftBatch(
             request_ids=active.tolist(),
             anchors=np.array([h[-1] for h in own], dtype=np.int64),
@@ -198,8 +239,12 @@ class SpecLoop:
             rounds=rounds[active],
             features=None if features is None else features[0],
             feature_cu=None if features is None else features[1],
+            wanted=wanted,
         )
-        return self._drafter.propose(batch, self._rng)
+        proposal = self._drafter.propose(batch, self._rng)
+        if (proposal.lengths <= wanted).all():
+            return proposal
+        return replace(proposal, lengths=np.minimum(proposal.lengths, wanted))
 
     def _lengths(
         self, proposal: Proposal, active: Int, memory: ConfidenceHistory, now: SamplingBatch
@@ -216,9 +261,13 @@ class SpecLoop:
 
 
 def _flatten(
-    history: list[list[int]], active: Int, proposal: Proposal, lens: Int
+    history: list[list[int]], active: Int, proposal: Proposal, lens: Int, vocab: int | None
 ) -> tuple[Int, Int, Int]:
-    """(tokens, cu_lens, positions) of the verify batch: anchor, then the verified drafts."""
+    """(tokens, cu_lens, positions) of the verify batch: anchor, then the verified drafts.
+
+    A draft the target has no embedding for is fed as token 0: it is never accepted, so the rows
+    behind it are never used. Leaving it out instead would change the distribution.
+    """
     cu = np.zeros(active.size + 1, dtype=np.int64)
     np.cumsum(lens + 1, out=cu[1:])
     anchors = np.array([history[r][-1] for r in active.tolist()], dtype=np.int64)
@@ -226,6 +275,8 @@ def _flatten(
     block = np.concatenate([anchors[:, None], proposal.tokens], axis=1).astype(np.int64)
     k = np.arange(block.shape[1])[None, :]
     inside = k <= lens[:, None]
+    if vocab is not None:
+        block[(block < 0) | (block >= vocab)] = 0
     return block[inside], cu, (at[:, None] + k)[inside]
 
 

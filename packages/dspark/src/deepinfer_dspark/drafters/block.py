@@ -65,7 +65,8 @@ class DSparkDrafter:
         for i, features, at in new_features(batch, self._contexts):
             self._contexts.append(batch.request_ids[i], m.context(features.to(m.dtype), at))
         R, gamma = batch.requests, self.max_tokens
-        ready = [i for i, r in enumerate(batch.request_ids) if r in self._contexts]
+        room = batch.room(gamma)
+        ready = [i for i, r in enumerate(batch.request_ids) if room[i] and r in self._contexts]
         tokens, lengths = np.zeros((R, gamma), dtype=np.int64), np.zeros(R, dtype=np.int64)
         conf = np.zeros((R, gamma))
         if not ready:
@@ -79,7 +80,7 @@ class DSparkDrafter:
             m.confidence_head, batch.sampling.select(index), batch.rounds[index], rng,
             self._temperatures,
         )  # fmt: skip
-        tokens[index], lengths[index] = drafted.tokens, gamma
+        tokens[index], lengths[index] = drafted.tokens, room[index]
         if m.confidence_head is None:
             conf[index] = self._proxy.of(ids, drafted.peak)
         else:

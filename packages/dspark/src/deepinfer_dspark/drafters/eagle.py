@@ -206,7 +206,11 @@ class EagleDrafter:
         R, gamma = batch.requests, self.max_tokens
         tokens, lengths = np.zeros((R, gamma), dtype=np.int64), np.zeros(R, dtype=np.int64)
         conf = np.zeros((R, gamma))
-        index = np.array([i for i, r in enumerate(batch.request_ids) if r in self._contexts])
+        room = batch.room(gamma)
+        index = np.array(
+            [i for i, r in enumerate(batch.request_ids) if room[i] and r in self._contexts],
+            dtype=np.int64,
+        )
         if index.size == 0:
             return Proposal(tokens, lengths, conf=conf)
         ids = [batch.request_ids[i] for i in index.tolist()]
@@ -216,12 +220,13 @@ class EagleDrafter:
         past = (entries[0][0], entries[0][1])
         laws: list[Tensor] = []
         peak = np.zeros((index.size, gamma))
-        for k in range(gamma):
+        depth = int(room[index].max())
+        for k in range(depth):
             logits = self._module.logits(feature)
             peak[:, k] = peak_probability(logits)
             tokens[index, k], law = sample_drafts(logits, sampling, rounds, k, rng)
             laws.append(law)
-            if k + 1 == gamma:
+            if k + 1 == depth:
                 break
             visible = functional.pad(visible, (0, 1), value=True)
             at = torch.from_numpy(batch.positions[index] + k)[:, None]
@@ -230,12 +235,11 @@ class EagleDrafter:
                 visible[:, None],
             )  # fmt: skip
             feature = fresh[:, 0]
-        lengths[index], conf[index] = gamma, self._proxy.of(ids, peak)
+        lengths[index], conf[index] = room[index], self._proxy.of(ids, peak)
         if not (sampling.temperature > 0).any():
             return Proposal(tokens, lengths, conf=conf)
-        q = torch.stack(laws, dim=1)
-        if index.size < R:
-            q = q.new_zeros((R, *q.shape[1:])).index_copy(0, torch.from_numpy(index), q)
+        q = laws[0].new_zeros((R, gamma, laws[0].shape[1]))
+        q[torch.from_numpy(index), :depth] = torch.stack(laws, dim=1)
         return Proposal(tokens, lengths, q=q, conf=conf)
 
     def _extend(self, batch: DraftBatch) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
 
+from deepinfer_dspark.arrays import Int
 from deepinfer_dspark.backend import backend_of
 from deepinfer_dspark.calibration import ProxyConfidence
 from deepinfer_dspark.drafting import (
@@ -25,6 +27,11 @@ from deepinfer_dspark.verification import VerifyResult
 class CausalModel(Protocol):
     """A small language model that can take tokens back."""
 
+    @property
+    def max_length(self) -> int | None:
+        """The longest text it takes, or None."""
+        ...
+
     def logits(self, request_ids: Sequence[Hashable], texts: Sequence[Sequence[int]]) -> Any:
         """[R, V] for the token after each text; the model may keep caches by request id and
         must drop what no longer agrees with the text."""
@@ -38,7 +45,9 @@ class CausalModel(Protocol):
 class DraftModelDrafter:
     """Autoregressive drafts of any causal model that shares the target's tokenizer.
 
-    sparse: keep only the m most likely tokens and sample from exactly that law.
+    sparse: keep only the m most likely tokens and sample from exactly that distribution.
+    vocab_size: tokens the target knows; a model whose vocabulary is padded further drafts none of
+        the padding. Left out, such a draft is made, and rejected.
     Confidences are `ProxyConfidence`: the model's own top probability, corrected by position.
     """
 
@@ -48,47 +57,63 @@ class DraftModelDrafter:
         max_tokens: int = 4,
         *,
         sparse: int | None = None,
+        vocab_size: int | None = None,
     ) -> None:
-        if max_tokens < 1 or (sparse is not None and sparse < 1):
+        if min(max_tokens, sparse or 1, vocab_size or 1) < 1 or sparse == 0 or vocab_size == 0:
             raise ShapeError(
-                f"DraftModelDrafter wants max_tokens >= 1 and sparse >= 1, got {max_tokens} and "
-                f"{sparse}"
+                f"DraftModelDrafter wants max_tokens, sparse and vocab_size >= 1, got "
+                f"{max_tokens}, {sparse} and {vocab_size}"
             )
         self._model, self.max_tokens, self._sparse = model, max_tokens, sparse
+        self._vocab = vocab_size
         self._proxy = ProxyConfidence(max_tokens)
 
     def propose(self, batch: DraftBatch, rng: Uniforms) -> Proposal:
-        """See `Drafter.propose`."""
+        """See `Drafter.propose`; a request whose text fills the model's context gets no more."""
         R, gamma = batch.requests, self.max_tokens
         texts = [list(h) for h in batch.history]
-        tokens = np.zeros((R, gamma), dtype=np.int64)
+        tokens, lengths = np.zeros((R, gamma), dtype=np.int64), batch.room(gamma)
+        if self._model.max_length is not None:
+            free = self._model.max_length + 1 - np.array([len(t) for t in texts], dtype=np.int64)
+            lengths = np.clip(free, 0, lengths)
         peak = np.zeros((R, gamma))
-        laws: list[Any] = []
-        greedy = bool((batch.sampling.temperature == 0).all())
-        for k in range(gamma):
-            logits = self._model.logits(batch.request_ids, texts)
+        laws: list[tuple[Int, Any]] = []
+        for k in range(int(lengths.max(initial=0))):
+            at = np.flatnonzero(lengths > k)
+            logits = self._model.logits(
+                [batch.request_ids[i] for i in at.tolist()], [texts[i] for i in at.tolist()]
+            )
+            if self._vocab is not None:
+                logits = logits[:, : self._vocab]
             if self._sparse is not None:
                 logits = _only_top(logits, self._sparse)
-            peak[:, k] = peak_probability(logits)
-            tokens[:, k], law = sample_drafts(logits, batch.sampling, batch.rounds, k, rng)
-            laws.append(law)
-            for text, token in zip(texts, tokens[:, k].tolist(), strict=True):
-                text.append(token)
+            peak[at, k] = peak_probability(logits)
+            drawn, law = sample_drafts(logits, batch.sampling.select(at), batch.rounds[at], k, rng)
+            tokens[at, k] = drawn
+            laws.append((at, law))
+            for i, token in zip(at.tolist(), drawn.tolist(), strict=True):
+                texts[i].append(token)
         conf = self._proxy.of(batch.request_ids, peak)
-        lengths = np.full(R, gamma, dtype=np.int64)
-        if greedy:
+        if not laws or bool((batch.sampling.temperature == 0).all()):
             return Proposal(tokens, lengths, conf=conf)
-        return Proposal(tokens, lengths, q=self._stack(laws), conf=conf)
+        return Proposal(tokens, lengths, q=self._stack(laws, R), conf=conf)
 
-    def _stack(self, laws: list[Any]) -> Any:
+    def _stack(self, laws: list[tuple[Int, Any]], requests: int) -> Any:
+        """[R, gamma, V] of the distributions of each step; zeros where nothing was drafted."""
+        shape = (requests, self.max_tokens)
         if self._sparse is not None:
-            parts = [truncate_q(law, self._sparse) for law in laws]
-            return SparseQ(np.stack([p[0] for p in parts], 1), np.stack([p[1] for p in parts], 1))
-        if isinstance(laws[0], np.ndarray):
-            return np.stack(laws, axis=1)
-        import torch
-
-        return torch.stack(laws, dim=1)
+            width = min(self._sparse, int(laws[0][1].shape[1]))
+            ids = np.zeros((*shape, width), dtype=np.int64)
+            probs = np.zeros((*shape, width))
+            for k, (at, law) in enumerate(laws):
+                ids[at, k], probs[at, k] = truncate_q(law, width)
+            return SparseQ(ids, probs)
+        first = laws[0][1]
+        wide = (*shape, int(first.shape[1]))
+        q: Any = np.zeros(wide) if isinstance(first, np.ndarray) else first.new_zeros(wide)
+        for k, (at, law) in enumerate(laws):
+            q[at, k] = law
+        return q
 
     def observe(self, request_ids: Sequence[Hashable], result: VerifyResult) -> None:
         """Correct the confidences by what was accepted."""
@@ -105,14 +130,16 @@ class DraftModelDrafter:
 
 def _only_top(logits: Any, m: int) -> Any:
     """Logits with all but the m largest of each row at -inf, so that q is exactly sparse."""
+    xp = backend_of(logits)
     n, vocab = int(logits.shape[0]), int(logits.shape[1])
-    return backend_of(logits).truncate(
-        logits, np.ones(n), np.full(n, min(m, vocab), dtype=np.int64), np.zeros(n)
-    )
+    top_k = np.full(n, min(m, vocab), dtype=np.int64)
+    return xp.truncate(xp.widen(logits), np.ones(n), top_k, np.zeros(n))
 
 
 class MixedDrafter:
     """N-gram drafts where they have been accepted more than the model's, else the model's.
+
+    The model is asked for the other requests only.
 
     The choice between the two looks only at acceptance in *earlier* rounds and at whether a match
     exists: looking at the model's current confidences would let a draft decide on itself.
@@ -132,12 +159,15 @@ class MixedDrafter:
 
     def propose(self, batch: DraftBatch, rng: Uniforms) -> Proposal:
         """See `Drafter.propose`."""
-        a, b = self._first.propose(batch, rng), self._model.propose(batch, rng)
+        a = self._first.propose(batch, rng)
         gains = np.array(
             [self._gain.setdefault(r, np.array([1.0, 0.9])) for r in batch.request_ids]
         ).reshape(-1, 2)
         use_first = (a.lengths > 0) & (gains[:, 0] >= gains[:, 1])
         use_first &= a.deterministic
+        # the model still sees every request's features, and drafts only for those that need it
+        room = np.where(use_first, 0, batch.room(self.max_tokens))
+        b = self._model.propose(replace(batch, wanted=room), rng)
         for request, own in zip(batch.request_ids, use_first.tolist(), strict=True):
             self._used[request] = 0 if own else 1
         tokens = np.where(use_first[:, None], a.tokens, b.tokens)

@@ -53,12 +53,13 @@ class NGramDrafter:
         tokens = np.zeros((batch.requests, self.max_tokens), dtype=np.int64)
         lengths = np.zeros(batch.requests, dtype=np.int64)
         conf = np.zeros((batch.requests, self.max_tokens))
+        room = batch.room(self.max_tokens)
         for i, (request, history) in enumerate(zip(batch.request_ids, batch.history, strict=True)):
             text = self._texts.setdefault(request, _Text())
             at = self._find(text, history)
-            if at is None:
+            if at is None or room[i] == 0:
                 continue
-            lengths[i] = self.max_tokens
+            lengths[i] = room[i]
             conf[i] = self._rate[text.matched]
             tokens[i] = self._copy(history, at)
         return Proposal(tokens, lengths, conf=conf)

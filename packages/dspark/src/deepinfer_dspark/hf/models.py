@@ -29,6 +29,10 @@ class _Runner:
     def __init__(self, model: Any, layers: Sequence[int] = ()) -> None:
         self._model, self._layers = model.eval(), tuple(layers)
         self._masks = Masks(model)
+        self.vocab_size = int(model.get_input_embeddings().weight.shape[0])
+        self.max_length: int | None = getattr(
+            model.config.get_text_config(), "max_position_embeddings", None
+        )
         known = inspect.signature(model.forward).parameters
         # the name of the cache changed within major version 5
         self._cache_name = "cache" if "cache" in known else "past_key_values"
@@ -97,6 +101,16 @@ class HFTarget:
     def __init__(self, model: Any, feature_layers: Sequence[int] = ()) -> None:
         self._runner = _Runner(model, feature_layers)
 
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the embedding."""
+        return self._runner.vocab_size
+
+    @property
+    def max_length(self) -> int | None:
+        """Positions the model was made for."""
+        return self._runner.max_length
+
     def start(self, prompts: Sequence[Sequence[int]]) -> tuple[HFState, Tensor | None]:
         """Prefill each prompt but its last token."""
         length = np.array([len(p) - 1 for p in prompts], dtype=np.int64)
@@ -144,6 +158,11 @@ class HFCausal:
         self._slot: dict[Hashable, int] = {}
         self._held: list[list[int]] = []
         self._free: list[int] = []
+
+    @property
+    def max_length(self) -> int | None:
+        """Positions the model was made for."""
+        return self._runner.max_length
 
     def logits(self, request_ids: Sequence[Hashable], texts: Sequence[Sequence[int]]) -> Tensor:
         """float [R, V]; only what the cache does not hold yet is computed."""
