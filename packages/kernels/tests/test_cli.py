@@ -90,7 +90,7 @@ def test_bench_refuses_to_time_a_wrong_form(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["verify", "--op", "nope"], "no operator 'nope'; there are: rms_norm"),
+        (["verify", "--op", "nope"], "no operator 'nope'; there are: candidate_blocks"),
         (["doctor", "--device", "npu"], "no device of type 'npu' here; present: cpu"),
         (["bench", "--seconds", "0"], "wants seconds above 0"),
         (["verify", "--cases", "none"], "wants a whole number from 1, got 'none'"),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import platform
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,23 +14,33 @@ import torch
 from deepinfer_kernels import ops
 from deepinfer_kernels.draw import seeded
 from deepinfer_kernels.native import build, library
-from deepinfer_kernels.reference import norm
+from deepinfer_kernels.ops.rms_norm import reference as norm
 
 
 @pytest.fixture
 def fresh_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     """A loader that looks into an empty folder and remembers nothing."""
+
+    def path(level: str) -> Path | None:
+        found = tmp_path / build.library_name(level)
+        return found if found.is_file() else None
+
     library._open.cache_clear()
-    monkeypatch.setattr(library, "library_path", lambda level: build.library_path(level, tmp_path))
+    monkeypatch.setattr(library, "library_path", path)
     yield tmp_path
     library._open.cache_clear()
 
 
-def _script(folder: Path, body: str) -> str:
+def _compiler(monkeypatch: pytest.MonkeyPatch, folder: Path, body: str) -> Path:
+    """A stand-in for the compiler; ``$last`` is the file it should write. Returns a folder."""
     path = folder / "compiler"
-    path.write_text(f"#!/bin/sh\n{body}\n", encoding="utf-8")
+    write = 'all="$*"; for last; do :; done; '
+    path.write_text(f"#!/bin/sh\n{write}{body}\n", encoding="utf-8")
     path.chmod(0o755)
-    return str(path)
+    monkeypatch.setenv("CXX", str(path))
+    target = folder / "out"
+    target.mkdir()
+    return target
 
 
 def test_missing_compiler_is_a_reason_and_not_an_error(
@@ -36,34 +48,69 @@ def test_missing_compiler_is_a_reason_and_not_an_error(
 ) -> None:
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("CXX", raising=False)
-    assert "no C++ compiler found" in (build.build(tmp_path) or "")
+    built = build.build(tmp_path)
+    assert built.files == {}
+    assert set(built.failures) == set(build.levels())
+    assert all("no C++ compiler found" in reason for reason in built.failures.values())
     assert list(tmp_path.iterdir()) == []
 
 
-def test_failing_compiler_leaves_its_first_line_and_no_file(
+def test_failing_compiler_leaves_its_line_and_no_file(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("CXX", _script(tmp_path, "echo 'error: no such flag' >&2; exit 1"))
-    target = tmp_path / "out"
-    target.mkdir()
-    assert "error: no such flag" in (build.build(target) or "")
+    target = _compiler(monkeypatch, tmp_path, "echo 'error: no such flag' >&2; exit 1")
+    built = build.build(target)
+    assert set(built.failures) == set(build.levels())
+    assert all("error: no such flag" in reason for reason in built.failures.values())
     assert list(target.iterdir()) == []
 
 
-def test_compiler_is_given_the_hash_of_the_sources_and_the_result_is_moved_into_place(
+@pytest.mark.skipif(len(build.levels()) < 2, reason="one level on this machine type")
+def test_compiler_that_does_not_know_one_level_keeps_the_others(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    # Writes its own arguments where the library should go.
-    body = 'all="$*"; while [ $# -gt 1 ]; do shift; done; echo "$all" > "$1"'
-    monkeypatch.setenv("CXX", _script(tmp_path, body))
-    target = tmp_path / "out"
-    target.mkdir()
-    assert build.build(target) is None
-    assert {path.name for path in target.iterdir()} == {
-        build.library_path(level).name for level in build.levels()
-    }
-    for path in target.iterdir():
-        assert build.source_hash() in path.read_text(encoding="utf-8")
+    body = 'case "$all" in *-mavx512f*) echo "error: -mavx512f?" >&2; exit 1;; esac; : > "$last"'
+    built = build.build(_compiler(monkeypatch, tmp_path, body))
+    assert set(built.failures) == {"v4"}
+    assert set(built.files) == set(build.levels()) - {"v4"}
+    assert all(path.is_file() for path in built.files.values())
+
+
+def test_flags_name_single_features_that_old_compilers_know() -> None:
+    for flags in build.levels().values():
+        assert not any(flag.startswith("-march") for flag in (*build.FLAGS, *flags))
+
+
+def test_compiler_without_a_static_runtime_is_asked_again_and_the_tag_says_so(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    body = 'case "$all" in *-static-lib*) exit 1;; esac; echo GLIBC_2.5 > "$last"'
+    built = build.build(_compiler(monkeypatch, tmp_path, body))
+    assert set(built.files) == set(build.levels())
+    assert not built.tag.startswith("manylinux")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the tag is of Linux")
+def test_tag_is_that_of_the_newest_c_library_symbol(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    body = 'echo "GLIBC_2.14 GLIBC_2.29 GLIBC_2.4" > "$last"'
+    built = build.build(_compiler(monkeypatch, tmp_path, body))
+    assert built.tag == f"manylinux_2_29_{platform.machine()}"
+
+
+def test_units_carry_the_hash_of_the_sources_and_every_operator_once(tmp_path: Path) -> None:
+    texts = [path.read_text(encoding="utf-8") for path in build._units(tmp_path)]
+    assert all(build.source_hash() in text for text in texts)
+    for path in build.exports():
+        assert sum(str(path) in text for text in texts) == 1
+
+
+def test_signatures_are_read_from_the_declarations() -> None:
+    found = library.signatures()
+    assert set(found) >= {path.parent.name for path in build.exports()}
+    wanted = (ctypes.c_int, *[ctypes.c_void_p] * 2, ctypes.c_double, *[ctypes.c_int64] * 2)
+    assert found["rms_norm"] == (*wanted, ctypes.c_void_p)
 
 
 def test_absent_library_is_a_reason(fresh_library: Path) -> None:
@@ -74,7 +121,7 @@ def test_absent_library_is_a_reason(fresh_library: Path) -> None:
 
 def test_unreadable_library_is_a_reason(fresh_library: Path) -> None:
     for level in build.levels():
-        build.library_path(level, fresh_library).write_bytes(b"not a library")
+        (fresh_library / build.library_name(level)).write_bytes(b"not a library")
     assert "cannot be loaded" in (library.unavailable() or "")
 
 
@@ -99,17 +146,6 @@ def test_instruction_set_of_the_machine_limits_the_levels(
         assert set(library._machine_levels()) == able & set(build.levels())
 
 
-def test_compiler_without_openmp_is_asked_again_without_it(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    body = 'case "$*" in *-fopenmp*) exit 1;; esac; while [ $# -gt 1 ]; do shift; done; : > "$1"'
-    monkeypatch.setenv("CXX", _script(tmp_path, body))
-    target = tmp_path / "out"
-    target.mkdir()
-    assert build.build(target) is None
-    assert len(list(target.iterdir())) == len(build.levels())
-
-
 def test_number_of_threads_changes_no_bit() -> None:
     g = seeded(2)
     streams, y = torch.randn(3000, 4, 192, generator=g), torch.randn(3000, 192, generator=g)
@@ -130,8 +166,10 @@ def test_every_level_of_this_machine_computes_the_same_norm() -> None:
     x = torch.randn(3, 70, generator=seeded(0))
     wanted = norm.rms_norm(x, None, 1e-6)
     for level in library._machine_levels():
-        lib = ctypes.CDLL(str(build.library_path(level)))
-        lib.di_rms_norm.argtypes = library.SIGNATURES["rms_norm"]
+        path = library.library_path(level)
+        assert path is not None
+        lib = ctypes.CDLL(str(path))
+        lib.di_rms_norm.argtypes = library.signatures()["rms_norm"]
         out = torch.empty_like(x)
         assert lib.di_rms_norm(0, x.data_ptr(), None, 1e-6, 3, 70, out.data_ptr()) == 0
         torch.testing.assert_close(out, wanted)

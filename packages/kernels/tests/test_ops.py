@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from importlib import import_module
 
 import pytest
 import torch
@@ -95,7 +96,8 @@ def test_many_rows_are_computed_in_bounded_pieces(monkeypatch: pytest.MonkeyPatc
     idx = torch.randint(-1, 300, (50, 20), generator=g)
     whole = ops.mla_sparse(q, kv, idx, torch.zeros(2), 0.25)
     for module in ("reference", "cpu"):
-        monkeypatch.setattr(f"deepinfer_kernels.{module}.attention.CHUNK_BYTES", 1 << 12)
+        form = import_module(f"deepinfer_kernels.ops.mla_sparse.{module}")
+        monkeypatch.setattr(form, "CHUNK_BYTES", 1 << 12)
     pieces = ops.mla_sparse(q, kv, idx, torch.zeros(2), 0.25)
     for got, wanted in zip(pieces, whole, strict=True):
         torch.testing.assert_close(got, wanted)

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from deepinfer_kernels.errors import ShapeError
+from deepinfer_kernels.formats.records import record_bytes
 
-__all__ = ["FLOATING", "floating", "integer", "require", "shape"]
+__all__ = ["FLOATING", "check_angles", "check_pages", "floating", "integer", "require", "shape"]
 
 FLOATING = frozenset({torch.float32, torch.bfloat16, torch.float64})
 
@@ -42,3 +43,28 @@ def shape(op: str, name: str, tensor: Tensor, wanted: Iterable[int | None]) -> N
     ):
         text = ", ".join("*" if size is None else str(size) for size in sizes)
         raise ShapeError(f"{op}: {name} is [{text}], got {list(tensor.shape)}")
+
+
+def check_pages(
+    op: str, cache: Tensor, record: str, dim: int, dtype: torch.dtype, entries: int | None
+) -> None:
+    """The cache is a byte view whose pages hold ``entries`` such records."""
+    width = record_bytes(record, dim, dtype)
+    require(cache.dtype is torch.uint8, op, f"cache is uint8, got {cache.dtype}")
+    shape(op, "cache", cache, (None, None))
+    require(cache.stride(1) == 1 or cache.shape[1] <= 1, op, "bytes of a cache page are contiguous")
+    if entries is not None:
+        require(
+            0 <= entries * width <= cache.shape[1],
+            op,
+            f"{entries} records of {width} bytes do not fit a page section of "
+            f"{cache.shape[1]} bytes",
+        )
+
+
+def check_angles(op: str, cos: Tensor, sin: Tensor, n: int, dim: int) -> None:
+    """cos and sin turn at most ``dim`` channels of n rows."""
+    floating(op, cos=cos, sin=sin)
+    shape(op, "cos", cos, (n, None))
+    shape(op, "sin", sin, cos.shape)
+    require(2 * cos.shape[1] <= dim, op, f"cos has at most {dim // 2} columns, got {cos.shape[1]}")

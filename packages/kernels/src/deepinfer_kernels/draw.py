@@ -7,7 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["coin", "indices", "normal", "one_of", "seeded", "size"]
+from deepinfer_kernels.accumulate import acc_dtype
+
+__all__ = ["angles", "coin", "indices", "matrix", "near_one", "normal", "one_of", "seeded", "size"]
 
 
 def seeded(seed: int) -> torch.Generator:
@@ -44,3 +46,20 @@ def indices(
     drawn = torch.randint(0, max(below, 1), tuple(shape), generator=generator)
     gone = torch.rand(tuple(shape), generator=generator) < (1.0 if below == 0 else missing)
     return drawn.masked_fill(gone, -1)
+
+
+def angles(g: torch.Generator, n: int, pairs: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """cos and sin [n, pairs] in the accumulation dtype."""
+    turned = normal(g, (n, pairs), torch.float64, 3.0)
+    acc = acc_dtype(dtype)
+    return turned.cos().to(acc), turned.sin().to(acc)
+
+
+def matrix(g: torch.Generator, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """A weight whose products keep the size of their input."""
+    return normal(g, shape, dtype, shape[-1] ** -0.5)
+
+
+def near_one(g: torch.Generator, width: int, dtype: torch.dtype) -> Tensor:
+    """Weights of a norm."""
+    return 1 + normal(g, (width,), acc_dtype(dtype), 0.1)

@@ -1,7 +1,8 @@
 """Every operator as ``torch.ops.deepinfer.<name>``, for torch.compile, export and graphs.
 
 Registration happens when this module is imported. The kernel behind the name is the one the
-registry chooses for the device at the time of the call.
+registry chooses for the device at the time of the call; a call that needs a gradient runs the torch
+form, which autograd and its tracers look into.
 """
 
 from __future__ import annotations
@@ -9,8 +10,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from deepinfer_kernels.registry import Kernel, OpSpec, default_registry
+from deepinfer_kernels.torch_state import below_autograd
 
 __all__ = ["NAMESPACE", "operator"]
 
@@ -29,10 +32,23 @@ def _chosen(name: str, device_type: str) -> Kernel:
     return call
 
 
+def _differentiable(spec: OpSpec) -> Kernel:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if torch.is_grad_enabled() and any(
+            isinstance(arg, Tensor) and arg.requires_grad for arg in (*args, *kwargs.values())
+        ):
+            return spec.reference(*args, **kwargs)
+        with below_autograd():
+            return operator(spec.name)(*args, **kwargs)
+
+    return call
+
+
 def _register(spec: OpSpec) -> None:
     _library.define(spec.name + spec.schema, tags=(torch.Tag.pt2_compliant_tag,))
     for device_type, key in _DISPATCH.items():
         _library.impl(spec.name, _chosen(spec.name, device_type), key)
+    _library.impl(spec.name, _differentiable(spec), "Autograd")
     torch.library.register_fake(f"{NAMESPACE}::{spec.name}", spec.fake, lib=_library)
 
 

@@ -324,9 +324,9 @@ class Registry:
 
 
 def _populate_default(registry: Registry) -> None:
-    from deepinfer_kernels import catalog  # the catalog imports this module
+    from deepinfer_kernels import forms  # the forms import this module
 
-    catalog.register(registry)
+    forms.register(registry)
 
 
 default_registry = Registry(populate=_populate_default)

@@ -3,57 +3,50 @@
 from __future__ import annotations
 
 import ctypes
+import re
+from collections.abc import Iterator
 from ctypes import c_char_p, c_double, c_int, c_int64, c_void_p
 from functools import cache
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 import torch
 
-from deepinfer_kernels.native.build import levels, library_path, source_hash
+from deepinfer_kernels.native.build import (
+    LIBRARY_FOLDER,
+    exports,
+    levels,
+    library_name,
+    source_hash,
+)
 
-__all__ = ["load", "unavailable"]
+__all__ = ["level", "library_path", "load", "signatures", "unavailable"]
 
-_P, _I, _L, _D = c_void_p, c_int, c_int64, c_double
+_TYPES = {"int": c_int, "int64_t": c_int64, "double": c_double}
+_NO_MEMORY, _UNKNOWN_TYPE = 100, 2
+_EXPORT = re.compile(r"DI_EXPORT\s+int\s+di_(\w+)\(([^)]*)\)")
 
-SIGNATURES: dict[str, tuple[type, ...]] = {
-    "rms_norm": (_I, _P, _P, _D, _L, _L, _P),
-    "rope": (_I, _P, _P, _P, _I, _L, _L, _L, _L, _P),
-    "swiglu": (_I, _P, _P, _D, _L, _P),
-    "mhc_pre": (_I, _P, _P, _P, _P, _D, _D, _I, _L, _I, _L, _P, _P, _P),
-    "mhc_pre_norm": (_I, _P, _P, _P, _P, _P, _P, _D, _D, _I, _L, _I, _L, _P, _P, _P, _P),
-    "mhc_collapse": (_I, _P, _P, _L, _I, _L, _P),
-    "mhc_post": (_I, _P, _P, _P, _P, _L, _I, _L, _P),
-    "mla_sparse": (_I, _P, _P, _P, _P, _D, _L, _I, _L, _L, _L, _P, _P),
-    "mla_decode_sparse": (
-        *(_I, _P),
-        *(_P, _P, _L, _L, _L, _L, _I),
-        *(_P, _P, _L, _L, _L, _L, _I),
-        *(_P, _D, _L, _I, _L, _P, _P),
-    ),
-    "index_logits": (_I, _P, _P, _P, _P, _L, _L, _I, _L, _L, _P),
-    "topk_select": (_I, _P, _L, _L, _L, _P),
-    "candidate_blocks": (_I, _P, _P, _L, _L, _L, _L, _P),
-    "candidate_mask": (_I, _P, _P, _L, _L, _L, _P),
-    "compress_pool": (_I, _P, _P, _L, _L, _L, _P),
-    "kv_store": (_I, _P, _P, _P, _L, _L, _L, _L, _L, _I),
-    "kv_load": (_I, _P, _P, _L, _L, _L, _L, _L, _I, _P),
-    "fake_quant": (_I, _P, _L, _L, _I, _P),
-    "norm_rope_quant": (_I, _P, _P, _D, _P, _P, _L, _L, _L, _I, _P),
-    "mla_query_key": (
-        *(_I, _P, _P, _P, _P, _P, _P, _P, _P, _D),
-        *(_L, _L, _L, _L, _L, _L, _I, _P, _P, _P),
-    ),
-    "mla_output": (_I, _P, _P, _P, _P, _P, _L, _L, _L, _L, _L, _L, _L, _P),
-    "engram_hash": (_P, _P, _P, _P, _L, _L, _L, _P),
-    "engram_gate": (_I, _P, _P, _P, _P, _P, _D, _P, _L, _I, _L, _P),
-    "moe_gate": (_I, _P, _P, _P, _L, _L, _D, _L, _L, _L, _P, _P),
-    "moe_experts": (_I, _P, _P, _P, _P, _P, _P, _D, _L, _L, _L, _L, _L, _P),
-    "moe_combine": (_I, _P, _P, _P, _L, _L, _L, _P),
-    "moe_layer": (
-        *(_I, _P, _P, _P, _L, _L, _D),
-        *(_P, _P, _P, _P, _P, _P, _D, _L, _L, _L, _L, _L, _P),
-    ),
-}
+
+def signatures() -> dict[str, tuple[type, ...]]:
+    """Argument types of every exported function, read from its declaration in the sources."""
+    found: dict[str, tuple[type, ...]] = {}
+    for path in exports():
+        for name, arguments in _EXPORT.findall(path.read_text(encoding="utf-8")):
+            words = (argument.replace("const ", "").split() for argument in arguments.split(","))
+            found[name] = tuple(
+                c_void_p if "*" in "".join(word) else _TYPES[word[0]] for word in words
+            )
+    return found
+
+
+def library_path(name: str) -> Path | None:
+    """Where the library of one level lies: it is installed beside the package, not into it."""
+    spec = PathFinder.find_spec(LIBRARY_FOLDER)
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        path = Path(folder) / library_name(name)
+        if path.is_file():
+            return path
+    return None
 
 
 def _machine_levels() -> list[str]:
@@ -64,32 +57,52 @@ def _machine_levels() -> list[str]:
     return [level for level in levels() if level == "base" or level in able]
 
 
+def _built() -> Iterator[tuple[str, Path]]:
+    for name in _machine_levels():
+        path = library_path(name)
+        if path is not None:
+            yield name, path
+
+
+def _status(code: int) -> int:
+    """What a C function returned; 1 and 3 are for its caller."""
+    if code == _NO_MEMORY:
+        raise MemoryError("no memory for the buffers of a native form")
+    if code == _UNKNOWN_TYPE:
+        raise TypeError("a native form was given a dtype it does not know")
+    return code
+
+
 @cache
 def _open() -> tuple[ctypes.CDLL | None, str]:
-    """(library, "") or (None, why not)."""
-    built: list[Path] = [
-        path for level in _machine_levels() if (path := library_path(level)).is_file()
-    ]
-    if not built:
+    """(library, its level) or (None, why not)."""
+    level, path = next(_built(), ("", None))
+    if path is None:
         return None, "is not built (no C++ compiler when the package was installed?)"
     try:
-        library = ctypes.CDLL(str(built[0]))
+        library = ctypes.CDLL(str(path))
         library.di_source_hash.restype = c_char_p
         found = library.di_source_hash().decode()
     except (OSError, AttributeError) as error:
         return None, f"cannot be loaded: {error}"
     if found != source_hash():
         return None, "was built from other sources: reinstall the package"
-    for name, types in SIGNATURES.items():
+    for name, types in signatures().items():
         function = getattr(library, f"di_{name}")
-        function.argtypes, function.restype = types, c_int
-    return library, ""
+        function.argtypes, function.restype = types, _status
+    return library, level
 
 
 def unavailable() -> str | None:
     """Why the native back end cannot run here, or None."""
     library, reason = _open()
     return None if library is not None else reason
+
+
+def level() -> str | None:
+    """The instruction set in use: v4 is AVX-512, v3 AVX2, base neither; None if unavailable."""
+    library, found = _open()
+    return found if library is not None else None
 
 
 def load() -> ctypes.CDLL:

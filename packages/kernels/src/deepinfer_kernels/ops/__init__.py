@@ -1,26 +1,38 @@
-"""The operators, typed and checked. Each call picks the back end the registry chose."""
+"""The operators, typed and checked. Each call picks the back end the registry chose.
+
+One folder an operator. ``spec.py`` holds its function and everything else that is said about it;
+back end B of operator O is the function O of the module ``ops/O/B.py``.
+"""
 
 from __future__ import annotations
 
-from deepinfer_kernels.ops.attention import mla_decode_sparse, mla_sparse
-from deepinfer_kernels.ops.cache import compress_pool, fake_quant, kv_load, kv_store
-from deepinfer_kernels.ops.engram import engram_gate, engram_hash
-from deepinfer_kernels.ops.indexer import (
-    candidate_blocks,
-    candidate_mask,
-    index_logits,
-    topk_select,
-)
-from deepinfer_kernels.ops.layer import (
-    mhc_pre_norm,
-    mla_output,
-    mla_query_key,
-    moe_layer,
-    norm_rope_quant,
-)
-from deepinfer_kernels.ops.mhc import mhc_collapse, mhc_post, mhc_pre
-from deepinfer_kernels.ops.moe import moe_experts, moe_gate
-from deepinfer_kernels.ops.norm import rms_norm, rope, swiglu
+from importlib import import_module
+
+from deepinfer_kernels.ops.candidate_blocks.spec import candidate_blocks
+from deepinfer_kernels.ops.candidate_mask.spec import candidate_mask
+from deepinfer_kernels.ops.compress_pool.spec import compress_pool
+from deepinfer_kernels.ops.engram_gate.spec import engram_gate
+from deepinfer_kernels.ops.engram_hash.spec import engram_hash
+from deepinfer_kernels.ops.fake_quant.spec import fake_quant
+from deepinfer_kernels.ops.index_logits.spec import index_logits
+from deepinfer_kernels.ops.kv_load.spec import kv_load
+from deepinfer_kernels.ops.kv_store.spec import kv_store
+from deepinfer_kernels.ops.mhc_collapse.spec import mhc_collapse
+from deepinfer_kernels.ops.mhc_post.spec import mhc_post
+from deepinfer_kernels.ops.mhc_pre.spec import mhc_pre
+from deepinfer_kernels.ops.mhc_pre_norm.spec import mhc_pre_norm
+from deepinfer_kernels.ops.mla_decode_sparse.spec import mla_decode_sparse
+from deepinfer_kernels.ops.mla_output.spec import mla_output
+from deepinfer_kernels.ops.mla_query_key.spec import mla_query_key
+from deepinfer_kernels.ops.mla_sparse.spec import mla_sparse
+from deepinfer_kernels.ops.moe_experts.spec import moe_experts
+from deepinfer_kernels.ops.moe_gate.spec import moe_gate
+from deepinfer_kernels.ops.moe_layer.spec import moe_layer
+from deepinfer_kernels.ops.norm_rope_quant.spec import norm_rope_quant
+from deepinfer_kernels.ops.rms_norm.spec import rms_norm
+from deepinfer_kernels.ops.rope.spec import rope
+from deepinfer_kernels.ops.swiglu.spec import swiglu
+from deepinfer_kernels.ops.topk_select.spec import topk_select
 
 __all__ = [
     "candidate_blocks",
@@ -49,3 +61,5 @@ __all__ = [
     "swiglu",
     "topk_select",
 ]
+
+import_module("deepinfer_kernels.library")  # the same operators as torch.ops.deepinfer.<name>

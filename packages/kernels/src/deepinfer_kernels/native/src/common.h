@@ -12,9 +12,7 @@
 #include <limits>
 #include <vector>
 
-#ifdef _OPENMP
-#include <omp.h>
-#endif
+#include "parallel.h"
 
 #if defined(__AVX512F__)
 #define DI_VECTOR_BYTES 64
@@ -28,7 +26,7 @@
 
 namespace di {
 
-enum Status { kOk = 0, kIndexOutOfRange = 1, kUnknownType = 2, kNotPositive = 3 };
+enum Status { kOk = 0, kIndexOutOfRange = 1, kUnknownType = 2, kNotPositive = 3, kNoMemory = 100 };
 
 struct bf16 {
   uint16_t bits;
@@ -177,29 +175,6 @@ inline A* scratch(int64_t count, int which = 0) {
   std::vector<A>& buffer = buffers[which];
   if (static_cast<int64_t>(buffer.size()) < count) buffer.resize(count);
   return buffer.data();
-}
-
-// Operations that make it worth waking another thread; below it one thread is done sooner.
-constexpr int64_t kOperationsPerThread = int64_t(1) << 20;
-
-// Calls body(first, last) over [0, n) in slices: on OpenMP's threads (torch's own, whose number
-// torch.set_num_threads sets) where there is work for them. A row belongs to one slice, so results
-// do not depend on the number of threads.
-template <class Body>
-void parallel_rows(int64_t n, int64_t operations_per_row, const Body& body) {
-#ifdef _OPENMP
-  const int64_t wanted = n * operations_per_row / kOperationsPerThread;
-  const int64_t most = std::min<int64_t>(std::min(wanted, n), omp_get_max_threads());
-  if (most > 1 && !omp_in_parallel()) {
-#pragma omp parallel num_threads(static_cast<int>(most))
-    {
-      const int64_t count = omp_get_num_threads(), which = omp_get_thread_num();
-      body(n * which / count, n * (which + 1) / count);
-    }
-    return;
-  }
-#endif
-  if (n > 0) body(int64_t(0), n);
 }
 
 // Sums over the lanes of four vectors side by side, each in the order of sum_lanes: four times less

@@ -1,0 +1,40 @@
+"""Finding the operators and their forms by where they lie: ``ops/<operator>/<back end>.py``."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.util import find_spec
+
+from deepinfer_kernels.capability import Requirement
+from deepinfer_kernels.native.library import unavailable
+from deepinfer_kernels.registry import Impl, Registry
+
+__all__ = ["MEASURED", "register"]
+
+MEASURED = "benches/results/cpu.json"
+"""In the source tree; written by ``benches/bench_ops.py``."""
+
+_ON_CPU = Requirement(frozenset({"cpu"}))
+
+
+def _module(op: str, part: str) -> str:
+    return f"deepinfer_kernels.ops.{op}.{part}"
+
+
+def _has(op: str, part: str) -> bool:
+    return find_spec(_module(op, part)) is not None
+
+
+def register(registry: Registry) -> None:
+    """Fill a registry with every operator and every back end of this package."""
+    ops = import_module("deepinfer_kernels.ops")
+    for op in ops.__all__:
+        registry.add_op(import_module(_module(op, "spec")).SPEC)
+        if _has(op, "cpu"):
+            fn = getattr(import_module(_module(op, "cpu")), op)
+            registry.add_impl(Impl(op, "cpu", fn, _ON_CPU, evidence=MEASURED))
+        if _has(op, "native"):
+            fn = getattr(import_module(_module(op, "native")), op)
+            registry.add_impl(
+                Impl(op, "native", fn, _ON_CPU, evidence=MEASURED, unavailable=unavailable)
+            )
