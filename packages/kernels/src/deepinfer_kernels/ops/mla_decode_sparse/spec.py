@@ -153,7 +153,8 @@ SPEC = describe(
     reference=reference_mla_decode_sparse,
     fake=_decode_fake,
     tags=frozenset({"memory", "compute"}),
-    tolerance=Tolerance(float32=(4e-6, 1e-5), bfloat16=(1e-5, 2**-7), float64=(1e-14, 1e-13)),
+    # The stored rows have a spread of 3: a sum's rounding is relative to its largest terms.
+    tolerance=Tolerance(float32=(1e-5, 1e-5), bfloat16=(1e-5, 2**-7), float64=(1e-14, 1e-13)),
     cost=_decode_cost,
     cases=_decode_case,
     shapes=_decode_shapes,
