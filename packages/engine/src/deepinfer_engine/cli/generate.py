@@ -117,7 +117,7 @@ async def answers(
             async with aclosing(generation.events()) as batches:
                 async for _ in batches:
                     pass
-            return {"response": json.loads(generation.encoder.body())}
+            return {"response": json.loads(generation.body())}
         except RequestError as exc:
             return wire_error(exc, "chat", f"line {line.number}").body
 

@@ -34,7 +34,7 @@ from deepinfer_engine.errors import (
     UnknownModel,
 )
 
-Protocol = Literal["chat", "responses", "messages"]
+Protocol = Literal["chat", "responses", "messages", "completions"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,14 @@ class NextTurn:
     sampling: SamplingParams
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One of the answers that a request asks for: the prompt's tokens and how to continue them."""
+
+    token_ids: tuple[int, ...]
+    sampling: SamplingParams
+
+
 class AnswerEncoder(Protocol):
     """Turns the tokens of one answer into its protocol's events. Single use, in this call order:
     `start`, `tokens`..., `finish`; after `finish`, `body` is the answer in one piece. While it
@@ -85,13 +93,17 @@ class PreparedRequest(Protocol):
     def stream(self) -> bool: ...
 
     @property
-    def token_ids(self) -> tuple[int, ...]: ...
+    def parts(self) -> tuple[Part, ...]:
+        """One for each answer; most requests ask for one."""
+        ...
 
     @property
     def pictures(self) -> tuple[Picture, ...]: ...
 
     @property
-    def sampling(self) -> SamplingParams: ...
+    def warnings(self) -> tuple[str, ...]:
+        """Fields of the body that were ignored, by name."""
+        ...
 
     @property
     def traffic_class(self) -> TrafficClass: ...
@@ -104,7 +116,11 @@ class PreparedRequest(Protocol):
         """The field of the body that `sampling.constraint` comes from."""
         ...
 
-    def encoder(self, response_id: str) -> AnswerEncoder: ...
+    def encoders(self, response_id: str) -> Sequence[AnswerEncoder]:
+        """One for each part. They share the response: any of them gives its whole `body` when all
+        are finished.
+        """
+        ...
 
 
 class KeptResponses(Protocol):

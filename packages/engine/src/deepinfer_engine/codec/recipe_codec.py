@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from deepinfer_engine.adapters.recipe import (
+    Answer,
     Conversation,
     ConversionError,
     ConversionOptions,
@@ -28,6 +29,7 @@ from deepinfer_engine.adapters.recipe import (
     UnknownModelError,
     WebSearchBehavior,
 )
+from deepinfer_engine.codec import completions
 from deepinfer_engine.codec.errors import (
     ContextLengthExceeded,
     InvalidRequest,
@@ -37,7 +39,7 @@ from deepinfer_engine.codec.errors import (
 from deepinfer_engine.codec.extras import apply_extras
 from deepinfer_engine.codec.grammars import constrained, constraint_param
 from deepinfer_engine.codec.pictures import PictureIntake, PicturePolicy, param_of
-from deepinfer_engine.codec.protocol import NextTurn, WireEvent
+from deepinfer_engine.codec.protocol import NextTurn, Part, PreparedRequest, WireEvent
 from deepinfer_engine.codec.responses import RecipeResponses
 from deepinfer_engine.core.pictures import Picture, place
 from deepinfer_engine.core.types import FinishReason, SamplingParams, TokensEvent, TrafficClass
@@ -99,6 +101,16 @@ class RecipeCodec:
         self._eos = tokenizer.special_id(SpecialToken.Eos.value)
         # Spelling these inside an answer (with ignore_eos) would help nobody.
         self.silent = frozenset((self._eos, tokenizer.special_id(SpecialToken.Bos.value)))
+        added = tokenizer.backend.get_added_tokens_decoder()
+        self._vocabulary = completions.Vocabulary(
+            tokenizer=tokenizer,
+            size=self.vocab_size,
+            bos=tokenizer.special_id(SpecialToken.Bos.value),
+            ends=frozenset((self._eos,)),
+            silent=self.silent,
+            special=frozenset(i for i, token in added.items() if token.special),
+            fim=completions.Vocabulary.fim_ids({t.content: i for i, t in added.items()}),
+        )
         self._wall = wall
         self._new_seed = new_seed
         self._options = ConversionOptions(
@@ -158,23 +170,19 @@ class RecipeCodec:
 
     def prepare(
         self, protocol: Protocol, body: bytes, max_model_len: int, *, owner: str = ""
-    ) -> RecipeRequest:
+    ) -> PreparedRequest:
+        if protocol == "completions":
+            return self._completion(body, max_model_len)
         exchange = self._exchange(protocol, body, owner)
         request = exchange.request
         options = request.inference_options
-        if options.n != 1:
-            raise InvalidRequest("n must be 1: this server gives one answer a request", param="n")
+        if options.n > completions.MAX_CHOICES:
+            raise InvalidRequest(f"n: at most {completions.MAX_CHOICES}", param="n")
         token_ids, pictures = self._encode(exchange.rendered)
-        try:
-            max_tokens = request.resolve_max_tokens(len(token_ids), max_model_len)
-        except ConversionError as exc:
-            raise ContextLengthExceeded(exc.message, param=exc.param) from exc
-        if len(token_ids) >= max_model_len:
-            raise ContextLengthExceeded(
-                f"the prompt has {len(token_ids)} tokens and this model's context "
-                f"{max_model_len}: no room for an answer; shorten the conversation",
-                param="messages",
-            )
+        overflow = _overflow(protocol, len(token_ids), options.max_tokens, max_model_len)
+        if overflow is not None:
+            raise overflow
+        max_tokens = request.resolve_max_tokens(len(token_ids), max_model_len)
         sampling = SamplingParams(
             temperature=1.0 if options.temperature is None else options.temperature,
             top_p=1.0 if options.top_p is None else options.top_p,
@@ -196,7 +204,21 @@ class RecipeCodec:
             user_id=_checked_user(request.user),
             max_model_len=max_model_len,
             tools=self._tools(exchange),
+            answers=options.n,
         )
+
+    def _completion(self, body: bytes, max_model_len: int) -> completions.CompletionRequest:
+        request = completions.prepare(
+            body,
+            self._vocabulary,
+            max_model_len,
+            created=int(self._wall()),
+            new_seed=self._new_seed(),
+        )
+        if request.model not in self._names:
+            raise UnknownModel(request.model, self._names)
+        _checked_user(request.user_id)
+        return request
 
     def _tools(self, exchange: RecipeExchange) -> ToolRun | None:
         """What runs the server's tools of this request, if it declares any."""
@@ -306,6 +328,15 @@ class RecipeRequest:
     user_id: str | None
     max_model_len: int = 0
     tools: ToolRun | None = None
+    answers: int = 1
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The same prompt for each answer; answers after the first draw from seeds of their own."""
+        seed = self.sampling.seed or 0
+        further = (replace(self.sampling, seed=(seed + i) % 2**63) for i in range(1, self.answers))
+        return tuple(Part(self.token_ids, sampling) for sampling in (self.sampling, *further))
 
     @property
     def model(self) -> str:
@@ -329,14 +360,21 @@ class RecipeRequest:
     def constraint_param(self) -> str:
         return constraint_param(self.exchange.request, self.protocol)
 
-    def encoder(self, response_id: str) -> RecipeEncoder:
-        return RecipeEncoder(self, response_id)
+    def encoders(self, response_id: str) -> list[RecipeEncoder]:
+        self.exchange.begin(
+            response_id,
+            created=self.created,
+            sends=self.stream,
+            accumulates=not self.stream,
+            keeps=False,
+        )
+        return [RecipeEncoder(self, answer) for answer in self.exchange.answers]
 
 
 class RecipeEncoder:
     """One answer, of several turns where the server runs tools: `protocol.AnswerEncoder`."""
 
-    def __init__(self, prepared: RecipeRequest, response_id: str) -> None:
+    def __init__(self, prepared: RecipeRequest, answer: Answer[WireEvent]) -> None:
         self._prepared = prepared
         self._exchange = exchange = prepared.exchange
         self._out_of_memory = False
@@ -344,14 +382,7 @@ class RecipeEncoder:
         self._pictures: tuple[Picture, ...] = prepared.pictures
         self._generated = 0
         exchange.encoder = self
-        exchange.begin(
-            response_id,
-            created=prepared.created,
-            sends=prepared.stream,
-            accumulates=not prepared.stream,
-            keeps=False,
-        )
-        self._answer = exchange.answer
+        self._answer = answer
 
     @property
     def finished(self) -> bool:
@@ -474,6 +505,32 @@ def _renamed(text: str) -> str:
         if choice.get("finish_reason") is not None:
             choice["finish_reason"] = _NO_RESOURCE
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def _overflow(
+    protocol: Protocol, prompt: int, wanted: int | None, limit: int
+) -> ContextLengthExceeded | None:
+    """The refusal of a request that does not fit, worded as the protocol's clients parse it: they
+    shorten the conversation, or lower `max_tokens`, by the numbers they find there.
+    """
+    if prompt < limit and prompt + (wanted or 0) <= limit:
+        return None
+    if protocol == "messages":
+        if prompt >= limit:
+            # one token of answer is the least that a prompt must leave room for
+            text = f"prompt is too long: {prompt} tokens > {limit - 1} maximum"
+            return ContextLengthExceeded(text)
+        text = f"input length and `max_tokens` exceed context limit: {prompt} + {wanted} > {limit}"
+        return ContextLengthExceeded(f"{text}, decrease input length or `max_tokens` and try again")
+    # An input that leaves no room at all is too long even if no answer length was asked for.
+    answer = max(1, wanted or 1)
+    place = "input" if protocol == "responses" else "messages"
+    text = (
+        f"This model's maximum context length is {limit} tokens. However, you requested "
+        f"{prompt + answer} tokens ({prompt} in the {place}, {answer} in the completion). "
+        f"Please reduce the length of the {place} or completion."
+    )
+    return ContextLengthExceeded(text, param=place)
 
 
 def _checked_user(user: str | None) -> str | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+from collections.abc import Sequence
 from contextlib import aclosing
 from functools import partial
 
@@ -57,6 +58,8 @@ class AnswerResponse(Response):
             with services.gate.enter(caller.key_id), metrics.in_flight.track_inprogress():
                 prepared = await self._prepare(await read_body(receive, limit), caller.owner)
                 writer.stream = prepared.stream
+                writer.headers |= _warning(prepared.warnings)
+                metrics.count_unknown_fields(self.protocol, len(prepared.warnings))
                 generation = Generation(
                     engine=services.engine,
                     prepared=prepared,
@@ -91,7 +94,7 @@ class AnswerResponse(Response):
     async def _answer(self, generation: Generation, writer: AnswerWriter, receive: Receive) -> None:
         settings = self.services.settings
         silence_first = settings.first_byte_s if writer.stream else settings.keepalive_s
-        if generation.prepared.sampling.constraint is not None:
+        if generation.prepared.parts[0].sampling.constraint is not None:
             # A schema may be refused after all the time it may take, and with a status of its own;
             # its compiler may have to start before.
             silence_first += settings.xgrammar_timeout + _COMPILER_START_S
@@ -114,7 +117,7 @@ class AnswerResponse(Response):
                     else:
                         await writer.events(batch)
             if not writer.stream:
-                await writer.whole(generation.encoder.body())
+                await writer.whole(generation.body())
         except ConstraintError as exc:
             # A worker knows the grammar, not the field that it came from.
             exc.param = exc.param or generation.prepared.constraint_param
@@ -133,6 +136,15 @@ class AnswerResponse(Response):
             await writer.end()
         except ClientGone:
             log.debug("request %s: the client left before its error", self.request_id)
+
+
+def _warning(fields: Sequence[str]) -> dict[str, str]:
+    """A header that names the fields of the body that were ignored."""
+    if not fields:
+        return {}
+    # Names come from the client: only what a header may hold, and not much of it.
+    shown = [re.sub(r"[^A-Za-z0-9_.\[\]-]", "?", name)[:64] for name in fields[:16]]
+    return {"warning": f'299 deepinfer "ignored: {", ".join(shown)}"'}
 
 
 def _timeout(headers: Headers) -> float | None:

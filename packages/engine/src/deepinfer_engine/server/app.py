@@ -14,7 +14,16 @@ from deepinfer_engine.codec.errors import InvalidRequest, MethodNotAllowed, NotF
 from deepinfer_engine.codec.protocol import Codec
 from deepinfer_engine.errors import EngineError
 from deepinfer_engine.router.client import EngineClient
-from deepinfer_engine.server import admin, chat, health, messages, models, responses, tokens
+from deepinfer_engine.server import (
+    admin,
+    chat,
+    completions,
+    health,
+    messages,
+    models,
+    responses,
+    tokens,
+)
 from deepinfer_engine.server.auth import AdminGate, KeyRing, read_keys, read_secret
 from deepinfer_engine.server.clock import Clock, SystemClock
 from deepinfer_engine.server.limits import ByteBudget, Gate
@@ -51,7 +60,7 @@ def create_app(
         wall=wall,
         pixels=ByteBudget(settings.max_pixel_bytes, "decoded pictures"),
     )
-    for module in (chat, responses, messages, models, health, tokens, admin):
+    for module in (chat, completions, responses, messages, models, health, tokens, admin):
         app.include_router(module.router)
     app.add_middleware(RequestIdMiddleware)
     app.add_exception_handler(EngineError, _told)

@@ -7,7 +7,7 @@ import asyncio
 import itertools
 import logging
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
@@ -22,12 +22,21 @@ from deepinfer_engine.server.metrics import Metrics
 log = logging.getLogger(__name__)
 
 
-_ID_PREFIX = {"chat": "chatcmpl-", "responses": "resp_", "messages": "msg_"}
+_ID_PREFIX = {
+    "chat": "chatcmpl-",
+    "responses": "resp_",
+    "messages": "msg_",
+    "completions": "cmpl-",
+}
 
 
 @dataclass(slots=True)
 class Generation:
-    """Run it once with `events`; then `usage`, `ttft_s` and `encoder.body()` tell how it went."""
+    """Run it once with `events`; then `usage`, `ttft_s` and `body()` tell how it went.
+
+    A request for several answers runs them side by side, each as a request of the engine's own;
+    the prompt they share is computed once where the engine has a cache.
+    """
 
     engine: EngineClient
     prepared: PreparedRequest
@@ -40,13 +49,14 @@ class Generation:
     usage: Usage | None = None
     ttft_s: float | None = None
     response_id: str = ""
-    encoder: AnswerEncoder = field(init=False)
-    _ended: tuple[str, Usage] = field(init=False)
+    encoders: list[AnswerEncoder] = field(init=False)
+    _ended: list[tuple[str, Usage]] = field(init=False)
 
     def __post_init__(self) -> None:
         self.arrived = self.arrived or self.clock.monotonic()
         self.response_id = self.response_id or _ID_PREFIX[self.protocol] + uuid.uuid4().hex
-        self.encoder = self.prepared.encoder(self.response_id)
+        self.encoders = list(self.prepared.encoders(self.response_id))
+        self._ended = [("", Usage(0, 0, 0))] * len(self.encoders)
 
     async def events(self) -> AsyncGenerator[list[WireEvent], None]:
         """Lists of events, one list per step of the engine, so that a step is one write to the
@@ -55,12 +65,28 @@ class Generation:
         Closing this generator early closes the engine's iterator, which aborts the request
         everywhere.
         """
-        prepared = self.prepared
+        answers = [self._answer(index) for index in range(len(self.encoders))]
+        async with aclosing(answers[0] if len(answers) == 1 else _merged(answers)) as batches:
+            async for batch in batches:
+                yield batch
+        total = Usage(0, 0, 0)
+        for _, usage in self._ended:
+            total = _sum(total, usage)
+        self._finished(self._ended[0][0], total)
+
+    def body(self) -> str:
+        """The whole response, once `events` is over."""
+        return self.encoders[0].body()
+
+    async def _answer(self, index: int) -> AsyncGenerator[list[WireEvent], None]:
+        """One of the answers; `_ended[index]` tells how it went."""
+        prepared, encoder, part = self.prepared, self.encoders[index], self.prepared.parts[index]
+        own_id = self.response_id if len(self.encoders) == 1 else f"{self.response_id}.{index}"
         request = GenerateRequest(
             # Unique inside the engine whatever X-Request-Id the client repeats.
-            request_id=self.response_id,
-            token_ids=prepared.token_ids,
-            sampling=prepared.sampling,
+            request_id=own_id,
+            token_ids=part.token_ids,
+            sampling=part.sampling,
             salt=self.salt,
             traffic_class=prepared.traffic_class,
             timeout_s=self.timeout_s,
@@ -70,34 +96,36 @@ class Generation:
         for turn in itertools.count(1):
             stream = self.engine.generate(request)
             try:
-                async with aclosing(self._encode(stream, len(request.token_ids))) as batches:
+                turn_events = self._encode(index, stream, len(request.token_ids))
+                async with aclosing(turn_events) as batches:
                     async for batch in batches:
                         yield batch
             finally:
                 await _close(stream)
-            reason, usage = self._ended
+            reason, usage = self._ended[index]
             total = _sum(total, usage)
-            if self.encoder.waits:
-                out = await self.encoder.run_tools(total.completion_tokens)
-                if self.encoder.finished:
-                    await self._keep()
+            self._ended[index] = reason, total
+            if encoder.waits:
+                out = await encoder.run_tools(total.completion_tokens)
+                if encoder.finished:
+                    await self._keep(encoder)
                 yield out
-            if self.encoder.finished:
-                self._finished(reason, total)
+            if encoder.finished:
                 return
-            following = self.encoder.next_turn()
+            following = encoder.next_turn()
             request = replace(
                 request,
-                request_id=f"{self.response_id}-{turn}",
+                request_id=f"{own_id}-{turn}",
                 token_ids=following.token_ids,
                 sampling=following.sampling,
                 pictures=following.pictures,
             )
 
     async def _encode(
-        self, stream: AsyncIterator[TokensEvent | FinishEvent], prompt_tokens: int
+        self, index: int, stream: AsyncIterator[TokensEvent | FinishEvent], prompt_tokens: int
     ) -> AsyncGenerator[list[WireEvent], None]:
-        """One turn of the model; `_ended` tells how it went."""
+        """One turn of the model; `_ended[index]` tells how it went."""
+        encoder = self.encoders[index]
         cached = generated = 0
         is_first = True
         last = self.clock.monotonic()
@@ -108,7 +136,7 @@ class Generation:
             if is_first:
                 is_first = False
                 cached = self._cached_tokens(event)
-                out += self.encoder.start(prompt_tokens, cached)
+                out += encoder.start(prompt_tokens, cached)
                 last = now
                 if self.ttft_s is None:
                     self.ttft_s = now - self.arrived
@@ -122,29 +150,29 @@ class Generation:
                 if event.reason == "abort" and self.timeout_s is not None:
                     # The engine saw it before the server did.
                     raise TimeoutError(f"the request's own limit of {self.timeout_s:g} s passed")
-                out += self.encoder.finish(event.reason)
-                self._ended = event.reason, event.usage
-                await self._keep()
+                out += encoder.finish(event.reason)
+                self._ended[index] = event.reason, event.usage
+                await self._keep(encoder)
                 yield out
                 return
             generated += len(event.token_ids)
-            out += self.encoder.tokens(event)
-            if self.encoder.finished or self.encoder.waits:
-                out += self.encoder.finish("stop")
-                self._ended = "stop", Usage(prompt_tokens, generated, cached)
-                await self._keep()
+            out += encoder.tokens(event)
+            if encoder.finished or encoder.waits:
+                out += encoder.finish("stop")
+                self._ended[index] = "stop", Usage(prompt_tokens, generated, cached)
+                await self._keep(encoder)
                 yield out
                 return
             yield out
         # A stream that ends without FinishEvent must never look like a complete answer.
         raise EngineLost("the engine's stream ended before the answer did")
 
-    async def _keep(self) -> None:
+    async def _keep(self, encoder: AnswerEncoder) -> None:
         """Store the answer before its last event goes out: the client may go on from it at once."""
-        if self.encoder.waits or not self.encoder.keeps:
+        if encoder.waits or not encoder.keeps:
             return
         try:
-            await asyncio.to_thread(self.encoder.keep)
+            await asyncio.to_thread(encoder.keep)
         except EngineUnavailable as exc:
             # The answer is whole all the same; who continues it is told that it is not there.
             log.warning("%s is not kept: %s", self.response_id, exc)
@@ -165,6 +193,39 @@ class Generation:
             self.response_id, self.protocol, reason, usage.prompt_tokens, usage.cached_tokens,
             usage.completion_tokens, 1000 * (self.ttft_s or 0.0),
         )  # fmt: skip
+
+
+async def _merged(
+    answers: Sequence[AsyncGenerator[list[WireEvent], None]],
+) -> AsyncGenerator[list[WireEvent], None]:
+    """Batches of all answers in the order they were made: the end of the stream comes with the
+    last one. However it ends, every answer is closed.
+    """
+    made: list[tuple[AsyncGenerator[list[WireEvent], None], list[WireEvent] | None]] = []
+
+    async def advance(answer: AsyncGenerator[list[WireEvent], None]) -> None:
+        made.append((answer, await anext(answer, None)))
+
+    waiting = {asyncio.ensure_future(advance(answer)) for answer in answers}
+    try:
+        while waiting:
+            done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+            out: list[WireEvent] = []
+            for answer, batch in made:
+                if batch is not None:
+                    out += batch
+                    waiting.add(asyncio.ensure_future(advance(answer)))
+            made.clear()
+            yield out
+    finally:
+        for task in waiting:
+            task.cancel()
+        if waiting:
+            await asyncio.wait(waiting)
+        for answer in answers:
+            await answer.aclose()
 
 
 def _sum(a: Usage, b: Usage) -> Usage:

@@ -64,6 +64,12 @@ class Metrics:
             ["protocol", "code"],
             registry=registry,
         )
+        self.unknown_fields = Counter(
+            "deepinfer_request_unknown_fields",
+            "Fields of requests that mean nothing here and were ignored",
+            ["protocol"],
+            registry=registry,
+        )
         self.aborts = Counter(
             "deepinfer_aborts", "Generations given up", ["protocol", "cause"], registry=registry
         )
@@ -106,6 +112,11 @@ class Metrics:
             buckets=_E2E,
             registry=registry,
         )
+
+    def count_unknown_fields(self, protocol: str, fields: int) -> None:
+        """Add the fields of a body that were ignored."""
+        if fields:
+            self.unknown_fields.labels(protocol).inc(fields)
 
     def count_usage(self, usage: Usage) -> None:
         """Add one finished generation's tokens."""

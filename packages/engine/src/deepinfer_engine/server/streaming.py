@@ -18,6 +18,7 @@ from deepinfer_engine.server.clock import Clock
 # Messages has an event for it; in Chat a comment line is what every SSE parser skips.
 _KEEPALIVE = {
     "chat": b": keep-alive\n\n",
+    "completions": b": keep-alive\n\n",
     "responses": b": keep-alive\n\n",
     "messages": b'event: ping\ndata: {"type": "ping"}\n\n',
 }

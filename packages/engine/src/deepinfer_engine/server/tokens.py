@@ -25,7 +25,7 @@ async def tokenize(request: Request) -> dict[str, Any]:
         data = json.dumps(body).encode()
         prepare = services.codec.prepare
         prepared = await services.off_loop(prepare, "chat", data, limit, size=len(data))
-        tokens = list(prepared.token_ids)
+        tokens = list(prepared.parts[0].token_ids)
     elif isinstance(prompt := body.get("prompt"), str):
         try:
             prompt.encode()

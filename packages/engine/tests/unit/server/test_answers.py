@@ -260,7 +260,7 @@ def test_a_request_without_a_seed_gets_one(ask, say):
         ("logit_bias", {"x": 1}),
         ("logit_bias", {"9" * 5000: 1}),
         ("logit_bias", {"1": 101}),
-        ("n", 2),
+        ("n", 1000),
         ("seed", -1),
         ("max_tokens", 0),
         ("stop", [""]),
