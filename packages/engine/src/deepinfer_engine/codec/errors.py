@@ -34,7 +34,9 @@ from deepinfer_engine.errors import (
     UnknownModel,
 )
 
-Protocol = Literal["chat", "responses", "messages", "completions"]
+ChatProtocol = Literal["chat", "responses", "messages"]
+"""Those that bring a conversation."""
+Protocol = ChatProtocol | Literal["completions"]
 
 
 @dataclass(frozen=True, slots=True)

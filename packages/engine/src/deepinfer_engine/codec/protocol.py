@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from deepinfer_engine.codec.errors import ChatProtocol
 from deepinfer_engine.codec.errors import Protocol as WireProtocol
 from deepinfer_engine.core.pictures import Picture
 from deepinfer_engine.core.types import FinishReason, SamplingParams, TokensEvent, TrafficClass
@@ -169,7 +170,7 @@ class Codec(Protocol):
         """
         ...
 
-    def count_tokens(self, protocol: WireProtocol, body: bytes) -> int:
+    def count_tokens(self, protocol: ChatProtocol, body: bytes) -> int:
         """Prompt tokens of a request body, without the limits that need a running engine."""
         ...
 

@@ -31,6 +31,7 @@ from deepinfer_engine.adapters.recipe import (
 )
 from deepinfer_engine.codec import completions
 from deepinfer_engine.codec.errors import (
+    ChatProtocol,
     ContextLengthExceeded,
     InvalidRequest,
     PreviousResponseNotFound,
@@ -228,7 +229,7 @@ class RecipeCodec:
         include: Any = exchange.fields.get("include") or ()
         return self._web.start(tool.dialect, tool.declaration, [str(i) for i in include])
 
-    def count_tokens(self, protocol: Protocol, body: bytes) -> int:
+    def count_tokens(self, protocol: ChatProtocol, body: bytes) -> int:
         return len(self._encode(self._exchange(protocol, body, "").rendered)[0])
 
     def tokenize(self, text: str) -> list[int]:
@@ -247,7 +248,7 @@ class RecipeCodec:
         """What answers are decoded with."""
         return self._tokenizer
 
-    def _exchange(self, protocol: Protocol, body: bytes, owner: str) -> RecipeExchange:
+    def _exchange(self, protocol: ChatProtocol, body: bytes, owner: str) -> RecipeExchange:
         """The request, parsed and converted; its answer is not begun yet."""
         options = self._options
         if protocol == "responses" and self._sealer is not None:
