@@ -83,3 +83,21 @@ def test_four_gloo_processes_rearrange_live_and_stay_bit_identical(capfd) -> Non
     assert run.returncode == 0, run.stdout + run.stderr
     assert "differs from one process, over all ranks: 0" in run.stdout
     assert "4 gloo processes" in run.stdout
+
+
+def test_a_group_serves_on_while_one_joins_one_is_killed_and_one_leaves() -> None:
+    pytest.importorskip("torch", reason="the gloo example needs torch")
+    import subprocess
+
+    run = subprocess.run(
+        [sys.executable, "-m", "deepinfer_eplb.cli", "demo", "--elastic", "--steps", "6"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    for line in ("process 3 joins: 4 ranks", "process 1 is killed: 3 ranks", "leaves: 2 ranks"):
+        assert line in run.stdout
+    # two processes serve all 24 steps, one from the 7th to the 18th; the killed one reports nothing
+    assert "over all ranks: 60; different: 0" in run.stdout

@@ -13,13 +13,15 @@ from deepinfer_eplb.errors import (
 )
 from deepinfer_eplb.evaluation import Evaluation, evaluate
 from deepinfer_eplb.online.balancer import Balancer, StepEvent
+from deepinfer_eplb.online.elastic import replan
 from deepinfer_eplb.online.gate import Gate
 from deepinfer_eplb.online.window import LoadWindow
 from deepinfer_eplb.peers.eplb import rebalance_experts
 from deepinfer_eplb.placement import initial_placement, maps_of, slots_for
 from deepinfer_eplb.planning.planner import Plan, plan
 from deepinfer_eplb.rearrange.layer import rearrange_layer
-from deepinfer_eplb.rearrange.movement import MovementPlan, movement, simulate
+from deepinfer_eplb.rearrange.movement import MovementPlan, ResizePlan, movement, resize, simulate
+from deepinfer_eplb.rearrange.resize import resize_layer
 from deepinfer_eplb.rearrange.transport import Alone, GlooTransport, Transport
 
 __version__ = "0.1.0"
@@ -38,6 +40,7 @@ __all__ = [
     "PeerLostError",
     "Plan",
     "PlanError",
+    "ResizePlan",
     "ShapeError",
     "StepEvent",
     "TopologyError",
@@ -51,6 +54,9 @@ __all__ = [
     "plan",
     "rearrange_layer",
     "rebalance_experts",
+    "replan",
+    "resize",
+    "resize_layer",
     "simulate",
     "slots_for",
     "waterfill",

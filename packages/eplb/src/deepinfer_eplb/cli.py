@@ -47,12 +47,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     draw.add_argument("--loads", type=Path, help=".npy of recorded loads [steps, layers, experts]")
     live = commands.add_parser("demo", help="4 gloo processes rearrange a toy MoE while it runs")
     live.add_argument("--steps", type=int, default=120)
+    live.add_argument(
+        "--elastic",
+        action="store_true",
+        help="one process joins, one is killed, one leaves; --steps between two of these",
+    )
     args = parser.parse_args(argv)
     try:
         if args.command == "bench":
             return _bench(args)
         if args.command == "draw":
             return _draw(args)
+        if args.elastic:
+            from deepinfer_eplb.bench.elastic_demo import run_elastic
+
+            return run_elastic(args.steps)
         from deepinfer_eplb.bench.demo import run_demo
 
         return run_demo(args.steps)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -42,12 +43,15 @@ def slots_for(num_experts: int, redundant: int, num_gpus: int) -> int:
 
 
 def keep_ranks(old: npt.NDArray[Any], new: npt.NDArray[Any], num_gpus: int) -> npt.NDArray[Any]:
-    """Rename the ranks of `new` so that most experts stay: pairs of largest overlap first."""
+    """Rename the ranks of `new` so that most experts stay: pairs of largest overlap first.
+
+    old: int [S or another number], -1 where a slot held nothing; new: int [S].
+    """
     held, wanted = old.reshape(num_gpus, -1), new.reshape(num_gpus, -1)
-    top = int(max(old.max(initial=0), new.max(initial=0))) + 1
-    rank = np.arange(num_gpus)[:, None] * top
+    top = int(max(old.max(initial=0), new.max(initial=0))) + 2  # one for "nothing"
+    rank = np.arange(num_gpus)[:, None] * top + 1
     counts = [
-        np.bincount((rank + rows).ravel(), minlength=num_gpus * top).reshape(num_gpus, top)
+        np.bincount((rank + rows).ravel(), minlength=num_gpus * top).reshape(num_gpus, top)[:, 1:]
         for rows in (held, wanted)
     ]
     overlap = np.minimum(counts[0][:, None, :], counts[1][None, :, :]).sum(axis=2)
@@ -79,11 +83,33 @@ def keep_slots(old: npt.NDArray[Any], new: npt.NDArray[Any], num_gpus: int) -> n
 
 
 def moved_share(old: npt.NDArray[Any], new: npt.NDArray[Any], num_gpus: int) -> float:
-    """Share of slots whose expert was not on that rank before. old, new: [L, S]."""
-    L, S = old.shape
-    top = int(max(old.max(initial=0), new.max(initial=0))) + 1
-    rank = np.arange(S) // (S // num_gpus)
-    base = (np.arange(L)[:, None] * num_gpus + rank[None, :]) * top
-    before = np.bincount((base + old).ravel(), minlength=L * num_gpus * top)
-    after = np.bincount((base + new).ravel(), minlength=L * num_gpus * top)
-    return float(np.maximum(after - before, 0).sum()) / (L * S)
+    """Share of slots whose expert was not on that rank before; old may have other slots a rank.
+
+    old: [L, S or another number], -1 where a slot held nothing; new: [L, S].
+    """
+    L, S = new.shape
+    top = int(max(old.max(initial=0), new.max(initial=0))) + 2  # one for "nothing"
+
+    def counts(placement: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+        slots = placement.shape[1]
+        rank = np.arange(slots) // (slots // num_gpus)
+        base = (np.arange(L)[:, None] * num_gpus + rank[None, :]) * top
+        return np.bincount((base + placement + 1).ravel(), minlength=L * num_gpus * top)
+
+    return float(np.maximum(counts(new) - counts(old), 0).sum()) / (L * S)
+
+
+def follow_ranks(
+    old: npt.NDArray[Any], old_gpus: int, ranks: Sequence[int]
+) -> npt.NDArray[np.int64]:
+    """What the ranks of another topology hold: [L, S_old] -> [L, len(ranks) * C_old].
+
+    ranks: for each new rank the old one that it continues, or -1: such a rank holds nothing (-1).
+    """
+    L = old.shape[0]
+    held = old.reshape(L, old_gpus, -1)
+    out = np.full((L, len(ranks), held.shape[2]), -1, dtype=np.int64)
+    for g, r in enumerate(ranks):
+        if r >= 0:
+            out[:, g] = held[:, r]
+    return out.reshape(L, -1)

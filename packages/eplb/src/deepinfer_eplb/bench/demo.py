@@ -104,7 +104,7 @@ def worker(rank: int, port: int, steps: int, results: Any) -> None:
         digest = hashlib.sha256()
         counts = np.zeros((LAYERS, C), dtype=np.int64)
         for layer in range(LAYERS):
-            out, counts[layer] = _serve(step, layer, rank, balancer, weights[layer][0], transport)
+            out, counts[layer] = serve(step, layer, rank, balancer, weights[layer][0], transport)
             digest.update(out.tobytes())
         digests.append(digest.digest())
         event = balancer.step(counts)
@@ -117,7 +117,7 @@ def worker(rank: int, port: int, steps: int, results: Any) -> None:
     results.put((rank, digests, log, commits, held))
 
 
-def _serve(
+def serve(
     step: int, layer: int, rank: int, balancer: Balancer, weight: Float, transport: Any
 ) -> tuple[Float, npt.NDArray[np.int64]]:
     """Outputs of a step (all ranks see all tokens of the toy) and this rank's slot counts."""
@@ -139,7 +139,7 @@ def run_demo(steps: int) -> int:
     """Start the processes, compare every step with one process, print what happened."""
     check_count("steps", steps)
     require_torch()
-    port = _free_port()
+    port = free_port()
     # forked after torch is loaded: four imports of it would take longer than the demo itself
     context = mp.get_context("fork")
     results: Any = context.SimpleQueue()
@@ -179,7 +179,7 @@ def _report(steps: int, reports: list[Any]) -> int:
     return 1 if wrong or not commits else 0
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         return int(s.getsockname()[1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Final, Literal
@@ -11,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from deepinfer_eplb.checks import as_loads, as_placement, check_count, check_topology
-from deepinfer_eplb.errors import ShapeError
+from deepinfer_eplb.errors import ShapeError, TopologyError
 from deepinfer_eplb.evaluation import imbalance, rank_loads, rank_shares
-from deepinfer_eplb.placement import keep_ranks, keep_slots, maps_of, moved_share
+from deepinfer_eplb.placement import follow_ranks, keep_ranks, keep_slots, maps_of, moved_share
 from deepinfer_eplb.planning.hierarchy import check_nodes, layer_by_nodes
 from deepinfer_eplb.planning.load_model import MOVING_EXCESS, LoadModel, fit
 from deepinfer_eplb.planning.scenarios import blocks, moving_excess, scale
@@ -46,7 +47,7 @@ class Plan:
     logcnt:  int32 [L, E]; replicas of each expert.
     predicted_B: imbalance expected on unseen steps, judged on the last quarter of the window with
              plans made without it, on a sample of the layers.
-    old_B:   the same of the old placement; None without one.
+    old_B:   the same of the old placement; None without one, or of another number of ranks.
     moved:   share of slots whose expert comes from another rank (1 without an old placement).
     swaps, replica_moves: changes that the search made, over all layers.
     seconds: wall time of planning; not part of equality.
@@ -94,6 +95,8 @@ def plan(
     time_limit_s: float | None = None,
     seed: int = 0,
     fresh: bool = False,
+    old_gpus: int | None = None,
+    ranks: Sequence[int] | None = None,
 ) -> Plan:
     """Plan placements for all layers; the same input gives the same bytes in every process.
 
@@ -116,6 +119,10 @@ def plan(
     seed:       0 breaks ties by the lowest expert id; others by a seeded order of experts.
     fresh:      plan from empty ranks although `old` is given (a first plan, another workload):
                 ranks and slots are then named so that as much as possible stays.
+    old_gpus:   number of ranks of `old`, where it was another (ranks joined, left or were lost).
+    ranks:      for each of the num_gpus ranks the rank of `old` that it continues, -1 for one that
+                starts empty; None: the first ranks continue. The plan keeps what they hold, fills
+                what is free and then moves as little as from any old placement.
 
     Raises ShapeError, LoadError, TopologyError or PlanError for input that does not fit.
     """
@@ -132,10 +139,16 @@ def plan(
     check_count("num_nodes", num_nodes)
     check_count("seed", seed, 0)
     before = None if old is None else as_placement(old, E, "old")
-    if before is not None and before.shape != (L, num_slots):
-        raise ShapeError(f"old wants shape {(L, num_slots)}, got {before.shape}")
+    resized = before is not None and (old_gpus not in (None, num_gpus) or ranks is not None)
+    if before is not None and resized:
+        before = _followed(before, L, num_gpus, old_gpus or num_gpus, ranks)
+    elif before is not None and before.shape != (L, num_slots):
+        raise ShapeError(
+            f"old wants shape {(L, num_slots)}, got {before.shape}; for another number of ranks "
+            "say old_gpus"
+        )
     relabel = np.arange(E) if seed == 0 else np.random.default_rng(seed).permutation(E)
-    start = None if before is None else np.argsort(relabel)[before]
+    start = None if before is None else np.where(before < 0, -1, np.argsort(relabel)[before])
     if seed != 0:
         loads = loads[:, :, relabel]
 
@@ -152,12 +165,15 @@ def plan(
         max_swaps=max_swaps,
         deadline=None if time_limit_s is None else started + time_limit_s,
     )
-    predicted, old_B, fresh = _judge(request, loads, start, fresh)
+    if resized:
+        # groups of experts change their nodes then: nothing of the old spread need hold
+        fresh = fresh or limited
+    predicted, old_B, fresh = _judge(request, loads, start, fresh, resized)
     out, solver = _solve(request, loads, None if fresh else start)
     phy2log = relabel[out].astype(np.int32)
-    if before is not None:
-        if fresh and not limited:
-            phy2log = _keep_ranks(before, phy2log, num_gpus)
+    if before is not None and fresh and not limited:
+        phy2log = _keep_ranks(before, phy2log, num_gpus)
+    if before is not None and before.shape == phy2log.shape:
         phy2log = np.stack(
             [keep_slots(a, b, num_gpus) for a, b in zip(before, phy2log, strict=True)]
         )
@@ -218,8 +234,27 @@ def _budget(request: _Request, model: LoadModel, from_old: bool) -> int:
     return 2 * min(request.max_swaps, max(FEW_SWAPS, int(share * request.num_slots / 2)))
 
 
+def _followed(
+    old: npt.NDArray[np.int32], L: int, num_gpus: int, old_gpus: int, ranks: Sequence[int] | None
+) -> Int:
+    """What the new ranks hold of `old`, [L, num_gpus * its slots a rank], -1 for nothing."""
+    check_count("old_gpus", old_gpus)
+    if old.shape[0] != L or old.shape[1] % old_gpus:
+        raise ShapeError(
+            f"old wants {L} layers and slots that {old_gpus} old_gpus share, got {old.shape}"
+        )
+    if ranks is None:
+        ranks = [r if r < old_gpus else -1 for r in range(num_gpus)]
+    continued = [int(r) for r in ranks if r != -1]
+    if len(ranks) != num_gpus or len(set(continued)) != len(continued):
+        raise TopologyError(f"ranks wants {num_gpus} old ranks, each once, or -1; got {[*ranks]}")
+    if continued and not 0 <= min(continued) <= max(continued) < old_gpus:
+        raise TopologyError(f"ranks wants old ranks 0..{old_gpus - 1} or -1, got {[*ranks]}")
+    return follow_ranks(old, old_gpus, ranks)
+
+
 def _judge(
-    request: _Request, loads: Float, start: Int | None, fresh: bool
+    request: _Request, loads: Float, start: Int | None, fresh: bool, resized: bool
 ) -> tuple[float, float | None, bool]:
     """(B on the last blocks of plans made without them, B of the old placement or None, fresh).
 
@@ -243,7 +278,7 @@ def _judge(
     before = None if start is None else start[sample]
     made, _ = _solve(request, train, None if fresh else before)
     predicted = judged(made)
-    if before is None:
+    if before is None or resized:
         return predicted, None, fresh
     if not fresh and not request.totals and request.groups == 1 and request.narrow:
         anew, _ = _solve(request, train, None)

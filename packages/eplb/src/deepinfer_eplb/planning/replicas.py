@@ -69,6 +69,43 @@ def exchange(x: Float, n: Int, most: int, ranks: int) -> Int:
     return m.astype(np.int64)
 
 
+def adapt(x: Float, held: Int, slots: int, ranks: int) -> Int:
+    """Replica counts for `slots` slots in all, from those held in another topology.
+
+    Every expert keeps at least one; slots gained go where they relieve most, slots lost are taken
+    where that loads least.
+    """
+    m = np.maximum(held, 1).astype(np.float64)
+    while m.sum() < slots:
+        score = np.where((m < ranks) == (m < ranks).any(), _gain(x, m), -np.inf)
+        m[int(score.argmax())] += 1.0
+    while m.sum() > slots:
+        m[int(np.where(m > 1.0, _gain(x, np.maximum(m - 1.0, 1.0)), np.inf).argmin())] -= 1.0
+    return m.astype(np.int64)
+
+
+def keep_most(x: Float, slots: Int, per_rank: int) -> Int:
+    """Slots [G, C] cut or widened to `per_rank` a rank: [G, per_rank], -1 where a slot is free.
+
+    Given up are second copies on a rank first, then what other ranks hold too and loads least.
+    """
+    G, C = slots.shape
+    out = np.full((G, per_rank), -1, dtype=np.int64)
+    n = np.bincount(slots[slots >= 0], minlength=x.size).astype(np.float64)
+    for g in range(G):
+        mine = [e for e in slots[g].tolist() if e >= 0]
+        while len(mine) > per_rank:
+            loss = [(mine.count(e) < 2, n[e] < 2, float(x[e] / n[e]), e) for e in mine]
+            gone = min(loss)[3]
+            mine.remove(gone)
+            n[gone] -= 1.0
+        if per_rank >= C:
+            out[g, :C] = slots[g]
+        else:
+            out[g, : len(mine)] = mine
+    return out
+
+
 def _gain(x: Float, n: Float) -> Float:
     """How much one more replica lowers n (x/n)**p."""
     return n * (x / n) ** POWER - (n + 1.0) * (x / (n + 1.0)) ** POWER

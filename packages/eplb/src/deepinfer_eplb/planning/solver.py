@@ -12,7 +12,7 @@ import numpy.typing as npt
 from deepinfer_eplb.planning import kernels_numpy
 from deepinfer_eplb.planning.load_model import LoadModel, trust_old
 from deepinfer_eplb.planning.narrow import peaks, place_by_peaks
-from deepinfer_eplb.planning.replicas import by_peaks, by_power, exchange
+from deepinfer_eplb.planning.replicas import adapt, by_peaks, by_power, exchange, keep_most
 
 Float = npt.NDArray[np.float64]
 Int = npt.NDArray[np.int64]
@@ -65,12 +65,18 @@ class Solver:
     _kernels: Any = field(default_factory=lambda: kernels())
 
     def layer(self, model: LoadModel, layer: int, old: Int | None, budget: int) -> Int:
-        """Placement int64 [S] of one layer. old: [S] or None; budget: slots that may change."""
+        """Placement int64 [S] of one layer; budget: slots that may change.
+
+        old: [S] or None; or, from another topology, [G * its slots a rank], -1 where a rank held
+        nothing: free slots are then filled beside the budget.
+        """
         c, noise = model.components[layer], model.noise[layer]
         G, S = self.num_gpus, self.num_slots
         E = noise.size
         narrow = S // G <= NARROW_SLOTS
-        if old is not None:
+        # a whole placement: every slot in use and every expert somewhere
+        same = old is not None and old.size == S and old.min() >= 0 and np.unique(old).size == E
+        if old is not None and same:
             c = trust_old(c, noise, old, G)
         peak = c[0] + PEAK_SIGMAS * np.sqrt((c[1:] ** 2).sum(axis=0))
         slots = np.full((G, S // G), -1, dtype=np.int64)
@@ -79,9 +85,9 @@ class Solver:
             # without directions every step looks the same
             steps = np.maximum(c[0] + model.path @ c[1:], 0.1 * c[0]) if len(c) > 1 else c[:1]
         if old is not None:
-            slots[:] = old.reshape(G, -1)
-            held = np.bincount(old, minlength=E)
-            n = exchange(peak, held, budget, G)
+            slots[:] = old.reshape(G, -1) if same else keep_most(peak, old.reshape(G, -1), S // G)
+            held = np.bincount(slots[slots >= 0], minlength=E)
+            n = exchange(peak, adapt(peak, held, S, G), budget, G)
         elif steps is not None:
             n = by_peaks(steps, S - E, G)
         else:
@@ -123,7 +129,8 @@ class Solver:
     def _near(self, old: Int, E: int) -> npt.NDArray[np.bool_]:
         """bool [G, E]; whether a rank's node holds an expert."""
         there = np.zeros((self.nodes, E), dtype=np.bool_)
-        there[np.repeat(np.arange(self.nodes), old.size // self.nodes), old] = True
+        held = old >= 0
+        there[np.repeat(np.arange(self.nodes), old.size // self.nodes)[held], old[held]] = True
         return np.repeat(there, self.num_gpus // self.nodes, axis=0)
 
 
@@ -134,7 +141,7 @@ def _kappa(reach: float, variance: float) -> float:
 def _drop_surplus(slots: Int, n: Int, r: Float, rn: Float, kappa: float) -> int:
     """Empty slots of experts that have more replicas than n, costliest holder first."""
     load, noise = kernels_numpy.rank_state(slots, r, rn)
-    held = np.bincount(slots.ravel(), minlength=n.size)
+    held = np.bincount(slots[slots >= 0], minlength=n.size)
     dropped = 0
     for e in np.flatnonzero(held > n).tolist():
         for _ in range(int(held[e] - n[e])):

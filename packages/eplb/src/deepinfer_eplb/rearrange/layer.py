@@ -19,8 +19,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from deepinfer_eplb.errors import CommitError, ShapeError, TransportError
-from deepinfer_eplb.rearrange.movement import MovementPlan, RankMoves
+from deepinfer_eplb.checks import as_numpy
+from deepinfer_eplb.errors import CommitError, PlanError, ShapeError, TransportError
+from deepinfer_eplb.rearrange.movement import MovementPlan, RankMoves, Transfer
 from deepinfer_eplb.rearrange.transport import Transport
 
 Array = npt.NDArray[Any]
@@ -121,7 +122,7 @@ class LayerChange:
         """Collective. apply: what follows the weights on this rank (maps, callbacks); revert: what
         takes it back. Either all ranks return with the new layer, or all that live raise with the
         old one."""
-        self._vote("get ready for", self._stage())
+        vote(self._transport, "get ready for", self._stage())
         self.staged = True
         switched = False
         failure: Exception | None = None
@@ -133,7 +134,7 @@ class LayerChange:
                     apply()
             except Exception as e:
                 failure = e
-            self._vote("switch", failure)
+            vote(self._transport, "switch", failure)
             self._transport.barrier()
         except BaseException:
             if switched:
@@ -160,69 +161,115 @@ class LayerChange:
         live, staging = self._live[i], self._staging[i]
         kept = live[c].copy()
         live[c] = staging[c]
-        staging[c] = kept
+        try:
+            staging[c] = kept
+        except BaseException:
+            live[c] = kept
+            raise
 
     def _stage(self) -> Exception | None:
         """Fill staging; a fault of this rank is returned, so that no peer waits for it in vain."""
         moves = self._moves
         C, rank = moves.slots_per_rank, self._transport.rank
         me = moves.ranks[rank]
-        canary = moves.old.reshape(-1, C)[rank].astype(np.int64).reshape(C, 1)
-        arrived = np.full((C, 1), -1, dtype=np.int64)
-        live, stage = [*self._live, canary], [*self._staging, arrived]
-        failure: Exception | None = None
-        try:
-            for src, dst in me.copies:
-                for a, b in zip(live, stage, strict=True):
-                    b[dst] = a[src]
-        except Exception as e:
-            failure = e
-        try:
-            for bucket in me.buckets:
-                self._exchange(bucket, live, stage)
-        except TransportError:
-            raise
-        except Exception as e:
-            # messages may be left half way: this group cannot go on
-            raise TransportError(f"batch_p2p failed on rank {rank}: {e!r}") from e
-        try:
-            for src, dst in me.final_copies:
-                for b in stage:
-                    b[dst] = b[src]
-        except Exception as e:
-            failure = e
-        return failure or self._wrong(me, arrived)
-
-    def _exchange(self, bucket: Sequence[Any], live: list[Array], stage: list[Array]) -> None:
-        rank = self._transport.rank
-        sends: list[tuple[int, Array]] = []
-        receives: list[tuple[int, Array]] = []
-        for t in bucket:
-            if t.src == rank:
-                sends += [(t.dst, np.ascontiguousarray(a[t.src_slot]).reshape(-1)) for a in live]
-            else:
-                receives += [(t.src, b[t.dst_slot].reshape(-1)) for b in stage]
-        self._transport.batch_p2p(sends, receives)
-        self.received += sum(buffer.nbytes for _, buffer in receives)
-
-    def _wrong(self, me: RankMoves, arrived: Array) -> Exception | None:
-        C, rank = self._moves.slots_per_rank, self._transport.rank
-        wanted = self._moves.new.reshape(-1, C)[rank]
-        wrong = [c for c in me.commit if int(arrived[c, 0]) != int(wanted[c])]
-        if not wrong:
-            return None
-        got = int(arrived[wrong[0], 0])
-        return TransportError(
-            f"slot {wrong[0]} received expert {got}, not {int(wanted[wrong[0]])} as planned"
+        held, wanted = moves.old.reshape(-1, C)[rank], moves.new.reshape(-1, C)[rank]
+        failure, self.received = carry_out(
+            me, held, wanted, self._live, self._staging, self._transport
         )
+        return failure
 
-    def _vote(self, what: str, failure: Exception | None) -> None:
-        """Raise CommitError on every rank if one has a failure."""
-        count = np.array([failure is not None], dtype=np.int64)
-        failed = int(self._transport.all_reduce_sum(count)[0])
-        if failed:
-            raise CommitError(
-                f"{failed} of {self._transport.size} ranks could not {what} a layer"
-                + ("" if failure is None else f"; here: {failure!r}")
-                + ": no weight was changed"
-            ) from failure
+
+def carry_out(
+    me: RankMoves,
+    held: npt.NDArray[Any],
+    wanted: npt.NDArray[Any],
+    source: Sequence[Array],
+    target: Sequence[Array],
+    transport: Transport,
+    missing: Sequence[tuple[int, int]] = (),
+    load: Callable[[int], Sequence[Any]] | None = None,
+) -> tuple[Exception | None, int]:
+    """One rank's part of a movement from `source` arrays into `target` arrays.
+
+    held, wanted: expert of each source and target row. missing: (expert, target row) that no rank
+    holds; load: gives such an expert's row of every target.
+
+    Returns (fault of this rank or None, bytes received). A fault is returned and not raised, so
+    that no peer waits in vain; only a fault of the transport is raised, as TransportError.
+    """
+    canary = np.asarray(held, dtype=np.int64).reshape(-1, 1)
+    arrived = np.full((len(wanted), 1), -1, dtype=np.int64)
+    sources, targets = [*source, canary], [*target, arrived]
+    failure: Exception | None = None
+    try:
+        for src, dst in me.copies:
+            for a, b in zip(sources, targets, strict=True):
+                b[dst] = a[src]
+    except Exception as e:
+        failure = e
+    received = 0
+    try:
+        for bucket in me.buckets:
+            received += _exchange(bucket, sources, targets, transport)
+    except TransportError:
+        raise
+    except Exception as e:
+        # messages may be left half way: this group cannot go on
+        raise TransportError(f"batch_p2p failed on rank {transport.rank}: {e!r}") from e
+    try:
+        for expert, slot in missing:
+            _load(expert, slot, target, load)
+            arrived[slot, 0] = expert
+        for src, dst in me.final_copies:
+            for b in targets:
+                b[dst] = b[src]
+    except Exception as e:
+        failure = e
+    return failure or _wrong(me, wanted, arrived), received
+
+
+def _load(
+    expert: int, slot: int, target: Sequence[Array], load: Callable[[int], Sequence[Any]] | None
+) -> None:
+    if load is None:
+        raise PlanError(f"no rank holds expert {expert} any more, and no load was given")
+    for b, row in zip(target, load(expert), strict=True):
+        # a tensor's row for a target that is a tensor's bytes; see host_rows
+        as_bytes = hasattr(row, "detach") and b.dtype == np.uint8
+        values = _host(row.cpu().reshape(1, -1))[0] if as_bytes else as_numpy(row)
+        b[slot] = values.reshape(b[slot].shape)
+
+
+def _exchange(
+    bucket: Sequence[Transfer], sources: list[Array], targets: list[Array], transport: Transport
+) -> int:
+    sends: list[tuple[int, Array]] = []
+    receives: list[tuple[int, Array]] = []
+    for t in bucket:
+        if t.src == transport.rank:
+            sends += [(t.dst, np.ascontiguousarray(a[t.src_slot]).reshape(-1)) for a in sources]
+        else:
+            receives += [(t.src, b[t.dst_slot].reshape(-1)) for b in targets]
+    transport.batch_p2p(sends, receives)
+    return sum(buffer.nbytes for _, buffer in receives)
+
+
+def _wrong(me: RankMoves, wanted: npt.NDArray[Any], arrived: Array) -> Exception | None:
+    for c in me.commit:
+        if int(arrived[c, 0]) != int(wanted[c]):
+            return TransportError(
+                f"slot {c} received expert {int(arrived[c, 0])}, not {int(wanted[c])} as planned"
+            )
+    return None
+
+
+def vote(transport: Transport, what: str, failure: Exception | None) -> None:
+    """Raise CommitError on every rank if one has a failure; collective."""
+    count = np.array([failure is not None], dtype=np.int64)
+    failed = int(transport.all_reduce_sum(count)[0])
+    if failed:
+        raise CommitError(
+            f"{failed} of {transport.size} ranks could not {what} a layer"
+            + ("" if failure is None else f"; here: {failure!r}")
+            + ": no weight was changed"
+        ) from failure

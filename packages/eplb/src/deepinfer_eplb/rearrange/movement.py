@@ -7,6 +7,7 @@ somebody may still read it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -15,6 +16,7 @@ import numpy.typing as npt
 
 from deepinfer_eplb.checks import as_ints, check_count
 from deepinfer_eplb.errors import PlanError, ShapeError, TopologyError
+from deepinfer_eplb.placement import follow_ranks
 
 Int = npt.NDArray[np.int64]
 BUCKETS: Final = 8
@@ -103,28 +105,44 @@ def movement(
         raise TopologyError(
             f"movement wants S ({before.size}) to be a multiple of num_gpus ({num_gpus})"
         )
-    C = before.size // num_gpus
-    node = ranks_per_node or num_gpus
-    held, wanted = before.reshape(num_gpus, C), after.reshape(num_gpus, C)
+    held, wanted = before.reshape(num_gpus, -1), after.reshape(num_gpus, -1)
+    changed = [np.flatnonzero(h != w).tolist() for h, w in zip(held, wanted, strict=True)]
+    moves, missing = _pair(held, wanted, changed, ranks_per_node or num_gpus, buckets)
+    for g, absent in enumerate(missing):
+        if absent:
+            raise PlanError(f"new wants expert {absent[0][0]} on rank {g}, but no rank holds it")
+    return MovementPlan(old=before, new=after, ranks=moves)
+
+
+def _pair(
+    held: Int, wanted: Int, changed: list[list[int]], node: int, buckets: int
+) -> tuple[tuple[RankMoves, ...], list[list[tuple[int, int]]]]:
+    """(what each rank does to fill its `changed` slots, (expert, slot) that no rank can give it).
+
+    held: [G, C], wanted: [G, C or another number]; -1 for a slot that holds or wants nothing.
+    """
+    G = held.shape[0]
     holders = _first_slots(held)
-    copies: list[list[tuple[int, int]]] = [[] for _ in range(num_gpus)]
-    final: list[list[tuple[int, int]]] = [[] for _ in range(num_gpus)]
+    copies: list[list[tuple[int, int]]] = [[] for _ in range(G)]
+    final: list[list[tuple[int, int]]] = [[] for _ in range(G)]
+    missing: list[list[tuple[int, int]]] = [[] for _ in range(G)]
     receivers: dict[int, list[tuple[int, int]]] = {}
-    for g in range(num_gpus):
+    for g in range(G):
         arriving: dict[int, int] = {}
         own = {e: c for c, e in reversed(list(enumerate(held[g].tolist())))}
-        for c in np.flatnonzero(held[g] != wanted[g]).tolist():
+        for c in changed[g]:
             expert = int(wanted[g, c])
             if expert in own:
                 copies[g].append((own[expert], c))
             elif expert in arriving:
                 final[g].append((arriving[expert], c))
             elif expert not in holders:
-                raise PlanError(f"new wants expert {expert} on rank {g}, but no rank holds it")
+                arriving[expert] = c
+                missing[g].append((expert, c))
             else:
                 arriving[expert] = c
                 receivers.setdefault(expert, []).append((g, c))
-    per_rank: list[list[list[Transfer]]] = [[[] for _ in range(buckets)] for _ in range(num_gpus)]
+    per_rank: list[list[list[Transfer]]] = [[[] for _ in range(buckets)] for _ in range(G)]
     transfers = [
         t
         for expert in sorted(receivers)
@@ -134,19 +152,74 @@ def movement(
     for t in transfers:
         for g in {t.src, t.dst}:
             per_rank[g][(t.src - t.dst) % buckets].append(t)
-    return MovementPlan(
-        old=before,
-        new=after,
-        ranks=tuple(
-            RankMoves(
-                copies=tuple(copies[g]),
-                buckets=tuple(tuple(b) for b in per_rank[g]),
-                final_copies=tuple(final[g]),
-                commit=tuple(np.flatnonzero(held[g] != wanted[g]).tolist()),
-            )
-            for g in range(num_gpus)
-        ),
+    moves = tuple(
+        RankMoves(
+            copies=tuple(copies[g]),
+            buckets=tuple(tuple(b) for b in per_rank[g]),
+            final_copies=tuple(final[g]),
+            commit=tuple(changed[g]),
+        )
+        for g in range(G)
     )
+    return moves, missing
+
+
+@dataclass(frozen=True, slots=True)
+class ResizePlan:
+    """Movement of one layer between topologies, from arrays of one size into others.
+
+    old: int64 [P, slots a rank before], new: int64 [P, slots a rank after], for the P processes
+    that take part: the new ranks in order, then those that leave; -1 where one holds or wants
+    nothing. ranks: what each process does; `copies` and receives fill its new arrays. load: for
+    each process the (expert, slot) that no process holds any more.
+    """
+
+    old: Int
+    new: Int
+    ranks: tuple[RankMoves, ...]
+    load: tuple[tuple[tuple[int, int], ...], ...]
+
+
+def resize(
+    old: Any,
+    new: Any,
+    old_gpus: int,
+    num_gpus: int,
+    ranks: Sequence[int] | None = None,
+    leaving: Sequence[int] = (),
+    ranks_per_node: int | None = None,
+    buckets: int = BUCKETS,
+) -> ResizePlan:
+    """Plan the movement of one layer when ranks join, leave or were lost.
+
+    old: int [old_gpus * C]; new: int [num_gpus * C']. ranks: for each new rank the old one that it
+    continues, -1 for a newcomer; None: the first ranks continue. leaving: old ranks that still
+    serve as sources (scale down); what only lost ranks held has to be loaded. Processes take part
+    in this order: the new ranks, then `leaving`.
+    """
+    before, after = as_ints(old, "old"), as_ints(new, "new")
+    for name, value in (("old_gpus", old_gpus), ("num_gpus", num_gpus), ("buckets", buckets)):
+        check_count(name, value)
+    if before.ndim != 1 or after.ndim != 1 or before.size % old_gpus or after.size % num_gpus:
+        raise ShapeError(
+            f"resize wants old [S] shared by {old_gpus} ranks and new by {num_gpus}, got "
+            f"{before.shape}, {after.shape}"
+        )
+    if ranks is None:
+        ranks = [r if r < old_gpus else -1 for r in range(num_gpus)]
+    sources = [*ranks, *leaving]
+    real = [r for r in sources if r != -1]
+    if len(ranks) != num_gpus or len(set(real)) != len(real) or not set(real) <= {*range(old_gpus)}:
+        raise TopologyError(
+            f"resize wants {num_gpus} ranks (old ones or -1) and others leaving, each once, of "
+            f"0..{old_gpus - 1}; got ranks {[*ranks]}, leaving {[*leaving]}"
+        )
+    held = follow_ranks(before[None], old_gpus, sources).reshape(len(sources), -1)
+    wanted = np.full((len(sources), after.size // num_gpus), -1, dtype=np.int64)
+    wanted[:num_gpus] = after.reshape(num_gpus, -1)
+    changed = [np.flatnonzero(row >= 0).tolist() for row in wanted]
+    moves, missing = _pair(held, wanted, changed, ranks_per_node or len(sources), buckets)
+    return ResizePlan(held, wanted, moves, tuple(tuple(m) for m in missing))
 
 
 def _first_slots(held: Int) -> dict[int, list[tuple[int, int]]]:
@@ -154,6 +227,8 @@ def _first_slots(held: Int) -> dict[int, list[tuple[int, int]]]:
     out: dict[int, list[tuple[int, int]]] = {}
     for g, row in enumerate(held.tolist()):
         for c, expert in enumerate(row):
+            if expert < 0:
+                continue
             known = out.setdefault(expert, [])
             if not known or known[-1][0] != g:
                 known.append((g, c))
