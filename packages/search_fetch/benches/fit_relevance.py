@@ -18,7 +18,7 @@ import numpy as np
 from search_corpus import build_index, ndcg10, read_collection
 from sklearn.linear_model import LogisticRegression
 
-from deepinfer_search_fetch.index.analyzers import ANALYZER_VERSION
+from deepinfer_search_fetch.analyzers import ANALYZER_VERSION
 from deepinfer_search_fetch.search import relevance
 from deepinfer_search_fetch.search.query import parse_query
 from deepinfer_search_fetch.search.retrieve import Filters, inverse_frequencies, retrieve

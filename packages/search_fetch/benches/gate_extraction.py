@@ -23,8 +23,8 @@ from deepinfer_search_fetch import extract_markdown
 from deepinfer_search_fetch.extract import extract
 from deepinfer_search_fetch.extract.candidates import resiliparse_text, trafilatura_text
 from deepinfer_search_fetch.extract.dom import parse_html
+from deepinfer_search_fetch.extract.present import to_text
 from deepinfer_search_fetch.net.charset import decode_text
-from deepinfer_search_fetch.present import to_text
 
 FLOORS = Path(__file__).with_name("extraction_floors.json")
 FIGURES = ("word_f1", "word_f1.macro", "shingle_f1", "segment_f1", "boilerplate_kept")

@@ -26,9 +26,9 @@ from deepinfer_search_fetch.extract import candidates, select
 from deepinfer_search_fetch.extract.html import HtmlOptions, Prepared, prepare, run_inputs
 from deepinfer_search_fetch.extract.inline import WriterOptions
 from deepinfer_search_fetch.extract.markdown import write_markdown
+from deepinfer_search_fetch.extract.present import to_text
 from deepinfer_search_fetch.extract.tree import words
 from deepinfer_search_fetch.net.charset import decode_text
-from deepinfer_search_fetch.present import to_text
 
 MODEL_FILE = Path(candidates.__file__).with_name("model.json")
 FOLDS = 5

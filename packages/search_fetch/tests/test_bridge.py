@@ -352,7 +352,7 @@ def test_marks_become_citations_of_both_apis(bridge: Bridge) -> None:
     text = (
         "Intro. Owls hunt voles at night. [1] Both say so [1][2], and x[9] or a[1](b) is no mark."
     )
-    blocks = anthropic_blocks(text, SOURCES, bridge.seal)
+    blocks = anthropic_blocks(text, SOURCES, bridge.citation_seal)
     parsed = [anthropic_types.TextBlock.model_validate({"citations": None, **b}) for b in blocks]
     assert [b.text for b in parsed] == [
         "Intro. ", "Owls hunt voles at night.", " ", "Both say so",
@@ -362,7 +362,7 @@ def test_marks_become_citations_of_both_apis(bridge: Bridge) -> None:
     [location] = parsed[1].citations
     assert isinstance(location, anthropic_types.CitationsWebSearchResultLocation)
     assert (location.cited_text, location.url) == ("Owls eat voles at night.", "https://a.example/")
-    opened = bridge.seal.open(location.encrypted_index)
+    opened = bridge.citation_seal.open(location.encrypted_index)
     assert opened is not None
     start, end = opened["span"]
     assert SOURCES[0].text[start:end] == location.cited_text
@@ -435,6 +435,15 @@ def test_a_remote_service_behaves_as_the_library_in_process(
 
     asyncio.run(main())
     assert service.billed() == {"search": 1}
+
+
+def test_a_seal_opens_for_its_purpose_and_audience_alone() -> None:
+    secret = b"0123456789abcdef"
+    token = Seal(secret, "result", "shop").seal({"text": "x"})
+    assert Seal(secret, "result", "shop").open(token) == {"text": "x"}
+    assert Seal(secret, "result", "bank").open(token) is None
+    assert Seal(secret, "citation", "shop").open(token) is None
+    assert Seal(secret, "result", "bank").seal({"text": "x"})[:16] != token[:16]
 
 
 def test_sealed_tokens_cannot_be_changed_or_opened_elsewhere() -> None:

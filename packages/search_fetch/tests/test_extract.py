@@ -14,8 +14,8 @@ from deepinfer_search_fetch import ContentError, extract_markdown
 from deepinfer_search_fetch.extract import extract
 from deepinfer_search_fetch.extract.dom import bounded
 from deepinfer_search_fetch.extract.html import HtmlOptions
+from deepinfer_search_fetch.extract.present import to_text
 from deepinfer_search_fetch.models import Mode
-from deepinfer_search_fetch.present import to_text
 
 URL = "https://birds.example/guide/kestrel.html"
 PROSE = (

@@ -25,11 +25,11 @@ from deepinfer_search_fetch import (
     SearchFetchError,
     UpstreamError,
 )
+from deepinfer_search_fetch.extract.present import outline
 from deepinfer_search_fetch.extract.tokens import paginate
 from deepinfer_search_fetch.fetching import Fetcher
 from deepinfer_search_fetch.net.charset import decode_text
 from deepinfer_search_fetch.net.robots import robots_directives
-from deepinfer_search_fetch.present import outline
 
 Listener = Any  # see conftest
 MakeClient = Callable[..., AsyncSearchFetch]

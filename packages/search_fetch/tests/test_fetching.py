@@ -349,21 +349,19 @@ def test_token_estimate_is_the_documented_one() -> None:
     assert count_tokens("") == 0
 
 
-def test_a_killed_worker_costs_one_try_not_the_service(
+def test_a_worker_that_was_killed_between_pages_costs_nothing(
     config: Config, site: Listener, make_client: MakeClient
 ) -> None:
     site.page("/", TEXT)
     client = make_client(config.model_copy(update={"extract_workers": 1}))
-    request = FetchRequest(url=f"http://public.test:{site.port}/")
+    url = f"http://public.test:{site.port}/"
 
     async def run() -> tuple[FetchResponse, FetchResponse]:
-        first = await client.fetch(request)
-        pool = client.fetcher._pool
-        process = pool._all[0]._process
-        assert process is not None
-        process.kill()
-        await process.wait()
-        second = await client.fetch(request)
+        first = await client.fetch(FetchRequest(url=url, render="never"))
+        [worker] = client.fetcher.pool._pages.idle
+        os.kill(worker.pid, 9)
+        worker._process.wait()
+        second = await client.fetch(FetchRequest(url=url, render="never", mode="full"))
         await client.close()
         return first, second
 
@@ -374,23 +372,23 @@ def test_a_killed_worker_costs_one_try_not_the_service(
 def test_a_worker_that_grew_is_replaced(
     config: Config, site: Listener, make_client: MakeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from deepinfer_search_fetch.extract import worker
+    from deepinfer_search_fetch.extract import pool
 
     site.page("/", TEXT)
     client = make_client(config.model_copy(update={"extract_workers": 1}))
-    request = FetchRequest(url=f"http://public.test:{site.port}/", render="never")
+    url = f"http://public.test:{site.port}/"
 
-    async def run(peak: int) -> bool:
-        monkeypatch.setattr(worker, "PEAK_BYTES", peak)
-        await client.fetch(request)
-        return client.fetcher._pool._all[0]._process is not None
+    async def run(peak: int, mode: str) -> int:
+        monkeypatch.setattr(pool, "PEAK_BYTES", peak)
+        await client.fetch(FetchRequest(url=url, render="never", mode=mode))
+        return len(client.fetcher.pool._pages.idle)
 
-    async def both() -> tuple[bool, bool]:
-        kept = await run(2**40), await run(1)
+    async def both() -> tuple[int, int]:
+        kept = await run(2**40, "article"), await run(1, "full")
         await client.close()
         return kept
 
-    assert asyncio.run(both()) == (True, False)
+    assert asyncio.run(both()) == (1, 0)
 
 
 def test_the_sync_client_refuses_to_run_inside_a_loop(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from deepinfer_search_fetch import (
     RefusedError,
     SearchFetchError,
 )
-from deepinfer_search_fetch.render.base import wants_rendering
+from deepinfer_search_fetch.extract.scripted import wants_rendering
 from deepinfer_search_fetch.render.chromium import (
     ChromiumRenderer,
     find_chromium,
@@ -441,7 +441,7 @@ def test_a_browser_that_does_not_start_is_a_clear_error(
     ],
 )
 def test_the_rule_of_automatic_rendering(html: str, chars: int, wanted: bool) -> None:
-    assert wants_rendering(html, chars) is wanted
+    assert wants_rendering(html.encode(), None, chars) is wanted
 
 
 def test_a_tree_of_any_depth_is_flattened_and_a_wide_one_is_cut() -> None:

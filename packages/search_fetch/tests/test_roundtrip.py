@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deepinfer_search_fetch.extract import extract
-from deepinfer_search_fetch.present import to_html, to_text
+from deepinfer_search_fetch.extract.present import to_html, to_text
 
 WORDS = st.text(
     alphabet=st.characters(

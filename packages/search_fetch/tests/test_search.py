@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deepinfer_search_fetch import AsyncSearchFetch, Config, SearchRequest, SearchResponse
+from deepinfer_search_fetch.analyzers import terms
 from deepinfer_search_fetch.errors import InvalidRequestError, LimitError
-from deepinfer_search_fetch.index.analyzers import terms
 from deepinfer_search_fetch.index.authority import LinkEvidence, authority, explain
 from deepinfer_search_fetch.index.dedupe import fingerprint, near_duplicates
 from deepinfer_search_fetch.index.document import IndexedPage

@@ -11,13 +11,24 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from deepinfer_search_fetch import __version__, service_cli
-from deepinfer_search_fetch.cli_options import AllowCidr, AllowPort, AsJson, Home, make_config
+from deepinfer_search_fetch.cli_options import (
+    COMMON,
+    AllowCidr,
+    AllowPort,
+    AsJson,
+    CommonOptions,
+    Home,
+    configured,
+    make_config,
+)
 from deepinfer_search_fetch.errors import InvalidRequestError, SearchFetchError
 from deepinfer_search_fetch.index_cli import register
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Search and Fetch for agents.")
 index_app = typer.Typer(no_args_is_help=True, help="The index.")
+config_app = typer.Typer(no_args_is_help=True, help="The settings.")
 app.add_typer(index_app, name="index")
+app.add_typer(config_app, name="config")
 register(app)
 service_cli.register(app)
 
@@ -166,13 +177,38 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
+@config_app.command("show")
+def config_show(
+    home: Home = None,
+    allow_cidr: AllowCidr = None,
+    allow_port: AllowPort = None,
+    as_json: AsJson = False,
+) -> None:
+    """Every setting: its value and where it comes from; secrets are not shown."""
+    found = configured(home, allow_cidr, allow_port)
+    rows = found.rows()
+    if as_json:
+        print(json.dumps({n: {"value": v, "source": s} for n, v, s in rows}, indent=2))
+        return
+    for name, value, source in rows:
+        print(f"{name} = {json.dumps(value, ensure_ascii=False)}  # {source}")
+
+
 @app.callback()
 def root(
+    config: Annotated[
+        Path | None, typer.Option("--config", help="TOML file; config.toml of the home folder.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="name=value of any setting; repeatable. See `config show`."),
+    ] = None,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     """Search and Fetch for agents."""
+    COMMON.set(CommonOptions(config, tuple(settings or ())))
 
 
 def _validated(model: Callable[..., Any], **values: Any) -> Any:

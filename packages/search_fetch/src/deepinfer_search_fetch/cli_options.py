@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import ipaddress
 import os
+from contextvars import ContextVar
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from pydantic import ValidationError
 
 from deepinfer_search_fetch.config import Config
+from deepinfer_search_fetch.config_sources import Configured, configure
 from deepinfer_search_fetch.errors import InvalidRequestError
 
 Home = Annotated[
@@ -22,40 +24,48 @@ AllowCidr = Annotated[
 AllowPort = Annotated[
     list[int] | None, typer.Option("--allow-port", help="Port the guard shall allow (operator).")
 ]
-_FROM_ENVIRONMENT = {
-    "searxng_url": "DEEPINFER_SEARCH_FETCH_SEARXNG_URL",
-    "brave_key": "DEEPINFER_SEARCH_FETCH_BRAVE_KEY",
-    "egress_proxy": "DEEPINFER_SEARCH_FETCH_EGRESS_PROXY",
-}
 AsJson = Annotated[bool, typer.Option("--json", help="Print the whole record as JSON.")]
 
 
-def make_config(
-    home: Path | None, cidrs: list[str] | None = None, ports: list[int] | None = None
-) -> Config:
-    """The configuration of one command, upstream search engines and the
-    outgoing proxy from the environment (a key on the
-    command line could be read by every user of the machine).
+@dataclass(frozen=True, slots=True)
+class CommonOptions:
+    """Options in front of the command: `search-fetch --config FILE --set name=value COMMAND`."""
 
-    Raises InvalidRequestError for a malformed network or address.
+    file: Path | None = None
+    settings: tuple[str, ...] = ()
+
+
+COMMON: ContextVar[CommonOptions | None] = ContextVar("search_fetch_options", default=None)
+
+
+def configured(
+    home: Path | None, cidrs: list[str] | None = None, ports: list[int] | None = None
+) -> Configured:
+    """The configuration of this command, and where every value comes from.
+
+    Raises InvalidRequestError naming the file, variable or option that is wrong.
     """
-    values: dict[str, Any] = {} if home is None else {"home": home}
-    for name, variable in _FROM_ENVIRONMENT.items():
-        if os.environ.get(variable):
-            values[name] = os.environ[variable]
-    try:
-        config = Config(**values)
-    except ValidationError as error:
-        name = str(error.errors()[0]["loc"][0])
-        where = _FROM_ENVIRONMENT.get(name, name)
-        raise InvalidRequestError(
-            "invalid_argument", f"{where}: {error.errors()[0]['msg']}"
-        ) from None
+    common = COMMON.get() or CommonOptions()
     for cidr in cidrs or ():
         try:
             ipaddress.ip_network(cidr)
         except ValueError as error:
             raise InvalidRequestError("invalid_argument", f"--allow-cidr {cidr}: {error}") from None
-    return config.model_copy(
-        update={"allow_cidrs": tuple(cidrs or ()), "ports": (*config.ports, *(ports or ()))}
+    found = configure({"home": home}, common.settings, file=common.file, environ=os.environ)
+    # These two add to what is allowed elsewhere.
+    config = found.config.model_copy(
+        update={
+            "allow_cidrs": (*found.config.allow_cidrs, *(cidrs or ())),
+            "ports": (*found.config.ports, *(ports or ())),
+        }
     )
+    sources = dict(found.sources)
+    sources.update({name: "flag" for name, v in (("allow_cidrs", cidrs), ("ports", ports)) if v})
+    return Configured(config, sources, found.file)
+
+
+def make_config(
+    home: Path | None, cidrs: list[str] | None = None, ports: list[int] | None = None
+) -> Config:
+    """`configured`, the configuration alone."""
+    return configured(home, cidrs, ports).config

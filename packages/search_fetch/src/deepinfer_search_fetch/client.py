@@ -18,10 +18,11 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from deepinfer_search_fetch import urls
+from deepinfer_search_fetch.admission import WorkThreads
 from deepinfer_search_fetch.config import Config
+from deepinfer_search_fetch.database import private_folder
 from deepinfer_search_fetch.errors import InvalidRequestError, LimitError, SearchFetchError
 from deepinfer_search_fetch.extract import Extraction
-from deepinfer_search_fetch.extract.worker import ExtractPool
 from deepinfer_search_fetch.fetching import Fetcher
 from deepinfer_search_fetch.index.backend import SearchBackend
 from deepinfer_search_fetch.index.ingest import Ingester, Source, SourceKind
@@ -62,12 +63,15 @@ class AsyncSearchFetch:
         embed: Embedder | None = None,
     ) -> None:
         self.config = config or Config()
-        self.config.home.mkdir(parents=True, exist_ok=True)
+        private_folder(self.config.home)
         self.fetcher = Fetcher(self.config, resolver=resolver)
         if self.config.index_fetched:
             self.fetcher.observer = self._index_fetched
         self._backend = backend
         self._parts = parts_of(self.config, upstreams, embed)
+        threads = self.config.search_threads
+        self._searches = WorkThreads("search", threads, per_client=max(1, threads - 1))
+        self._index_threads = WorkThreads("the index", 1)
         self._write_turn = asyncio.Lock()
         self._closed = False
 
@@ -99,6 +103,12 @@ class AsyncSearchFetch:
         is an InvalidRequestError."""
         self._closed = True
         await self.fetcher.close()
+        self._searches.close()
+        self._index_threads.close()
+
+    async def warm(self) -> None:
+        """Start what the first request would have to wait for."""
+        await self.fetcher.pool.warm()
 
     @contextlib.contextmanager
     def _in_use(self) -> Generator[None]:
@@ -182,7 +192,7 @@ class AsyncSearchFetch:
     async def search(self, request: SearchRequest) -> SearchResponse:
         """Ranked results from the index. Runs in a thread; the event loop stays free."""
         with self._in_use():
-            return await asyncio.to_thread(search, self.backend, request, parts=self._parts)
+            return await self._searches.run(search, self.backend, request, parts=self._parts)
 
     async def ingest(
         self,
@@ -212,27 +222,24 @@ class AsyncSearchFetch:
         progress: Callable[[int, int], None] | None,
     ) -> IngestReport:
         chosen = Source(kind or guess_kind(location), location, crawl or CrawlOptions())
-        pool = ExtractPool(self.config.extract_workers, self.config.limits)
         async with self._write_turn:
-            try:
-                ingester = Ingester(
-                    self.backend,
-                    self.fetcher,
-                    home=self.config.home,
-                    pool=pool,
-                    progress=progress,
-                )
-                return await ingester.run(chosen)
-            finally:
-                await pool.close()
+            ingester = Ingester(
+                self.backend,
+                self.fetcher,
+                home=self.config.home,
+                pool=self.fetcher.pool,
+                threads=self._index_threads,
+                progress=progress,
+            )
+            return await ingester.run(chosen)
 
     async def _index_fetched(self, loaded: Loaded, extraction: Extraction) -> None:
         """Take what was fetched into the index; a busy index leaves it out."""
         async with self._write_turn:
-            ingester = Ingester(self.backend)
+            ingester = Ingester(self.backend, threads=self._index_threads)
             with contextlib.suppress(LimitError):
-                ingester.add_fetched(loaded, extraction)
-                await asyncio.to_thread(self.backend.commit)
+                await ingester.take_fetched(loaded, extraction)
+                await self._index_threads.run(self.backend.commit)
 
 
 class SearchFetch:

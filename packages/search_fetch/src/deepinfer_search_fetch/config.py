@@ -35,7 +35,6 @@ class Limits(BaseModel):
     wire_bytes: int = 10 * 1024 * 1024
     document_bytes: int = 50 * 1024 * 1024
     document_total_bytes: int = 256 * 1024 * 1024
-    document_memory_bytes: int = 192 * 1024 * 1024
     document_pages: int = 500
     document_entries: int = 2000
     decoded_bytes: int = 64 * 1024 * 1024
@@ -52,8 +51,9 @@ class Limits(BaseModel):
     redirects: int = 10
     refresh_redirects: int = 3
     html_nodes: int = 300_000
-    extract_cpu_seconds: int = 10
-    extract_memory_bytes: int = 1024 * 1024 * 1024
+    extract_cpu_seconds: float = 2.0
+    extract_wall_seconds: float = 30.0
+    extract_memory_bytes: int = 300 * 1024 * 1024
 
 
 class Config(BaseModel):
@@ -71,6 +71,10 @@ class Config(BaseModel):
     egress_proxy: `http://[user:password@]host:port`, through which every connection to a page
     goes; names are still resolved and vetted here, and the proxy is asked for the vetted address
     (CONNECT). Upstream engines are called without it.
+
+    cache_bytes: pages on disk; document_cache_bytes: documents made of them, in memory.
+    extract_workers: processes that read pages, one a core (0: in this process, without limits);
+    search_threads: searches at once.
 
     index_fetched: pages that were fetched enter the index. searxng_url, brave_key: upstream search
     engines `upstream:searxng`, `upstream:brave`.
@@ -91,7 +95,9 @@ class Config(BaseModel):
     host_connections: int = Field(default=2, ge=1)
     host_queue: int = Field(default=16, ge=0)
     cache_bytes: int = Field(default=512 * 1024 * 1024, ge=0)
-    extract_workers: int = Field(default=1, ge=0)
+    document_cache_bytes: int = Field(default=64 * 1024 * 1024, ge=0)
+    extract_workers: int = Field(default_factory=lambda: len(os.sched_getaffinity(0)), ge=0)
+    search_threads: int = Field(default_factory=lambda: len(os.sched_getaffinity(0)) + 1, ge=1)
     max_tokens: int = Field(default=200_000, ge=1)
     chromium: Path | None = None
     render_workers: int = Field(default=1, ge=0)

@@ -1,4 +1,4 @@
-"""Files of the home folder that cannot be used are an error that names them."""
+"""The home folder: nobody else's to read, and errors that name the file that cannot be used."""
 
 from __future__ import annotations
 
@@ -8,6 +8,23 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from deepinfer_search_fetch.errors import SearchFetchError
+
+
+def private_folder(folder: Path) -> Path:
+    """Make the folder if it is missing, and keep other users of the machine out of it: it holds
+    queries, pages and keys. Raises SearchFetchError(unavailable)."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if folder.stat().st_mode & 0o077:
+            folder.chmod(0o700)
+    except OSError as error:
+        raise SearchFetchError(
+            "unavailable",
+            f"{folder} cannot be used as the home folder, which must be this user's own:"
+            f" {error.strerror}",
+            retryable=False,
+        ) from None
+    return folder
 
 
 @contextmanager

@@ -9,8 +9,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
 from deepinfer_search_fetch import urls
+from deepinfer_search_fetch.admission import WorkThreads
 from deepinfer_search_fetch.answering import build_response
 from deepinfer_search_fetch.config import Config
+from deepinfer_search_fetch.documents import DocumentCache
 from deepinfer_search_fetch.errors import (
     ContentError,
     InvalidRequestError,
@@ -18,10 +20,11 @@ from deepinfer_search_fetch.errors import (
     UpstreamError,
 )
 from deepinfer_search_fetch.extract import Extraction
+from deepinfer_search_fetch.extract.document import Document, Job
 from deepinfer_search_fetch.extract.html import HtmlOptions
-from deepinfer_search_fetch.extract.worker import ExtractPool
+from deepinfer_search_fetch.extract.pool import ExtractPool
 from deepinfer_search_fetch.loading import DomainRule, Loaded, PageLoader
-from deepinfer_search_fetch.models import FetchRequest, FetchResponse
+from deepinfer_search_fetch.models import FetchRequest, FetchResponse, Format, Highlight
 from deepinfer_search_fetch.net.cache import PageCache
 from deepinfer_search_fetch.net.chain import Page
 from deepinfer_search_fetch.net.charset import decode_text
@@ -29,12 +32,13 @@ from deepinfer_search_fetch.net.dial import Dialer
 from deepinfer_search_fetch.net.guard import AddressPolicy
 from deepinfer_search_fetch.net.resolver import Resolver, SystemResolver
 from deepinfer_search_fetch.net.robots import robots_directives
-from deepinfer_search_fetch.net.transport import Response, Transport
-from deepinfer_search_fetch.render.base import Renderer, RenderJob, wants_rendering
+from deepinfer_search_fetch.net.transport import Response, Transport, body_digest
+from deepinfer_search_fetch.render.base import Renderer, RenderJob
 from deepinfer_search_fetch.render.chromium import ChromiumRenderer
 from deepinfer_search_fetch.verdicts import failure_of, refuse_what_is_no_page
 
 _REMEMBERED_DOCUMENTS = 10_000
+_DECODERS = 4
 # What a rendered page keeps of the headers of the page it was made from.
 _KEPT_HEADERS = frozenset(
     {"cache-control", "expires", "set-cookie", "vary", "x-robots-tag", "cf-mitigated"}
@@ -61,19 +65,24 @@ class Fetcher:
         policy = policy or AddressPolicy.from_config(config)
         resolver = resolver or SystemResolver(config.limits.dns_seconds)
         proxy = config.proxy
-        transport = Transport(policy, resolver, config.limits, config.user_agent, proxy=proxy)
+        self._threads = WorkThreads("decoding", _DECODERS, per_client=2, per_host=2)
+        transport = Transport(
+            policy, resolver, config.limits, config.user_agent, proxy=proxy, threads=self._threads
+        )
         self._loader = PageLoader(config, transport, policy, clock)
         self._renderer = renderer or ChromiumRenderer(
             config, Dialer(policy, resolver, config.limits, proxy)
         )
-        self._pool = ExtractPool(config.extract_workers, config.limits)
+        self.pool = ExtractPool(config.extract_workers, config.limits)
+        self._documents = DocumentCache(config.document_cache_bytes)
         self.observer: Callable[[Loaded, Extraction], Awaitable[None]] | None = None
         self._served: OrderedDict[str, str] = OrderedDict()
 
     async def close(self) -> None:
         await self._loader.close()
         await self._renderer.close()
-        await self._pool.close()
+        await self.pool.close()
+        self._threads.close()
 
     async def fetch(
         self,
@@ -90,30 +99,46 @@ class Fetcher:
         answers from the cache only. crawl: robots.txt rules of crawling apply.
         """
         started = time.monotonic()
-        loaded, extraction = await self.read(
-            request,
-            allowed_domains=allowed_domains,
-            blocked_domains=blocked_domains,
-            network=network,
-            crawl=crawl,
-        )
+        domains = DomainRule(tuple(allowed_domains), tuple(blocked_domains))
+        seconds = min(request.timeout, self._config.limits.total_seconds)
+        highlights: list[Highlight] | None = None
+        try:
+            async with asyncio.timeout(seconds):
+                loaded, document = await self._read(request, domains, seconds, network, crawl)
+                if request.query:
+                    whole = await self._document(loaded.page, request, "markdown")
+                    highlights = await self.pool.highlights(whole.content, request.query)
+        except TimeoutError:
+            raise _timeout(seconds) from None
         if self.observer is not None and request.store:
-            await self.observer(loaded, extraction)
+            await self.observer(loaded, document.extraction)
         elapsed = int((time.monotonic() - started) * 1000)
-        response = build_response(request, loaded, extraction, self._config.max_tokens, elapsed)
+        response = build_response(
+            request, loaded, document, highlights, self._config.max_tokens, elapsed
+        )
         self._note_changes(request, response)
         return response
 
     async def read(
-        self,
-        request: FetchRequest,
-        *,
-        allowed_domains: Sequence[str] = (),
-        blocked_domains: Sequence[str] = (),
-        network: bool = True,
-        crawl: bool = False,
+        self, request: FetchRequest, *, crawl: bool = False
     ) -> tuple[Loaded, Extraction]:
         """What `fetch` makes its response of: the page as it came and what was extracted."""
+        seconds = min(request.timeout, self._config.limits.total_seconds)
+        try:
+            async with asyncio.timeout(seconds):
+                loaded, document = await self._read(request, DomainRule(), seconds, True, crawl)
+        except TimeoutError:
+            raise _timeout(seconds) from None
+        return loaded, document.extraction
+
+    async def _read(
+        self,
+        request: FetchRequest,
+        domains: DomainRule,
+        seconds: float,
+        network: bool,
+        crawl: bool,
+    ) -> tuple[Loaded, Document]:
         started = time.monotonic()
         problem = self._renderer.problem()
         forced = request.render == "always" or request.wait_for is not None
@@ -124,37 +149,22 @@ class Fetcher:
         if forced and problem is not None:
             raise ContentError("feature_unavailable", f"rendering is not available: {problem}")
         url = urls.parse(request.url)
-        domains = DomainRule(tuple(allowed_domains), tuple(blocked_domains))
-        seconds = min(request.timeout, self._config.limits.total_seconds)
-        try:
-            async with asyncio.timeout(seconds):
-                loaded = await self.load(
-                    url, request, domains=domains, network=network, crawl=crawl
-                )
-                for hop in loaded.page.hops:  # a cached page was fetched under other rules
-                    domains.check(urls.parse(hop.to_url))
-                failure = failure_of(loaded.page.response)
-                if failure is not None:
-                    raise failure
-                extraction = None if forced else await self._extract(loaded.page, request)
-                if extraction is None or (
-                    request.render == "auto"
-                    and problem is None
-                    and network
-                    and _asks_for_scripts(loaded.page.response, extraction)
-                ):
-                    left = seconds - (time.monotonic() - started)
-                    loaded, extraction = await self._draw(
-                        loaded, request, extraction, domains, crawl, left
-                    )
-        except TimeoutError:
-            raise UpstreamError(
-                "timeout", f"not finished within {request.timeout:g} seconds"
-            ) from None
-        refuse_what_is_no_page(loaded.page.response, extraction)
-        if extraction.noarchive:
-            self._loader.cache.remove(_cache_key(url, request, loaded.rendered))
-        return loaded, extraction
+        loaded = await self.load(url, request, domains=domains, network=network, crawl=crawl)
+        for hop in loaded.page.hops:  # a cached page was fetched under other rules
+            domains.check(urls.parse(hop.to_url))
+        failure = failure_of(loaded.page.response)
+        if failure is not None:
+            raise failure
+        document = None if forced else await self._document(loaded.page, request, request.format)
+        if document is None or (
+            request.render == "auto" and problem is None and network and document.scripted
+        ):
+            left = seconds - (time.monotonic() - started)
+            loaded, document = await self._draw(loaded, request, document, domains, crawl, left)
+        refuse_what_is_no_page(loaded.page.response, document.extraction)
+        if document.extraction.noarchive:
+            await self._loader.forget(_cache_key(url, request, loaded.rendered))
+        return loaded, document
 
     async def load(
         self,
@@ -172,23 +182,23 @@ class Fetcher:
         self,
         plain: Loaded,
         request: FetchRequest,
-        extraction: Extraction | None,
+        document: Document | None,
         domains: DomainRule,
         crawl: bool,
         seconds: float,
-    ) -> tuple[Loaded, Extraction]:
+    ) -> tuple[Loaded, Document]:
         """The rendered page; what was extracted without it where rendering was only a try."""
         try:
             drawn = await self._rendered(plain, request, domains, crawl, seconds)
             domains.check(drawn.page.final)
-            better = await self._extract(drawn.page, request)
+            better = await self._document(drawn.page, request, request.format)
         except SearchFetchError as error:
-            if extraction is None:
+            if document is None:
                 raise
-            extraction.warnings.append(f"render_failed:{error.code}")
-            return plain, extraction
-        if extraction is not None and len(better.content) < len(extraction.content):
-            return plain, extraction
+            warnings = (*plain.warnings, f"render_failed:{error.code}")
+            return replace(plain, warnings=warnings), document
+        if document is not None and len(better.content) < len(document.content):
+            return plain, document
         return drawn, better
 
     async def _rendered(
@@ -196,13 +206,15 @@ class Fetcher:
     ) -> Loaded:
         url = plain.page.requested
         key = _cache_key(url, request, rendered=True)
-        entry = self._loader.cached(key, request.max_age)
+        entry = await self._loader.cached(key, request.max_age)
         if entry is not None and plain.cache.hit:
             return self._loader.from_cache(entry, rendered=True)
 
         async def work() -> Loaded:
             response = plain.page.response
-            text, _, _ = decode_text(response.body, response.header("content-type"))
+            text, _, _ = await self._threads.run(
+                decode_text, response.body, response.header("content-type")
+            )
             job = RenderJob(
                 plain.page.final,
                 text,
@@ -214,6 +226,7 @@ class Fetcher:
             made = await self._renderer.render(job)
             kept = tuple(h for h in response.headers if h[0] in _KEPT_HEADERS)
             body = made.html.encode("utf-8", "replace")
+            digest = await self._threads.run(body_digest, body)
             page = Page(
                 url,
                 Response(
@@ -222,18 +235,21 @@ class Fetcher:
                     (*kept, ("content-type", "text/html; charset=utf-8")),
                     body,
                     response.wire_bytes,
+                    digest=digest,
                 ),
                 plain.page.hops,
             )
             failure = failure_of(page.response)
             if failure is not None:
                 raise failure
-            info = self._loader.store(key, page, request)
+            info = await self._loader.store(key, page, request)
             return Loaded(page, info, plain.robots, made.warnings, rendered=True)
 
         return await self._loader.share(f"{key}:{domains}:{crawl}:{request.store}", work)
 
-    async def _extract(self, page: Page, request: FetchRequest) -> Extraction:
+    async def _document(self, page: Page, request: FetchRequest, form: Format) -> Document:
+        """The page read and written in a format; made once for all who ask for the same."""
+        response = page.response
         options = HtmlOptions(
             mode=request.mode,
             links=request.include_links,
@@ -244,15 +260,21 @@ class Fetcher:
             exclude_selector=request.exclude_selector,
             page_marks=request.include_pages,
         )
-        response = page.response
-        extraction = await self._pool.extract(
-            response.body, str(page.final), response.header("content-type"), options
-        )
+        job = Job(str(page.final), response.header("content-type"), options, form)
+        key = DocumentCache.key(response.digest, job)
+        document = self._documents.get(key)
+        if document is None:
+            document = await self.pool.extract(response.body, job)
+            self._documents.put(key, document)
         directives = robots_directives(response.headers)
+        extraction = document.extraction
         return replace(
-            extraction,
-            noindex=extraction.noindex or "noindex" in directives,
-            noarchive=extraction.noarchive or "noarchive" in directives,
+            document,
+            extraction=replace(
+                extraction,
+                noindex=extraction.noindex or "noindex" in directives,
+                noarchive=extraction.noarchive or "noarchive" in directives,
+            ),
         )
 
     def _note_changes(self, request: FetchRequest, response: FetchResponse) -> None:
@@ -267,11 +289,12 @@ class Fetcher:
             response.extraction.warnings.append("content_changed")
 
 
-def _asks_for_scripts(response: Response, extraction: Extraction) -> bool:
-    if extraction.content_type != "text/html":
-        return False
-    text, _, _ = decode_text(response.body, response.header("content-type"))
-    return wants_rendering(text, len(extraction.content))
+def _timeout(seconds: float) -> UpstreamError:
+    return UpstreamError(
+        "timeout",
+        f"not finished within {seconds:g} seconds",
+        details={"limit": "timeout", "value": seconds},
+    )
 
 
 def _cache_key(url: urls.Url, request: FetchRequest, rendered: bool) -> str:

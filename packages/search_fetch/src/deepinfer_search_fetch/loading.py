@@ -13,6 +13,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from deepinfer_search_fetch import urls
+from deepinfer_search_fetch.admission import WorkThreads
 from deepinfer_search_fetch.config import Config
 from deepinfer_search_fetch.errors import RefusedError, SearchFetchError, UpstreamError
 from deepinfer_search_fetch.models import CacheInfo, FetchRequest, RobotsInfo
@@ -26,7 +27,13 @@ from deepinfer_search_fetch.net.cache import (
 from deepinfer_search_fetch.net.chain import Gate, Page, follow
 from deepinfer_search_fetch.net.guard import AddressPolicy
 from deepinfer_search_fetch.net.politeness import HostSlots
-from deepinfer_search_fetch.net.robots import MAX_HOSTS, OriginError, RobotsCache
+from deepinfer_search_fetch.net.robots import (
+    MAX_HOSTS,
+    OriginError,
+    RobotsCache,
+    Rules,
+    read_robots,
+)
 from deepinfer_search_fetch.net.transport import Response, Transport
 from deepinfer_search_fetch.verdicts import failure_of
 
@@ -34,6 +41,7 @@ _ROBOTS_REDIRECTS = 5
 _RETRY_AFTER_CAP_SECONDS = 300
 _CRAWL_DELAY_CAP_SECONDS = 60.0
 _LOCK_POLL_SECONDS = 0.05
+_CACHE_THREADS = 4
 _NO_CONNECTION = frozenset(
     {"dns_failure", "connect_failure", "tls_failure", "blocked_address", "blocked_port"}
 )
@@ -86,8 +94,9 @@ class PageLoader:
             config.host_connections,
             config.host_queue,
         )
-        self._robots = RobotsCache(self._get_robots)
+        self._robots = RobotsCache(self._get_robots, self._parse_robots)
         self.cache = PageCache(config.home / "cache", config.cache_bytes, clock=clock)
+        self._threads = WorkThreads("the page cache", _CACHE_THREADS, per_client=2)
         self._locks = config.home / "cache" / "locks"
         self._locks.mkdir(exist_ok=True)
         self._delays: dict[str, float] = {}
@@ -98,6 +107,7 @@ class PageLoader:
         for flight in flights:
             flight.cancel()
         await asyncio.gather(*flights, return_exceptions=True)
+        self._threads.close()
         self.cache.close()
 
     async def load(
@@ -114,10 +124,12 @@ class PageLoader:
         self._policy.check_url(url)
         domains.check(url)
         key = PageCache.key(url, request.accept_language)
-        entry = self.cache.get(key)
+        entry = await self._threads.run(self.cache.get, key)
         if entry is not None and self._is_fresh(entry, request.max_age):
             return self.from_cache(entry)
-        known = self.cache.failure(key) if request.max_age and entry is None else None
+        known = None
+        if request.max_age and entry is None:
+            known = await self._threads.run(self.cache.failure, key)
         if known is not None:
             raise known
         if not network:
@@ -133,15 +145,21 @@ class PageLoader:
         info = self._cache_info(entry, hit=True)
         return Loaded(entry.page, info, RobotsInfo(allowed=True, source="cache"), rendered=rendered)
 
-    def cached(self, key: str, max_age: int) -> CacheEntry | None:
+    async def cached(self, key: str, max_age: int) -> CacheEntry | None:
         """The entry if it is as fresh as the caller wants it."""
-        entry = self.cache.get(key)
+        entry = await self._threads.run(self.cache.get, key)
         return entry if entry is not None and self._is_fresh(entry, max_age) else None
 
-    def store(self, key: str, page: Page, request: FetchRequest) -> CacheInfo:
+    async def store(self, key: str, page: Page, request: FetchRequest) -> CacheInfo:
         """Put a page into the cache if caller and page allow it."""
-        stored = self.cache.put(key, page, _ttl(request)) if request.store else None
+        stored = None
+        if request.store:
+            stored = await self._threads.run(self.cache.put, key, page, _ttl(request))
         return CacheInfo(hit=False) if stored is None else self._cache_info(stored, hit=False)
+
+    async def forget(self, key: str) -> None:
+        """Take a page out of the cache."""
+        await self._threads.run(self.cache.remove, key)
 
     async def share(self, key: str, work: Callable[[], Coroutine[Any, Any, Loaded]]) -> Loaded:
         """The result of `work`, run once for all callers that ask for `key` meanwhile."""
@@ -178,7 +196,7 @@ class PageLoader:
     ) -> Loaded:
         asked = self._clock()
         async with self._between_processes(key, request.store):
-            entry = self.cache.get(key)
+            entry = await self._threads.run(self.cache.get, key)
             if entry is not None and entry.stored >= asked and self._clock() < entry.expires:
                 return self.from_cache(entry)  # another process has just loaded it
             loaded = await self._load(url, key, entry, request, domains, crawl)
@@ -187,7 +205,8 @@ class PageLoader:
     @asynccontextmanager
     async def _between_processes(self, key: str, shared: bool) -> AsyncGenerator[None]:
         """One process at a time per page; whoever waits too long goes ahead alone."""
-        lock = FileLock(self._locks / key[:3], thread_local=False)
+        # The whole key: a page must never wait for one that only shares a part of it.
+        lock = FileLock(self._locks / key, thread_local=False)
         deadline = time.monotonic() + self._config.limits.total_seconds
         while shared and not lock.is_locked:
             try:
@@ -199,6 +218,9 @@ class PageLoader:
         try:
             yield
         finally:
+            # Gone while it is held: who waits on the old file goes ahead, at worst beside another.
+            if lock.is_locked:
+                (self._locks / key).unlink(missing_ok=True)
             lock.release()
 
     async def _load(
@@ -231,18 +253,20 @@ class PageLoader:
                 return self._stale(entry, robots)
             if isinstance(error, TimeoutError):
                 raise UpstreamError("timeout", "the page took too long") from None
-            self.cache.remember_failure(key, error)
+            await self._threads.run(self.cache.remember_failure, key, error)
             raise
         status = page.response.status
         if status == 304 and entry is not None:
-            fresh = self.cache.refresh(key, entry, page.response, _ttl(request))
+            fresh = await self._threads.run(
+                self.cache.refresh, key, entry, page.response, _ttl(request)
+            )
             return Loaded(fresh.page, self._cache_info(fresh, hit=True, revalidated=True), robots)
         if status in _STALE_STATUSES and self._may_be_stale(entry):
             return self._stale(entry, robots)
         problem = failure_of(page.response)
         if problem is not None:
-            self.cache.remember_failure(key, problem)
-        return Loaded(page, self.store(key, page, request), robots)
+            await self._threads.run(self.cache.remember_failure, key, problem)
+        return Loaded(page, await self.store(key, page, request), robots)
 
     def _may_be_stale(self, entry: CacheEntry | None) -> bool:
         return entry is not None and self._clock() - entry.stored < STALE_IF_ERROR_SECONDS
@@ -288,6 +312,9 @@ class PageLoader:
             self._transport, url, (), self._config.limits, get=get, max_redirects=_ROBOTS_REDIRECTS
         )
         return page.response.status, page.response.body
+
+    async def _parse_robots(self, body: bytes) -> Rules:
+        return await self._threads.run(read_robots, body)
 
     def _cache_info(self, entry: CacheEntry, *, hit: bool, revalidated: bool = False) -> CacheInfo:
         return CacheInfo(

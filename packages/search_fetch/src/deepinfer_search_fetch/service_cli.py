@@ -129,9 +129,9 @@ def _key_store(home: Path | None) -> KeyStore:
 
 
 def _home(home: Path | None) -> Path:
-    folder = make_config(home).home
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
+    from deepinfer_search_fetch.database import private_folder
+
+    return private_folder(make_config(home).home)
 
 
 def _is_loopback(host: str) -> bool:

@@ -60,6 +60,7 @@ class Bridge:
     """Runs web tools for a chat server.
 
     secret: key of the tokens clients carry; None draws one, and tokens end with the process.
+    audience: which server's clients they are for; another one with the same secret opens none.
     new_id, clock: replaceable, so that output can be reproduced.
     """
 
@@ -68,11 +69,14 @@ class Bridge:
         client: Client,
         *,
         secret: bytes | None = None,
+        audience: str = "",
         new_id: Callable[[], str] = lambda: secrets.token_hex(12),
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._client = client
-        self.seal = Seal(secret or secrets.token_bytes(32))
+        secret = secret or secrets.token_bytes(32)
+        self.seal = Seal(secret, "result", audience)
+        self.citation_seal = Seal(secret, "citation", audience)
         self._new_id = new_id
         self._clock = clock
 

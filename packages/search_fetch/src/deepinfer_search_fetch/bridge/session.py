@@ -84,7 +84,7 @@ class Session:
 
     def text_blocks(self, text: str) -> list[dict[str, Any]]:
         """The answer's text as Messages blocks with citations of this session's sources."""
-        return anthropic_blocks(text, self.sources, self._bridge.seal)
+        return anthropic_blocks(text, self.sources, self._bridge.citation_seal)
 
     def annotations(self, text: str) -> list[dict[str, Any]]:
         """The answer's text's url_citations for Responses and Chat."""

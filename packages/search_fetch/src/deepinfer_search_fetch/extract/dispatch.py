@@ -10,6 +10,7 @@ from deepinfer_search_fetch import urls
 from deepinfer_search_fetch.config import Limits
 from deepinfer_search_fetch.errors import ContentError
 from deepinfer_search_fetch.extract import Extraction, feeds, textual
+from deepinfer_search_fetch.extract.dom import MAX_CHARS
 from deepinfer_search_fetch.extract.html import HtmlOptions, extract_html
 from deepinfer_search_fetch.extract.package import package_kind
 from deepinfer_search_fetch.net.charset import decode_text
@@ -21,6 +22,9 @@ Kind = Literal[
 
 _CONTROLS = bytes(b for b in range(32) if b < 9 or 13 < b < 27 or b > 27)
 _SNIFF_BYTES = 4096
+# What is longer is cut before it is decoded: nothing behind it could be answered within the limits.
+MAX_TEXT_BYTES = 8 * 1024 * 1024
+_SNIFF_JSON_BYTES = 400_000  # of a larger body the first and the last sign must do
 _PDF_WINDOW = 1024  # readers of PDF forgive so much in front of its header
 _MAGIC: tuple[tuple[bytes, str], ...] = (
     (b"%PDF-", "application/pdf"),
@@ -121,8 +125,14 @@ def extract_document(
             "and EPUB are supported",
             details={"content_type": found, "bytes": len(body)},
         )
-    text, charset, source = decode_text(body, content_type, markup=kind in ("html", "feed", "xml"))
     warnings = _mismatch(kind, content_type)
+    if len(body) > MAX_TEXT_BYTES:
+        body = body[:MAX_TEXT_BYTES]
+        warnings.append("page_cut")
+    text, charset, source = decode_text(body, content_type, markup=kind in ("html", "feed", "xml"))
+    if kind != "html" and len(text) > MAX_CHARS:
+        text = text[:MAX_CHARS]
+        warnings.append("page_cut")
     if kind == "html":
         result = extract_html(text, url, options)
         meta = result.metadata
@@ -144,7 +154,7 @@ def extract_document(
             noindex=meta.noindex,
             noarchive=meta.noarchive,
             links=result.links,
-            warnings=warnings + result.warnings,
+            warnings=list(dict.fromkeys(warnings + result.warnings)),
         )
     if kind == "feed":
         document = feeds.extract_feed(text, url)
@@ -160,7 +170,7 @@ def extract_document(
         title=document.title,
         site_name=url.host.removeprefix("www.") if url else None,
         links=document.links,
-        warnings=warnings + document.warnings,
+        warnings=list(dict.fromkeys(warnings + document.warnings)),
         engine=f"deepinfer-{kind}",
     )
 
@@ -247,10 +257,11 @@ def _looks_binary(head: bytes) -> bool:
 
 def _is_json(body: bytes) -> bool:
     try:
-        json.loads(body)
+        if len(body) <= _SNIFF_JSON_BYTES:
+            json.loads(body)
     except (ValueError, RecursionError):
         return False
-    return True
+    return body[-64:].rstrip()[-1:] in (b"}", b"]")
 
 
 def _mismatch(kind: Kind, content_type: str | None) -> list[str]:

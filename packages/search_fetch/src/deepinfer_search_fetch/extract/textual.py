@@ -16,6 +16,7 @@ from deepinfer_search_fetch.extract.hidden import strip_invisible_characters
 MAX_CSV_ROWS = 1000
 MAX_CSV_COLUMNS = 64
 MAX_JSON_CHARS = 400_000
+_MAX_LINKS = 10_000  # made absolute; what comes behind them stays as it is
 _MARKDOWN_LINK = re.compile(
     r"(!?\[(?:[^\[\]\\]|\\.){0,500}\]\()([^()\s]{1,2000})((?:\s\"[^\"]{0,300}\")?\))"
 )
@@ -57,8 +58,13 @@ def fenced(text: str, language: str) -> str:
 def _markdown(text: str, url: urls.Url | None) -> TextDocument:
     """Passed through with absolute links."""
     links: list[tuple[str, str]] = []
+    met = 0
 
     def absolute(match: re.Match[str]) -> str:
+        nonlocal met
+        met += 1
+        if met > _MAX_LINKS:
+            return match.group()
         try:
             target = str(urls.join(url, match.group(2)) if url else urls.parse(match.group(2)))
         except SearchFetchError:
@@ -75,46 +81,62 @@ def _markdown(text: str, url: urls.Url | None) -> TextDocument:
 
 
 def _json(text: str) -> TextDocument:
-    """Pretty JSON; too large a document loses whole elements, so that it stays valid."""
+    """Pretty JSON; too large a document is cut behind a whole element, so that it stays valid."""
+    warnings: list[str] = []
+    if len(text) > MAX_JSON_CHARS:
+        text = _json_prefix(text)
+        warnings.append("json_truncated")
     try:
         data: Any = json.loads(text)
     except (ValueError, RecursionError):
         return TextDocument(text.strip() + "\n", warnings=["invalid_json"])
-    dropped = False
-    pretty = json.dumps(data, ensure_ascii=False, indent=2)
-    while len(pretty) > MAX_JSON_CHARS and (smaller := _halve(data)) is not None:
-        data, dropped = smaller, True
-        pretty = json.dumps(data, ensure_ascii=False, indent=2)
+    pretty = _pretty(data)
     title = cast(dict[str, Any], data).get("title") if isinstance(data, dict) else None
     # Half a surrogate pair is legal in JSON only as the escape it came as.
     pretty = pretty.encode("utf-8", "backslashreplace").decode()
     return TextDocument(
         fenced(pretty, "json"),
         title.encode("utf-8", "replace").decode() if isinstance(title, str) else None,
-        warnings=["json_truncated"] if dropped else [],
+        warnings=warnings,
     )
 
 
-def _halve(data: Any) -> Any:
-    """The document with its largest list or object cut to half; None if nothing can be cut."""
-    if isinstance(data, list):
-        items = cast(list[Any], data)
-        if len(items) > 1:
-            return items[: len(items) // 2]
-        inner = _halve(items[0]) if items else None
-        return None if inner is None else [inner]
-    if isinstance(data, dict):
-        entries = cast(dict[str, Any], data)
-        sizes = {k: len(json.dumps(v, ensure_ascii=False)) for k, v in entries.items()}
-        for key in sorted(sizes, key=lambda k: -sizes[k]):
-            inner = _halve(entries[key])
-            if inner is not None:
-                return {**entries, key: inner}
-        keys = list(entries)
-        return {k: entries[k] for k in keys[: len(keys) // 2]} if len(keys) > 1 else None
-    if isinstance(data, str) and len(data) > 1000:
-        return data[: len(data) // 2]
-    return None
+def _pretty(data: Any) -> str:
+    """Indented, or on one line where the indents would be most of it (deep nesting)."""
+    pieces: list[str] = []
+    size = 0
+    for piece in json.JSONEncoder(ensure_ascii=False, indent=2).iterencode(data):
+        pieces.append(piece)
+        size += len(piece)
+        if size > 4 * MAX_JSON_CHARS:
+            return json.dumps(data, ensure_ascii=False)
+    return "".join(pieces)
+
+
+_JSON_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{},]', re.S)
+_CLOSERS = {"[": "]", "{": "}"}
+
+
+def _json_prefix(text: str) -> str:
+    """The longest beginning within MAX_JSON_CHARS that ends behind a whole element, closed."""
+    open_: list[str] = []
+    end, closers = 0, ""
+    for token in _JSON_TOKEN.finditer(text, 0, MAX_JSON_CHARS):
+        sign = token.group()
+        if sign in _CLOSERS:
+            open_.append(_CLOSERS[sign])
+            continue
+        if sign == ",":
+            end = token.start()
+        elif sign in ("]", "}"):
+            if not open_:
+                break
+            open_.pop()
+            end = token.end()
+        else:
+            continue
+        closers = "".join(reversed(open_))
+    return text[:end] + closers
 
 
 def _csv(text: str) -> TextDocument:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from bisect import bisect_right
+from dataclasses import dataclass
 
 TOKENIZER = "est@1"
 _UNIT_CHARS = 800
@@ -22,14 +23,44 @@ def count_tokens(text: str) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _Unit:
-    """The smallest piece a page may end after; `header` is repeated when a page starts here."""
+class PageTable:
+    """Where a document may be cut, so that taking a page costs no more than the page.
 
-    text: str
-    tokens: int
-    block: int
-    header: str
-    footer: str
+    chars, tokens: totals at the end of every unit. blocks: the block of every unit. frames: header
+    and footer of the blocks that repeat them, by block.
+    """
+
+    chars: list[int]
+    tokens: list[int]
+    blocks: list[int]
+    frames: dict[int, tuple[str, str]]
+
+
+def page_table(content: str) -> PageTable:
+    """The table of a document, made once, in one pass.
+
+    Every unit has at least one token: blank pieces stick to their neighbour.
+    """
+    chars: list[int] = []
+    tokens: list[int] = []
+    blocks: list[int] = []
+    frames: dict[int, tuple[str, str]] = {}
+    char = token = 0
+    for number, block in enumerate(_blocks(content)):
+        header, footer, pieces = _split(block)
+        if header or footer:
+            frames[number] = (header, footer)
+        for piece in pieces:
+            char += len(piece)
+            found = count_tokens(piece)
+            if found:
+                token += found
+                chars.append(char)
+                tokens.append(token)
+                blocks.append(number)
+            elif chars:
+                chars[-1] = char
+    return PageTable(chars, tokens, blocks, frames)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,75 +75,50 @@ class Page:
     next_offset: int | None
 
 
-def paginate(content: str, offset: int, max_tokens: int) -> Page:
+def paginate(content: str, offset: int, max_tokens: int, table: PageTable | None = None) -> Page:
     """The page that starts at token `offset`.
 
-    Cuts between blocks; a block larger than the page is cut between rows, lines or sentences. At
-    least one unit (some 800 characters at most) is returned, however small `max_tokens` is.
+    Cuts between blocks, or where whole blocks would leave half of the page empty, between rows,
+    lines or sentences. At least one unit (some 800 characters at most) is returned, however small
+    `max_tokens` is. table: `page_table(content)`, if it is known.
     """
-    units = _units(content)
-    total = sum(u.tokens for u in units)
-    start = position = 0
-    for unit in units:
-        if position + unit.tokens > offset:
-            break
-        position += unit.tokens
-        start += 1
-    if start == len(units):
+    table = table or page_table(content)
+    total = table.tokens[-1] if table.tokens else 0
+    start = bisect_right(table.tokens, offset)
+    if start == len(table.tokens):
         return Page("", "", 0, total, None)
-    end = _page_end(units, start, max_tokens)
-    chosen = units[start:end]
-    body = "".join(u.text for u in chosen)
-    header = chosen[0].header if start and units[start - 1].block == chosen[0].block else ""
-    cut = end < len(units) and units[end].block == chosen[-1].block
-    footer = chosen[-1].footer if cut else ""
-    returned = sum(u.tokens for u in chosen)
-    following = position + returned if end < len(units) else None
-    return Page(header + body + footer, body, returned, total, following)
+    before = table.tokens[start - 1] if start else 0
+    end = _page_end(table, start, before + max_tokens)
+    body = content[table.chars[start - 1] if start else 0 : table.chars[end - 1]]
+    blocks = table.blocks
+    continued = start > 0 and blocks[start - 1] == blocks[start]
+    header = table.frames.get(blocks[start], ("", ""))[0] if continued else ""
+    cut = end < len(blocks) and blocks[end] == blocks[end - 1]
+    footer = table.frames.get(blocks[end - 1], ("", ""))[1] if cut else ""
+    after = table.tokens[end - 1]
+    following = after if end < len(blocks) else None
+    return Page(header + body + footer, body, after - before, total, following)
 
 
 def page_starts(content: str) -> list[tuple[int, int]]:
     """(character, token) position of every place where a page may start, in order."""
-    starts: list[tuple[int, int]] = []
-    char = token = 0
-    for unit in _units(content):
-        starts.append((char, token))
-        char += len(unit.text)
-        token += unit.tokens
-    return starts
+    table = page_table(content)
+    ends = zip(table.chars, table.tokens, strict=True)
+    return [(0, 0), *ends][: len(table.chars)]
 
 
-def _page_end(units: list[_Unit], start: int, max_tokens: int) -> int:
-    used = 0
-    end = start
-    while end < len(units) and used + units[end].tokens <= max_tokens:
-        used += units[end].tokens
-        end += 1
-    if end == len(units):
+def _page_end(table: PageTable, start: int, most: int) -> int:
+    """The unit behind the page's last one. most: tokens of the document up to there."""
+    end = max(bisect_right(table.tokens, most, start), start + 1)
+    if end == len(table.tokens):
         return end
     boundary = end
-    while boundary > start and units[boundary - 1].block == units[boundary].block:
+    while boundary > start and table.blocks[boundary - 1] == table.blocks[boundary]:
         boundary -= 1
-    # Whole blocks if at least one fits; else part of the block, but always something.
-    return boundary if boundary > start else max(end, start + 1)
-
-
-def _units(content: str) -> list[_Unit]:
-    """Every unit has at least one token: blank pieces stick to their neighbour."""
-    units: list[_Unit] = []
-    blank = ""
-    for number, block in enumerate(_blocks(content)):
-        header, footer, pieces = _split(block)
-        for piece in pieces:
-            tokens = count_tokens(piece)
-            if tokens:
-                units.append(_Unit(blank + piece, tokens, number, header, footer))
-                blank = ""
-            elif units:
-                units[-1] = replace(units[-1], text=units[-1].text + piece)
-            else:
-                blank += piece
-    return units
+    # Whole blocks where they fill half of the page: a long list under a short heading is cut.
+    first = table.tokens[start - 1] if start else 0
+    kept = (table.tokens[boundary - 1] if boundary else 0) - first
+    return boundary if boundary > start and 2 * kept >= most - first else end
 
 
 def _blocks(content: str) -> list[str]:
@@ -159,10 +165,10 @@ def _bounded(pieces: list[str]) -> list[str]:
     """Pieces of at most _UNIT_CHARS characters, cut at a blank where there is one."""
     out: list[str] = []
     for piece in pieces:
-        rest = piece
-        while len(rest) > _UNIT_CHARS:
-            cut = rest.rfind(" ", 1, _UNIT_CHARS) + 1 or _UNIT_CHARS
-            out.append(rest[:cut])
-            rest = rest[cut:]
-        out.append(rest)
+        start = 0
+        while len(piece) - start > _UNIT_CHARS:
+            cut = piece.rfind(" ", start + 1, start + _UNIT_CHARS) + 1 or start + _UNIT_CHARS
+            out.append(piece[start:cut])
+            start = cut
+        out.append(piece[start:])
     return out

@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from deepinfer_search_fetch.index.analyzers import content_terms
+from deepinfer_search_fetch.analyzers import content_terms
 
 MAX_DISTANCE = 3
 UNSURE_DISTANCE = 8

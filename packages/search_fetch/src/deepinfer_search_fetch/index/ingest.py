@@ -6,18 +6,22 @@ through the fetcher, and with it through its guard, robots.txt and politeness.
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import astuple, dataclass, field, replace
+from itertools import islice
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 from deepinfer_search_fetch import urls
+from deepinfer_search_fetch.admission import WorkThreads
 from deepinfer_search_fetch.errors import InvalidRequestError, SearchFetchError
 from deepinfer_search_fetch.extract import Extraction
+from deepinfer_search_fetch.extract.document import Job
 from deepinfer_search_fetch.extract.html import HtmlOptions
-from deepinfer_search_fetch.extract.worker import ExtractPool
+from deepinfer_search_fetch.extract.pool import ExtractPool
 from deepinfer_search_fetch.fetching import Fetcher
 from deepinfer_search_fetch.index.authority import AuthorityTable
 from deepinfer_search_fetch.index.backend import SearchBackend
@@ -34,6 +38,7 @@ from deepinfer_search_fetch.loading import Loaded
 from deepinfer_search_fetch.models import FetchRequest, IngestReport
 from deepinfer_search_fetch.net.charset import decode_text
 
+_T = TypeVar("_T")
 SourceKind = Literal["url", "file", "jsonl", "warc", "sitemap", "feed", "crawl"]
 SOURCE_KINDS: tuple[SourceKind, ...] = (
     "url", "file", "jsonl", "warc", "sitemap", "feed", "crawl",
@@ -41,6 +46,8 @@ SOURCE_KINDS: tuple[SourceKind, ...] = (
 MAX_SITEMAP_URLS = 50_000
 MAX_SITEMAPS = 200
 _COMMIT_EVERY = 2000
+_AT_ONCE = 8  # pages on their way; the politeness towards each site is the fetcher's
+_BATCH = 64  # lines or files read in one visit to the index thread
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +65,8 @@ class Ingester:
 
     fetcher: needed for what comes from the network. home: folder of the link graph and of crawls
     that were interrupted; without it there is no graph, and no `crawl`. pool: extracts files and
-    archives in processes of their own, None in this one. progress: called with (seen, written).
+    archives in processes of their own, None in this one. threads: where text is analysed and
+    written, one thread of it at a time. progress: called there with (seen, written).
     """
 
     def __init__(
@@ -68,12 +76,14 @@ class Ingester:
         *,
         home: Path | None = None,
         pool: ExtractPool | None = None,
+        threads: WorkThreads | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
         self._backend = backend
         self._fetcher = fetcher
         self._home = home
         self._pool = pool
+        self._threads = threads or WorkThreads("the index", 1)
         self._progress = progress
         self._counts: Counter[str] = Counter()
         self._skipped: Counter[str] = Counter()
@@ -90,22 +100,40 @@ class Ingester:
             if source.kind == "url":
                 await self._visit(Entry(source.location))
             elif source.kind == "sitemap":
-                async for entry in self._sitemap(source.location):
-                    await self._visit(entry)
+                await self._side_by_side(self._visit, self._sitemap(source.location))
             elif source.kind == "feed":
-                for entry in await self._feed(source.location):
-                    await self._visit(entry)
+                await self._side_by_side(self._visit, self._feed(source.location))
             elif source.kind == "crawl":
                 await self._crawl(source)
             else:
                 await self._read_local(source)
             if self._graph is not None:
-                self._write_anchors(self._graph)
+                await self._threads.run(self._write_anchors, self._graph)
         finally:
             if self._graph is not None:
                 self._graph.close()
                 self._graph = None
-        return self.report(self._backend.commit())
+        return self.report(await self._threads.run(self._backend.commit))
+
+    async def _side_by_side(
+        self, work: Callable[[_T], Awaitable[object]], items: AsyncIterator[_T]
+    ) -> None:
+        """`work` on all items, a few at once; the first unexpected failure ends the rest."""
+        places = asyncio.Semaphore(_AT_ONCE)
+
+        async def one(item: _T) -> None:
+            try:
+                await work(item)
+            finally:
+                places.release()
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                async for item in items:
+                    await places.acquire()
+                    group.create_task(one(item))
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from None
 
     def report(self, generation: int) -> IngestReport:
         """What was done so far."""
@@ -143,6 +171,10 @@ class Ingester:
         self._count("updated" if old is not None else "indexed")
         if (self._counts["indexed"] + self._counts["updated"]) % _COMMIT_EVERY == 0:
             self._backend.commit()
+
+    async def take_fetched(self, loaded: Loaded, extraction: Extraction) -> tuple[PageLink, ...]:
+        """`add_fetched`, away from the event loop."""
+        return await self._threads.run(self.add_fetched, loaded, extraction)
 
     def add_fetched(self, loaded: Loaded, extraction: Extraction) -> tuple[PageLink, ...]:
         """Index a fetched page and store its links in the graph; returns the links.
@@ -183,13 +215,31 @@ class Ingester:
         readers: dict[str, Callable[[Path], Iterator[Item]]] = {
             "file": read_files, "jsonl": read_jsonl, "warc": read_warc,
         }  # fmt: skip
-        for item in readers[source.kind](Path(source.location)):
+        reader = readers[source.kind](Path(source.location))
+
+        async def documents() -> AsyncIterator[RawDocument]:
+            more = True
+            while more:
+                found, more = await self._threads.run(self._take_batch, reader)
+                for document in found:
+                    yield document
+
+        await self._side_by_side(self._add_document, documents())
+
+    def _take_batch(self, reader: Iterator[Item]) -> tuple[list[RawDocument], bool]:
+        """Index the pages of the next items; returns those to extract, and whether more come."""
+        found: list[RawDocument] = []
+        size = 0
+        for item in islice(reader, _BATCH):
+            size += 1
             if isinstance(item, Skip):
                 self._take(item)
             elif isinstance(item, IndexedPage):
                 self.add(item)
             else:
-                await self._add_document(item)
+                found.append(item)
+                break  # documents may be large: one at a time is held
+        return found, bool(found) or size == _BATCH
 
     async def _add_document(self, document: RawDocument) -> None:
         web = document.url.startswith("http")
@@ -201,6 +251,9 @@ class Ingester:
         if not extraction.content.strip():
             self._take(Skip("extraction_empty"))
             return
+        await self._threads.run(self._add_extracted, document, extraction, web)
+
+    def _add_extracted(self, document: RawDocument, extraction: Extraction, web: bool) -> None:
         url = urls.canonical(urls.parse(document.url)) if web else document.url
         if web and self._graph is not None and extraction.content_type == "text/html":
             base = urls.parse(document.url)
@@ -211,15 +264,16 @@ class Ingester:
 
     async def _extract(self, document: RawDocument, url: str) -> Extraction:
         if self._pool is not None:
-            return await self._pool.extract(
-                document.body, url, document.content_type, HtmlOptions()
-            )
+            job = Job(url, document.content_type, HtmlOptions())
+            return (await self._pool.extract(document.body, job)).extraction
         from deepinfer_search_fetch.extract.dispatch import extract_document
 
-        return extract_document(document.body, url or None, document.content_type, HtmlOptions())
+        return await self._threads.run(
+            extract_document, document.body, url or None, document.content_type, HtmlOptions()
+        )
 
     async def _visit(self, entry: Entry) -> tuple[PageLink, ...]:
-        if entry.modified and self._is_newer(entry):
+        if entry.modified and await self._threads.run(self._is_newer, entry):
             self._take(Skip("not_modified"))
             return ()
         try:
@@ -238,7 +292,7 @@ class Ingester:
             return ()
         if entry.published and not extraction.published:
             extraction = replace(extraction, published=entry.published)
-        return self.add_fetched(loaded, extraction)
+        return await self.take_fetched(loaded, extraction)
 
     def _is_newer(self, entry: Entry) -> bool:
         """Whether the index read this page after the sitemap says it last changed."""
@@ -273,7 +327,8 @@ class Ingester:
                 continue
             read.add(current)
             try:
-                nested, pages = parse_sitemap((await self._load(current)).page.response.body)
+                body = (await self._load(current)).page.response.body
+                nested, pages = await self._threads.run(parse_sitemap, body)
             except (SearchFetchError, ValueError) as error:
                 code = getattr(error, "code", "invalid_url")
                 self._take(Skip(f"sitemap_{code}", failed=True))
@@ -284,9 +339,10 @@ class Ingester:
                     found.add(page.url)
                     yield page
 
-    async def _feed(self, location: str) -> list[Entry]:
-        loaded = await self._load(location)
-        return parse_feed(loaded.page.response.body, loaded.page.final)
+    async def _feed(self, location: str) -> AsyncIterator[Entry]:
+        page = (await self._load(location)).page
+        for entry in await self._threads.run(parse_feed, page.response.body, page.final):
+            yield entry
 
     async def _crawl(self, source: Source) -> None:
         if self._home is None:
@@ -301,7 +357,7 @@ class Ingester:
             source.crawl,
             AuthorityTable(self._home / "authority.sqlite3"),
             visit,
-            self._backend.commit,
+            lambda: self._threads.run(self._backend.commit),
         ).run()
 
     def _write_anchors(self, graph: LinkGraph) -> None:

@@ -53,7 +53,7 @@ class LinkGraph:
 
     def __init__(self, file: Path) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
-        self._database = sqlite3.connect(file, timeout=30)
+        self._database = sqlite3.connect(file, timeout=30, check_same_thread=False)
         with readable(file):
             self._database.execute("PRAGMA journal_mode=WAL")
             self._database.execute("PRAGMA synchronous=NORMAL")

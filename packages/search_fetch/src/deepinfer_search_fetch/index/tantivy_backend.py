@@ -11,9 +11,9 @@ from typing import Any
 import tantivy
 from filelock import FileLock, Timeout
 
+from deepinfer_search_fetch.analyzers import ANALYZER_VERSION
 from deepinfer_search_fetch.database import readable
 from deepinfer_search_fetch.errors import InvalidRequestError, LimitError
-from deepinfer_search_fetch.index.analyzers import ANALYZER_VERSION
 from deepinfer_search_fetch.index.backend import (
     TEXT_FIELDS,
     FieldTerm,
@@ -25,6 +25,7 @@ from deepinfer_search_fetch.index.backend import (
 from deepinfer_search_fetch.index.document import IndexedPage
 
 _HEAP_BYTES = 64 * 1024 * 1024
+_SNAPSHOT_TRIES = 20
 
 
 def _schema() -> tantivy.Schema:
@@ -39,139 +40,43 @@ def _schema() -> tantivy.Schema:
     return builder.build()
 
 
-class TantivyBackend:
-    """One index in `folder` (or in memory for None); one writing process, any number of readers."""
+class TantivySnapshot:
+    """The index at one commit: a searcher and the generation it belongs to."""
 
-    def __init__(self, folder: Path | None, *, lock_seconds: float = 5.0) -> None:
-        self._lock_seconds = lock_seconds
-        self._schema = _schema()
-        self._folder = folder
-        self._lock: FileLock | None = None
-        self._writer: tantivy.IndexWriter | None = None
-        self._generation_file = folder / "generation.json" if folder else None
-        self._memory_generation = 0
-        if folder is None:
-            self._index = tantivy.Index(self._schema)
-        else:
-            folder.mkdir(parents=True, exist_ok=True)
-            with readable(folder):
-                self._check_version(folder / "generation.json")
-                self._index = tantivy.Index(self._schema, str(folder))
-                self._index.reload()
-
-    def _check_version(self, file: Path) -> None:
-        if not file.exists():
-            file.write_text(json.dumps({"analyzer": ANALYZER_VERSION, "generation": 0}))
-            return
-        found = json.loads(file.read_text())["analyzer"]
-        if found != ANALYZER_VERSION:
-            raise InvalidRequestError(
-                "conflict",
-                f"the index was written with analyzer {found}, this version has "
-                f"{ANALYZER_VERSION}; ingest into a new folder",
-            )
-
-    def index(self, pages: Iterable[IndexedPage]) -> None:
-        """Add or replace pages; visible after `commit`."""
-        writer = self._open_writer()
-        for page in pages:
-            writer.delete_documents_by_term("doc_id", page.doc_id)
-            writer.add_document(self._document(page))
-
-    def delete(self, doc_ids: Sequence[str]) -> None:
-        writer = self._open_writer()
-        for doc_id in doc_ids:
-            writer.delete_documents_by_term("doc_id", doc_id)
-
-    def commit(self) -> int:
-        """Make writes visible and durable; returns the new generation and frees the writer."""
-        if self._writer is None:
-            return self.generation()
-        self._writer.commit()
-        self._writer.wait_merging_threads()
-        self._writer = None
-        generation = self.generation() + 1
-        if self._generation_file is None:
-            self._memory_generation = generation
-        else:
-            temporary = self._generation_file.with_suffix(".tmp")
-            temporary.write_text(
-                json.dumps({"analyzer": ANALYZER_VERSION, "generation": generation})
-            )
-            temporary.replace(self._generation_file)
-        if self._lock is not None:
-            self._lock.release()
-        self._index.reload()
-        return generation
+    def __init__(self, schema: tantivy.Schema, searcher: tantivy.Searcher, generation: int) -> None:
+        self._schema = schema
+        self._searcher = searcher
+        self._generation = generation
 
     def generation(self) -> int:
-        if self._generation_file is None:
-            return self._memory_generation
-        return int(json.loads(self._generation_file.read_text())["generation"])
+        return self._generation
 
     def size(self) -> int:
-        return self._searcher().num_docs
+        return self._searcher.num_docs
 
     def doc_freqs(self, field: str, terms: Sequence[str]) -> list[int]:
         """How many pages hold each term in `field`."""
-        searcher = self._searcher()
-        return [searcher.doc_freq(field, term) for term in terms]
+        return [self._searcher.doc_freq(field, term) for term in terms]
 
     def get(self, doc_id: str) -> IndexedPage | None:
         query = tantivy.Query.term_query(self._schema, "doc_id", doc_id, "basic")
-        searcher = self._searcher()
-        hits = searcher.search(query, 1, count=False).hits
-        return self._page(searcher, hits[0][1]) if hits else None
+        hits = self._searcher.search(query, 1, count=False).hits
+        return self._page(hits[0][1]) if hits else None
 
     def pages(self, limit: int) -> Iterator[IndexedPage]:
         """Up to `limit` pages in no stated order."""
-        searcher = self._searcher()
-        hits = searcher.search(tantivy.Query.all_query(), limit, count=False).hits
+        hits = self._searcher.search(tantivy.Query.all_query(), limit, count=False).hits
         for _, address in hits:
-            yield self._page(searcher, address)
+            yield self._page(address)
 
     def retrieve(self, query: Retrieval, k: int) -> list[Hit]:
         """The best `k` documents by score; ties in the order in which they were written."""
-        searcher = self._searcher()
-        hits = searcher.search(self._query(query), k, count=False).hits
-        return [Hit(float(score), partial(self._page, searcher, at)) for score, at in hits]
+        hits = self._searcher.search(self._query(query), k, count=False).hits
+        return [Hit(float(score), partial(self._page, at)) for score, at in hits]
 
-    def _searcher(self) -> tantivy.Searcher:
-        return self._index.searcher()
-
-    def _page(self, searcher: tantivy.Searcher, address: tantivy.DocAddress) -> IndexedPage:
-        raw: Any = searcher.doc(address).get_first("record")
+    def _page(self, address: tantivy.DocAddress) -> IndexedPage:
+        raw: Any = self._searcher.doc(address).get_first("record")
         return page_of_record(bytes(raw).decode("utf-8"))
-
-    def _open_writer(self) -> tantivy.IndexWriter:
-        if self._writer is None:
-            if self._folder is not None:
-                self._lock = self._lock or FileLock(
-                    self._folder / "writer.lock", timeout=self._lock_seconds
-                )
-                try:
-                    self._lock.acquire()
-                except Timeout:
-                    raise LimitError(
-                        "host_busy", "another process is writing to this index; try again later"
-                    ) from None
-            self._writer = self._index.writer(_HEAP_BYTES, 1)
-        return self._writer
-
-    def _document(self, page: IndexedPage) -> tantivy.Document:
-        found = analyse(page)
-        document = tantivy.Document()
-        document.add_text("doc_id", found.doc_id)
-        for site in found.sites:
-            document.add_text("site", site)
-        if found.language:
-            document.add_text("lang", found.language)
-        for name, text in found.texts.items():
-            document.add_text(name, text)
-        if found.day is not None:
-            document.add_unsigned("day", found.day)
-        document.add_bytes("record", found.record.encode("utf-8", "replace"))
-        return document
 
     def _query(self, query: Retrieval) -> tantivy.Query:
         must, must_not = tantivy.Occur.Must, tantivy.Occur.MustNot
@@ -233,6 +138,148 @@ class TantivyBackend:
 
     def _set(self, field: str, values: Sequence[str]) -> tantivy.Query:
         return tantivy.Query.term_set_query(self._schema, field, list(values))
+
+
+class TantivyBackend:
+    """One index in `folder` (or in memory for None); one writing process, any number of readers."""
+
+    def __init__(self, folder: Path | None, *, lock_seconds: float = 5.0) -> None:
+        self._lock_seconds = lock_seconds
+        self._schema = _schema()
+        self._folder = folder
+        self._lock: FileLock | None = None
+        self._writer: tantivy.IndexWriter | None = None
+        self._generation_file = folder / "generation.json" if folder else None
+        self._memory_generation = 0
+        self._seen: tuple[int, int] | None = None
+        if folder is None:
+            self._index = tantivy.Index(self._schema)
+        else:
+            folder.mkdir(parents=True, exist_ok=True)
+            with readable(folder):
+                self._check_version(folder / "generation.json")
+                self._index = tantivy.Index(self._schema, str(folder))
+                self._index.reload()
+
+    def _check_version(self, file: Path) -> None:
+        if not file.exists():
+            file.write_text(json.dumps({"analyzer": ANALYZER_VERSION, "generation": 0}))
+            return
+        found = json.loads(file.read_text())["analyzer"]
+        if found != ANALYZER_VERSION:
+            raise InvalidRequestError(
+                "conflict",
+                f"the index was written with analyzer {found}, this version has "
+                f"{ANALYZER_VERSION}; ingest into a new folder",
+            )
+
+    def index(self, pages: Iterable[IndexedPage]) -> None:
+        """Add or replace pages; visible after `commit`."""
+        writer = self._open_writer()
+        for page in pages:
+            writer.delete_documents_by_term("doc_id", page.doc_id)
+            writer.add_document(self._document(page))
+
+    def delete(self, doc_ids: Sequence[str]) -> None:
+        writer = self._open_writer()
+        for doc_id in doc_ids:
+            writer.delete_documents_by_term("doc_id", doc_id)
+
+    def commit(self) -> int:
+        """Make writes visible and durable; returns the new generation and frees the writer."""
+        if self._writer is None:
+            return self.generation()
+        generation = self.generation() + 1
+        opstamp = int(self._writer.commit())
+        self._writer.wait_merging_threads()
+        self._writer = None
+        if self._generation_file is None:
+            self._memory_generation = generation
+        else:
+            temporary = self._generation_file.with_suffix(".tmp")
+            label = {
+                "analyzer": ANALYZER_VERSION,
+                "generation": generation,
+                "opstamp": opstamp,
+            }
+            temporary.write_text(json.dumps(label))
+            temporary.replace(self._generation_file)
+        if self._lock is not None:
+            self._lock.release()
+        self._index.reload()
+        return generation
+
+    def snapshot(self) -> TantivySnapshot:
+        """The newest commit, of any process, under the generation that belongs to it."""
+        if self._folder is None:
+            return TantivySnapshot(self._schema, self._index.searcher(), self._memory_generation)
+        with readable(self._folder):
+            for _ in range(_SNAPSHOT_TRIES):
+                before = self._commit_now(self._folder)
+                if before != self._seen:
+                    self._index.reload()
+                searcher = self._index.searcher()
+                if self._commit_now(self._folder) == before:
+                    self._seen = before
+                    return TantivySnapshot(self._schema, searcher, before[1])
+        raise LimitError("unavailable", "the index changes faster than it can be read; try again")
+
+    def _commit_now(self, folder: Path) -> tuple[int, int]:
+        """(commit, generation) on disk. Between a commit and its label the next generation is
+        already visible."""
+        commit = int(json.loads((folder / "meta.json").read_text("utf-8"))["opstamp"])
+        label = json.loads((folder / "generation.json").read_text("utf-8"))
+        generation = int(label["generation"])
+        known = label.get("opstamp", commit if generation else 0)
+        return commit, generation if commit == known else generation + 1
+
+    def generation(self) -> int:
+        return self.snapshot().generation()
+
+    def size(self) -> int:
+        return self.snapshot().size()
+
+    def doc_freqs(self, field: str, terms: Sequence[str]) -> list[int]:
+        return self.snapshot().doc_freqs(field, terms)
+
+    def get(self, doc_id: str) -> IndexedPage | None:
+        return self.snapshot().get(doc_id)
+
+    def pages(self, limit: int) -> Iterator[IndexedPage]:
+        return self.snapshot().pages(limit)
+
+    def retrieve(self, query: Retrieval, k: int) -> list[Hit]:
+        return self.snapshot().retrieve(query, k)
+
+    def _open_writer(self) -> tantivy.IndexWriter:
+        if self._writer is None:
+            if self._folder is not None:
+                self._lock = self._lock or FileLock(
+                    self._folder / "writer.lock", timeout=self._lock_seconds
+                )
+                try:
+                    self._lock.acquire()
+                except Timeout:
+                    raise LimitError(
+                        "host_busy", "another process is writing to this index; try again later"
+                    ) from None
+            self._writer = self._index.writer(_HEAP_BYTES, 1)
+        return self._writer
+
+    def _document(self, page: IndexedPage) -> tantivy.Document:
+        found = analyse(page)
+        document = tantivy.Document()
+        document.add_text("doc_id", found.doc_id)
+        for site in found.sites:
+            document.add_text("site", site)
+        if found.language:
+            document.add_text("lang", found.language)
+        for name, text in found.texts.items():
+            document.add_text(name, text)
+        if found.day is not None:
+            document.add_unsigned("day", found.day)
+        document.add_bytes("record", found.record.encode("utf-8", "replace"))
+        return document
 
 
 def _filter(query: tantivy.Query) -> tantivy.Query:

@@ -10,12 +10,14 @@ import json
 import os
 import re
 import sqlite3
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
+from typing import Any
 
 import zstandard
 
@@ -73,7 +75,7 @@ class CacheEntry:
 
 
 class PageCache:
-    """`get`, `put` and `refresh` by key; used by one thread at a time."""
+    """`get`, `put` and `refresh` by key; safe to use from several threads."""
 
     def __init__(
         self, folder: Path, max_bytes: int, *, clock: Callable[[], float] = time.time
@@ -81,6 +83,7 @@ class PageCache:
         self._blobs = folder / "blobs"
         self._max_bytes = max_bytes
         self._clock = clock
+        self._turn = threading.RLock()  # one connection, several threads
         self._blobs.mkdir(parents=True, exist_ok=True)
         self._db = sqlite3.connect(
             folder / "index.sqlite3", timeout=10, isolation_level=None, check_same_thread=False
@@ -91,7 +94,8 @@ class PageCache:
             self._db.executescript(_SCHEMA)
 
     def close(self) -> None:
-        self._db.close()
+        with self._turn:
+            self._db.close()
 
     @staticmethod
     def key(url: urls.Url, accept_language: str | None, rendering: str = "") -> str:
@@ -101,21 +105,26 @@ class PageCache:
 
     def get(self, key: str) -> CacheEntry | None:
         """The entry, fresh or not; None if unknown or its blob is gone or damaged."""
-        row = self._db.execute(
+        rows = self._rows(
             "SELECT requested, final, status, headers, hops, blob, bytes, stored, expires"
             " FROM responses WHERE key = ?",
-            (key,),
-        ).fetchone()
-        if row is None:
+            key,
+        )
+        if not rows:
             return None
-        requested, final, status, headers, hops, blob, size, stored, expires = row
+        requested, final, status, headers, hops, blob, size, stored, expires = rows[0]
         body = self._read_blob(blob)
         if body is None:
-            self._db.execute("DELETE FROM responses WHERE key = ?", (key,))
+            self._rows("DELETE FROM responses WHERE key = ?", key)
             return None
-        self._db.execute("UPDATE responses SET used = ? WHERE key = ?", (self._clock(), key))
+        self._rows("UPDATE responses SET used = ? WHERE key = ?", self._clock(), key)
         response = Response(
-            urls.parse(final), status, tuple((k, v) for k, v in json.loads(headers)), body, size
+            urls.parse(final),
+            status,
+            tuple((k, v) for k, v in json.loads(headers)),
+            body,
+            size,
+            digest=blob,
         )
         chain = tuple(RedirectHop.model_validate(h) for h in json.loads(hops))
         return CacheEntry(Page(urls.parse(requested), response, chain), stored, expires)
@@ -127,15 +136,15 @@ class PageCache:
             return None
         now = self._clock()
         ttl = min(max_age, MAX_TTL_SECONDS, freshness_seconds(response, now))
-        blob = hashlib.sha256(response.body).hexdigest()
+        blob = response.digest or hashlib.sha256(response.body).hexdigest()
         compressed = zstandard.ZstdCompressor(level=3).compress(response.body)
         if self._max_bytes and len(compressed) > self._max_bytes // 4:
             return None
-        self._write_blob(blob, compressed)
-        self._db.execute("DELETE FROM failures WHERE key = ?", (key,))
-        self._db.execute(
-            "INSERT OR REPLACE INTO responses VALUES (?,?,?,?,?,?,?,?,?,?,?)",
-            (
+        with self._turn:
+            self._write_blob(blob, compressed)
+            self._rows("DELETE FROM failures WHERE key = ?", key)
+            self._rows(
+                "INSERT OR REPLACE INTO responses VALUES (?,?,?,?,?,?,?,?,?,?,?)",
                 key,
                 str(page.requested),
                 str(response.url),
@@ -147,16 +156,15 @@ class PageCache:
                 now,
                 now + ttl,
                 now,
-            ),
-        )
-        self._evict()
+            )
+            self._evict()
         return CacheEntry(page, now, now + ttl)
 
     def remove(self, key: str) -> None:
         """Forget a page, for example because its own text forbids keeping it."""
-        row = self._db.execute("SELECT blob FROM responses WHERE key = ?", (key,)).fetchone()
-        if row is not None:
-            self._drop(key, row[0])
+        with self._turn:
+            for row in self._rows("SELECT blob FROM responses WHERE key = ?", key):
+                self._drop(key, row[0])
 
     def remember_failure(self, key: str, error: SearchFetchError) -> None:
         """Keep a missing page for 10 minutes and an unresolvable name for one; others not."""
@@ -165,26 +173,27 @@ class PageCache:
         if not missing and error.code != "dns_failure":
             return
         now = self._clock()
-        self._db.execute(
-            "INSERT OR REPLACE INTO failures VALUES (?,?,?,?,?,?)",
-            (key, error.code, error.message, error.http_status, json.dumps(error.details),
-             now + seconds),
-        )  # fmt: skip
-        self._db.execute(
+        told = (error.code, error.message, error.http_status, json.dumps(error.details))
+        self._rows(
+            "INSERT OR REPLACE INTO failures VALUES (?,?,?,?,?,?)", key, *told, now + seconds
+        )
+        self._rows(
             "DELETE FROM failures WHERE until < ? OR key IN"
             " (SELECT key FROM failures ORDER BY until DESC LIMIT -1 OFFSET ?)",
-            (now, _MAX_FAILURES),
+            now,
+            _MAX_FAILURES,
         )
 
     def failure(self, key: str) -> UpstreamError | None:
         """The failure remembered for `key`, if it still holds; marked `cached` in its details."""
-        row = self._db.execute(
+        rows = self._rows(
             "SELECT code, message, status, details FROM failures WHERE key = ? AND until > ?",
-            (key, self._clock()),
-        ).fetchone()
-        if row is None:
+            key,
+            self._clock(),
+        )
+        if not rows:
             return None
-        code, message, status, details = row
+        code, message, status, details = rows[0]
         return UpstreamError(
             code, message, http_status=status, details={**json.loads(details), "cached": True}
         )
@@ -195,28 +204,32 @@ class PageCache:
         speaks = answer.header("cache-control") or answer.header("expires")
         fresh = freshness_seconds(answer if speaks else entry.page.response, now)
         ttl = min(max_age, MAX_TTL_SECONDS, fresh)
-        self._db.execute(
+        self._rows(
             "UPDATE responses SET stored = ?, expires = ?, used = ? WHERE key = ?",
-            (now, now + ttl, now, key),
+            now,
+            now + ttl,
+            now,
+            key,
         )
         return CacheEntry(entry.page, now, now + ttl)
 
     def _evict(self) -> None:
-        total = self._db.execute("SELECT COALESCE(SUM(bytes), 0) FROM responses").fetchone()[0]
+        [(total,)] = self._rows("SELECT COALESCE(SUM(bytes), 0) FROM responses")
         while total > self._max_bytes:
-            row = self._db.execute(
-                "SELECT key, blob, bytes FROM responses ORDER BY used LIMIT 1"
-            ).fetchone()
-            if row is None:
+            rows = self._rows("SELECT key, blob, bytes FROM responses ORDER BY used LIMIT 1")
+            if not rows:
                 return
-            self._drop(row[0], row[1])
-            total -= row[2]
+            self._drop(rows[0][0], rows[0][1])
+            total -= rows[0][2]
 
     def _drop(self, key: str, blob: str) -> None:
-        self._db.execute("DELETE FROM responses WHERE key = ?", (key,))
-        shared = self._db.execute("SELECT 1 FROM responses WHERE blob = ? LIMIT 1", (blob,))
-        if shared.fetchone() is None:
+        self._rows("DELETE FROM responses WHERE key = ?", key)
+        if not self._rows("SELECT 1 FROM responses WHERE blob = ? LIMIT 1", blob):
             self._blob_path(blob).unlink(missing_ok=True)
+
+    def _rows(self, sql: str, *values: Any) -> list[Any]:
+        with self._turn:
+            return self._db.execute(sql, values).fetchall()
 
     def _blob_path(self, name: str) -> Path:
         return self._blobs / name[:2] / name
@@ -226,7 +239,7 @@ class PageCache:
         if path.exists():
             return
         path.parent.mkdir(exist_ok=True)
-        temporary = path.with_suffix(f".{os.getpid()}.tmp")
+        temporary = path.with_suffix(f".{os.getpid()}.{threading.get_ident()}.tmp")
         temporary.write_bytes(compressed)
         temporary.replace(path)
 

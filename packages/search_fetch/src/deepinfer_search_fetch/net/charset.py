@@ -10,6 +10,7 @@ import codecs
 import re
 import unicodedata
 from collections.abc import Iterator
+from functools import lru_cache
 
 from resiliparse.parse.encoding import detect_encoding, map_encoding_to_html5
 
@@ -38,6 +39,7 @@ _PYTHON_NAME = {
 _META_WINDOW = 1024
 _DETECT_WINDOW = 64 * 1024
 _MAX_BAD_SHARE = 0.01
+_MAX_MARKS = 30
 # C0 controls except tab, line feed, form feed and carriage return.
 _DROPPED_CODES = (*range(9), 11, *range(14, 32), 127)
 _DROPPED = re.compile("[" + re.escape("".join(map(chr, _DROPPED_CODES))) + "]")
@@ -117,4 +119,20 @@ def _clean(text: str, body: bytes, encoding: str) -> str:
     # In UTF-8 a control is a byte, and bytes are searched far faster than text.
     if encoding != "utf-8" or len(body.translate(None, _DROPPED_BYTES)) != len(body):
         text = _DROPPED.sub("", text)
-    return unicodedata.normalize("NFC", text)
+    return unicodedata.normalize("NFC", _stream_safe(text))
+
+
+def _stream_safe(text: str) -> str:
+    """No run of more than 30 combining marks: sorting longer ones takes quadratic time.
+
+    The bound is that of Unicode's stream-safe format; no language comes near it.
+    """
+    if text.isascii():
+        return text
+    return _long_mark_runs().sub(lambda run: run.group()[:_MAX_MARKS], text)
+
+
+@lru_cache(maxsize=1)
+def _long_mark_runs() -> re.Pattern[str]:
+    marks = (c for c in map(chr, range(0x300, 0x1F000)) if unicodedata.combining(c))
+    return re.compile(f"[{''.join(marks)}]{{{_MAX_MARKS + 1},}}")

@@ -75,6 +75,11 @@ def parse_robots(text: str, product_token: str = PRODUCT_TOKEN) -> Rules:
     return Rules(tuple(groups.get(name, ())), delays.get(name))
 
 
+def read_robots(body: bytes) -> Rules:
+    """The rules of a robots.txt file for this program."""
+    return parse_robots(body[:MAX_BYTES].decode("utf-8-sig", errors="replace"))
+
+
 def _matches(pattern: str, target: str) -> bool:
     """Greedy wildcard match without a regular expression, so no pattern can make it slow."""
     anchored = pattern.endswith("$")
@@ -143,10 +148,12 @@ class RobotsCache:
     def __init__(
         self,
         get: Callable[[Url], Awaitable[tuple[int, bytes]]],
+        parse: Callable[[bytes], Awaitable[Rules]],
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._get = get
+        self._parse = parse
         self._clock = clock
         self._known: OrderedDict[str, tuple[float, Rules, bool]] = OrderedDict()
 
@@ -178,8 +185,7 @@ class RobotsCache:
         except SearchFetchError:
             return DENY_ALL, True, RETRY_SECONDS
         if 200 <= status < 300:
-            text = body[:MAX_BYTES].decode("utf-8-sig", errors="replace")
-            return parse_robots(text), True, TTL_SECONDS
+            return await self._parse(body), True, TTL_SECONDS
         if 400 <= status < 500:
             return ALLOW_ALL, False, TTL_SECONDS
         return DENY_ALL, True, RETRY_SECONDS

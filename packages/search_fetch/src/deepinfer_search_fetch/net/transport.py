@@ -7,6 +7,7 @@ look-up. The socket's peer is compared with the vetted address before a byte is 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import re
 import ssl
 import time
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 
 import h11
 
+from deepinfer_search_fetch.admission import WorkThreads
 from deepinfer_search_fetch.config import Limits
 from deepinfer_search_fetch.errors import LimitError, UpstreamError
 from deepinfer_search_fetch.net.decode import ACCEPT_ENCODING, decode_body
@@ -23,7 +25,7 @@ from deepinfer_search_fetch.net.dial import Dialer
 from deepinfer_search_fetch.net.guard import AddressPolicy
 from deepinfer_search_fetch.net.proxy import READ_BYTES, EgressProxy
 from deepinfer_search_fetch.net.resolver import Resolver
-from deepinfer_search_fetch.urls import Url
+from deepinfer_search_fetch.urls import Url, registrable_domain
 
 MAX_INFORMATIONAL = 8
 # Files of these types are larger than pages are.
@@ -36,7 +38,7 @@ _DOCUMENT_TYPE = re.compile(
 class Response:
     """status, headers with lower-case names in wire order, decoded body.
 
-    peer: the address that answered, "" for a response from the cache.
+    peer: the address that answered, "" for a response from the cache. digest: SHA-256 of the body.
     """
 
     url: Url
@@ -45,6 +47,7 @@ class Response:
     body: bytes
     wire_bytes: int
     peer: str = ""
+    digest: str = ""
 
     def header(self, name: str) -> str | None:
         """The first header of that lower-case name."""
@@ -62,12 +65,14 @@ class Transport:
         user_agent: str,
         *,
         proxy: EgressProxy | None = None,
+        threads: WorkThreads | None = None,
         tls: ssl.SSLContext | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._dialer = Dialer(policy, resolver, limits, proxy)
         self._limits = limits
         self._user_agent = user_agent
+        self._threads = threads or WorkThreads("decoding", 2)
         self._tls = tls if tls is not None else ssl.create_default_context()
         self._clock = clock
 
@@ -87,8 +92,10 @@ class Transport:
         finally:
             writer.transport.abort()
         encoding = ", ".join(value for name, value in raw_headers if name == "content-encoding")
-        body = await asyncio.to_thread(decode_body, wire, encoding, self._limits)
-        return Response(url, status, raw_headers, body, len(wire), peer)
+        body, digest = await self._threads.run_for(
+            registrable_domain(url.host), _decoded, wire, encoding, self._limits
+        )
+        return Response(url, status, raw_headers, body, len(wire), peer, digest)
 
     def _request_headers(self, url: Url, extra: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
         return [
@@ -108,6 +115,16 @@ class Transport:
             writer.transport.abort()
             reason = getattr(error, "verify_message", None) or type(error).__name__
             raise UpstreamError("tls_failure", f"TLS failed: {reason}") from None
+
+
+def _decoded(wire: bytes, encoding: str, limits: Limits) -> tuple[bytes, str]:
+    body = decode_body(wire, encoding, limits)
+    return body, body_digest(body)
+
+
+def body_digest(body: bytes) -> str:
+    """What tells one body from another."""
+    return hashlib.sha256(body).hexdigest()
 
 
 class _Exchange:

@@ -17,7 +17,8 @@ from deepinfer_search_fetch.errors import (
     SearchFetchError,
     UpstreamError,
 )
-from deepinfer_search_fetch.render.base import MAX_TEXT_CHARS, Rendered, RenderJob
+from deepinfer_search_fetch.extract.scripted import MAX_TEXT_CHARS
+from deepinfer_search_fetch.render.base import Rendered, RenderJob
 from deepinfer_search_fetch.render.cdp import BrowserLostError, Connection
 from deepinfer_search_fetch.render.snapshot import flatten
 

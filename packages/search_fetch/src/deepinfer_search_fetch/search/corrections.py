@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from string import ascii_lowercase
 
-from deepinfer_search_fetch.index.analyzers import is_cjk, terms
-from deepinfer_search_fetch.index.backend import FieldTerm, Retrieval, SearchBackend
+from deepinfer_search_fetch.analyzers import is_cjk, terms
+from deepinfer_search_fetch.index.backend import FieldTerm, Retrieval, SearchSnapshot
 
 _TWO_EDITS_FROM = 8
 _PAGES_READ = 10
@@ -14,7 +14,7 @@ _CHARACTERS_READ = 20_000
 _WORD = re.compile(r"[^\W\d_]{4,40}")
 
 
-def correction(backend: SearchBackend, query: str) -> str | None:
+def correction(backend: SearchSnapshot, query: str) -> str | None:
     """`query` with unknown words replaced by the closest common ones; None if nothing is better.
 
     Operators and quoted phrases stay as they are.
@@ -34,11 +34,11 @@ def correction(backend: SearchBackend, query: str) -> str | None:
     return "".join(pieces) if changed else None
 
 
-def _closest(backend: SearchBackend, word: str, term: str) -> str | None:
+def _closest(backend: SearchSnapshot, word: str, term: str) -> str | None:
     return _one_edit_away(backend, word) or _two_edits_away(backend, word, term)
 
 
-def _one_edit_away(backend: SearchBackend, word: str) -> str | None:
+def _one_edit_away(backend: SearchSnapshot, word: str) -> str | None:
     """The commonest spelling that one slip of the keyboard turns into `word`.
 
     Spellings are made first and stemmed then: a slip in an ending leaves another stem.
@@ -62,7 +62,7 @@ def _swaps(word: str) -> list[str]:
     return [word[:i] + word[i + 1] + word[i] + word[i + 2 :] for i in range(len(word) - 1)]
 
 
-def _two_edits_away(backend: SearchBackend, word: str, term: str) -> str | None:
+def _two_edits_away(backend: SearchSnapshot, word: str, term: str) -> str | None:
     """The closest word of pages that hold a term at most two slips from the word's.
 
     A swap in the ending hides the stem, so that the stems of all swaps are looked for too.

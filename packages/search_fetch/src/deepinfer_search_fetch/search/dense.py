@@ -17,8 +17,8 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import NDArray
 
+from deepinfer_search_fetch.analyzers import content_terms
 from deepinfer_search_fetch.errors import ContentError, InvalidRequestError
-from deepinfer_search_fetch.index.analyzers import content_terms
 from deepinfer_search_fetch.index.backend import Hit
 
 Floats = NDArray[np.float32]

@@ -42,7 +42,7 @@ class SearchParts:
 
 
 def search(
-    backend: SearchBackend,
+    index: SearchBackend,
     request: SearchRequest,
     *,
     parts: SearchParts | None = None,
@@ -57,7 +57,7 @@ def search(
     today = datetime.fromtimestamp(clock(), UTC)
     parsed = parse_query(request.query)
     filters = _filters(request, today)
-    generation = backend.generation()
+    backend = index.snapshot()
     wanted = request.offset + request.count
     asked = parts.upstreams.start(request, filters, parsed)
     hits: list[Hit] = []
@@ -96,7 +96,7 @@ def search(
         query=request.query,
         results=results,
         total_estimate=max(distinct, len(hits) if ordering.full else 0),
-        generation=generation,
+        generation=backend.generation(),
         corrections=correction(backend, request.query) if len(hits) < request.count else None,
         warnings=warnings + outside.warnings,
         unresponsive_engines=outside.unresponsive,

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 from datetime import date
 
-from deepinfer_search_fetch.index.analyzers import content_terms, terms
+from deepinfer_search_fetch.analyzers import content_terms, terms
 from deepinfer_search_fetch.index.backend import day_number
 
 MAX_TERMS = 48

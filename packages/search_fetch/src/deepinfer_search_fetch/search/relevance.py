@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
 
-from deepinfer_search_fetch.index.analyzers import ANALYZER_VERSION, terms
+from deepinfer_search_fetch.analyzers import ANALYZER_VERSION, terms
 from deepinfer_search_fetch.index.document import IndexedPage
 
 BODY_CHARS = 8000

@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from deepinfer_search_fetch.index.analyzers import (
+from deepinfer_search_fetch.analyzers import (
     STOP_WORDS,
     content_terms,
     is_cjk,
     is_function_term,
     is_unigram,
 )
-from deepinfer_search_fetch.index.backend import FieldTerm, Hit, Retrieval, SearchBackend
+from deepinfer_search_fetch.index.backend import FieldTerm, Hit, Retrieval, SearchSnapshot
 from deepinfer_search_fetch.search.query import ParsedQuery
 
 # Summed per term (tie 1.0): the body field repeats the title, so a title word counts 1 + 0.5.
@@ -49,7 +49,7 @@ class Filters:
     day_range: tuple[int | None, int | None] | None = None
 
 
-def inverse_frequencies(backend: SearchBackend, terms: Sequence[str]) -> dict[str, float]:
+def inverse_frequencies(backend: SearchSnapshot, terms: Sequence[str]) -> dict[str, float]:
     """idf(t) = ln(1 + (N - n + 0.5) / (n + 0.5)) over the body field; CJK single characters and
     function words weigh less.
 
@@ -66,7 +66,7 @@ def inverse_frequencies(backend: SearchBackend, terms: Sequence[str]) -> dict[st
 
 
 def retrieve(
-    backend: SearchBackend,
+    backend: SearchSnapshot,
     parsed: ParsedQuery,
     filters: Filters,
     *,

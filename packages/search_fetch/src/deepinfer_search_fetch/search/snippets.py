@@ -6,8 +6,8 @@ import re
 import unicodedata
 from collections.abc import Mapping, Sequence
 
-from deepinfer_search_fetch.index.analyzers import CJK_RANGES, is_cjk, terms
-from deepinfer_search_fetch.present import to_text
+from deepinfer_search_fetch.analyzers import CJK_RANGES, is_cjk, terms
+from deepinfer_search_fetch.extract.present import to_text
 
 SNIPPET_CHARS = 200
 SUMMARY_CHARS = 800

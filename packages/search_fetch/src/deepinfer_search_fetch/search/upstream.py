@@ -19,8 +19,8 @@ from typing import Any, Protocol
 from urllib.parse import urlencode, urlsplit
 
 from deepinfer_search_fetch import urls
+from deepinfer_search_fetch.analyzers import terms
 from deepinfer_search_fetch.errors import InvalidRequestError, SearchFetchError, UpstreamError
-from deepinfer_search_fetch.index.analyzers import terms
 from deepinfer_search_fetch.index.backend import day_number
 from deepinfer_search_fetch.index.document import IndexedPage
 from deepinfer_search_fetch.models import SearchRequest

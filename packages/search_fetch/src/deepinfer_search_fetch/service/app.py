@@ -47,7 +47,7 @@ def require(scope: str | None) -> Callable[[Request], ApiKey]:
 
     def dependency(request: Request) -> ApiKey:
         service: Service = request.app.state.service
-        return service.authenticate(call_of(request.scope), request.headers, scope)
+        return service.authorise(call_of(request.scope), request.headers, scope)
 
     return dependency
 
@@ -76,6 +76,7 @@ def create_app(
     async def lifespan(app: FastAPI) -> AsyncGenerator[None]:
         async with AsyncExitStack() as stack:
             stack.push_async_callback(client.close)
+            await client.warm()
             await stack.enter_async_context(mcp.running())
             yield
 

@@ -1,8 +1,8 @@
 """The outermost layer of the service: what holds for every request and every answer.
 
-Request id, size and time limits of the body, concurrency, the Host check without keys, common
-headers, one log line, metrics; and the last byte: an answer that costs something is written up to
-its last byte, its ledger rows are begun, the byte goes out, the rows stand.
+Request id, the caller's key, concurrency, size and time limits of the body, the Host check without
+keys, common headers, one log line, metrics; and the last byte: an answer that costs something is
+written up to its last byte, its ledger rows are begun, the byte goes out, the rows stand.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import asyncio
 import logging
 import secrets
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 from urllib.parse import urlsplit
@@ -18,12 +19,16 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from deepinfer_search_fetch.admission import CLIENT
 from deepinfer_search_fetch.errors import LimitError, RefusedError, SearchFetchError
 from deepinfer_search_fetch.service.problems import problem
 from deepinfer_search_fetch.service.state import CALL, Call, Service
 
 log = logging.getLogger("deepinfer_search_fetch.service")
-_UNCOUNTED = ("/healthz", "/readyz", "/metrics")
+# Served without a key, a place or a body.
+_OPEN = frozenset(
+    {"/", "/healthz", "/readyz", "/metrics", "/docs", "/openapi.json", "/favicon.ico"}
+)
 
 
 class ClientLeft(Exception):  # noqa: N818 - reads as the condition it reports
@@ -36,7 +41,7 @@ class Delivery:
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app = app
         self._service = service
-        self._running = 0
+        self._running: Counter[str] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -46,11 +51,17 @@ class Delivery:
         call = Call(new_request_id(headers.get("x-request-id", "")), time.monotonic())
         scope[CALL] = call
         answer = _Answer(self._service, call, send)
-        counted = scope["path"] not in _UNCOUNTED
-        self._count(+counted)
+        kept = scope["path"] not in _OPEN
+        admitted = False
         try:
-            self._check(headers, counted)
-            body = await self._body(headers, receive)
+            # The caller first: nobody without a key takes a place or sends a body.
+            self._check_names(headers)
+            if kept:
+                self._service.identify(call, headers)
+                self._admit(call)
+                admitted = True
+            body = await self._body(headers, receive) if kept else b""
+            CLIENT.set(call.key_id if self._service.keys is not None else "")
             await answer.run(self._app, scope, body, receive)
         except ClientLeft:
             call.status = 499
@@ -69,18 +80,33 @@ class Delivery:
             error = SearchFetchError("internal", "internal error")
             await problem(call.request_id, error)(scope, receive, answer.send)
         finally:
-            self._count(-counted)
+            if admitted:
+                self._leave(call)
             self._note(scope, call)
 
-    def _count(self, change: int) -> None:
-        self._running += change
-        self._service.metrics.in_flight.set(self._running)
+    def _admit(self, call: Call) -> None:
+        settings, key = self._service.settings, call.key_id
+        for limit, running, most in (
+            ("max_concurrent", self._running.total(), settings.max_concurrent),
+            ("max_concurrent_per_key", self._running[key], settings.max_concurrent_per_key),
+        ):
+            if running >= most and (limit == "max_concurrent" or self._service.keys is not None):
+                raise LimitError(
+                    "rate_limited",
+                    f"{running} requests are at work already ({limit} = {most})",
+                    details={"limit": limit, "value": most},
+                )
+        self._running[key] += 1
+        self._service.metrics.in_flight.set(self._running.total())
 
-    def _check(self, headers: Headers, counted: bool) -> None:
-        service = self._service
-        if counted and self._running > service.settings.max_concurrent:
-            raise LimitError("rate_limited", "the service is at work on too many requests")
-        if service.keys is None:
+    def _leave(self, call: Call) -> None:
+        self._running[call.key_id] -= 1
+        if not self._running[call.key_id]:
+            del self._running[call.key_id]
+        self._service.metrics.in_flight.set(self._running.total())
+
+    def _check_names(self, headers: Headers) -> None:
+        if self._service.keys is None:
             # Without keys only these headers tell a local client from a web page that rebinds DNS
             # or posts across origins.
             origin = headers.get("origin")
@@ -92,7 +118,11 @@ class Delivery:
 
     async def _body(self, headers: Headers, receive: Receive) -> bytes:
         limit = self._service.settings.max_body_bytes
-        too_large = LimitError("response_too_large", f"request body exceeds {limit} bytes")
+        too_large = LimitError(
+            "response_too_large",
+            f"request body exceeds {limit} bytes (max_body_bytes)",
+            details={"limit": "max_body_bytes", "value": limit},
+        )
         declared = headers.get("content-length", "0")
         if declared.isdigit() and int(declared[:18]) > limit:
             raise too_large
@@ -110,7 +140,13 @@ class Delivery:
                         return bytes(body)
         except TimeoutError:
             raise SearchFetchError(
-                "timeout", "the request body came too slowly", http_status=408
+                "timeout",
+                "the request body came too slowly",
+                http_status=408,
+                details={
+                    "limit": "body_seconds",
+                    "value": self._service.settings.body_seconds,
+                },
             ) from None
 
     def _note(self, scope: Scope, call: Call) -> None:

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
+from deepinfer_search_fetch.admission import CLIENT
 from deepinfer_search_fetch.errors import InvalidRequestError, RefusedError, SearchFetchError
 from deepinfer_search_fetch.models import FetchResponse, SearchResponse
 from deepinfer_search_fetch.service.answers import charge_for, observed
@@ -71,7 +72,7 @@ class McpRoute:
                 raise InvalidRequestError(
                     "invalid_argument", "MCP messages are sent with POST", http_status=405
                 )
-            key = self._service.authenticate(call, headers, None)
+            key = self._service.authorise(call, headers, None)
             if self._manager is None:
                 raise self._missing or SearchFetchError("unavailable", "MCP is not running")
             scope[_GRANTS] = key
@@ -97,6 +98,8 @@ class McpRoute:
     ) -> Any:
         service, request = self._service, context.request_context.request
         call: Call = call_of(request.scope)
+        if service.keys is not None:
+            CLIENT.set(call.key_id)
         try:
             request.scope[_GRANTS].require(scope)
             service.check_quota(call)

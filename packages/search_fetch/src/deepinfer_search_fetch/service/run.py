@@ -8,6 +8,7 @@ import signal
 import socket
 import sys
 from types import FrameType
+from typing import ClassVar
 
 import filelock
 import h11
@@ -17,6 +18,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from deepinfer_search_fetch.client import AsyncSearchFetch
 from deepinfer_search_fetch.config import Config
+from deepinfer_search_fetch.database import private_folder
 from deepinfer_search_fetch.errors import InvalidRequestError
 from deepinfer_search_fetch.service.app import create_app
 from deepinfer_search_fetch.service.auth import KeyStore
@@ -32,11 +34,56 @@ KEYS_FILE = "keys.sqlite3"
 
 class FlushingProtocol(H11Protocol):
     """HTTP/1.1 whose `send` waits while anything is left in this process: an answer counts as sent
-    when the kernel has it, not when a buffer of ours has."""
+    when the kernel has it, not when a buffer of ours has.
+
+    A connection without a request gives its place up: after `header_seconds`, or at once when
+    `max_connections` are open and another one comes. A peer that takes no bytes for
+    `answer_seconds` is cut off by the kernel.
+    """
+
+    settings = ServiceSettings()
+    waiting: ClassVar[dict[FlushingProtocol, None]] = {}
+    _overdue: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         transport.set_write_buffer_limits(high=0)
+        sock = transport.get_extra_info("socket")
+        if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
+            milliseconds = int(self.settings.answer_seconds * 1000)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
+        if len(self.connections) > self.settings.max_connections:
+            oldest = next(iter(self.waiting), self)
+            oldest.transport.abort()
+        self._wait_for_request()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._at_work():
+            self._stop_waiting()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if not self._at_work():
+            self._wait_for_request()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def _at_work(self) -> bool:
+        return bool(self.cycle) and not self.cycle.response_complete
+
+    def _wait_for_request(self) -> None:
+        self._stop_waiting()
+        self.waiting[self] = None
+        self._overdue = self.loop.call_later(self.settings.header_seconds, self.transport.abort)
+
+    def _stop_waiting(self) -> None:
+        self.waiting.pop(self, None)
+        if self._overdue is not None:
+            self._overdue.cancel()
+            self._overdue = None
 
     def send_400_response(self, msg: str) -> None:
         """What is no HTTP gets the error body of every route too, and the connection ends."""
@@ -57,9 +104,10 @@ class FlushingProtocol(H11Protocol):
 
 def server_config(app: ASGIApp, settings: ServiceSettings) -> uvicorn.Config:
     """uvicorn as this service needs it."""
+    protocol = type("Protocol", (FlushingProtocol,), {"settings": settings, "waiting": {}})
     return uvicorn.Config(
         app,
-        http=FlushingProtocol,
+        http=protocol,
         ws="none",
         lifespan="on",
         log_config=None,
@@ -87,7 +135,7 @@ def run_service(
 
     Raises InvalidRequestError when the port or the home folder is in use.
     """
-    config.home.mkdir(parents=True, exist_ok=True)
+    private_folder(config.home)
     sock = bind(host, port)
     lock = filelock.FileLock(config.home / "service.lock")
     try:

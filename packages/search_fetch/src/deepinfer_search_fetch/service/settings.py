@@ -61,10 +61,13 @@ class ServiceSettings(BaseModel):
     """Settings of the REST service. Nothing here can be changed by a request.
 
     bill_cache_hits: whether a Fetch answered from the cache is billable.
-    rate_per_second, rate_burst: token bucket of each key; max_concurrent: requests at work at once.
-    body_seconds: time a client may take to send its request body.
+    rate_per_second, rate_burst: token bucket of each key; max_concurrent: requests at work at once,
+    max_concurrent_per_key: of one key. header_seconds, body_seconds: time a client may take to send
+    the head and the body of a request; answer_seconds: for which it may take none of the answer;
+    max_connections: open at once.
     shutdown_seconds: time for running requests after SIGTERM; the rest gets a 503.
     public_hosts: host names clients reach the service by, for MCP's Host and Origin check.
+    cors_origins: origins whose pages may call the service from a browser ("https://app.example").
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -74,10 +77,15 @@ class ServiceSettings(BaseModel):
     rate_per_second: float = Field(default=10.0, gt=0)
     rate_burst: int = Field(default=20, ge=1)
     max_concurrent: int = Field(default=64, ge=1)
+    max_concurrent_per_key: int = Field(default=16, ge=1)
+    max_connections: int = Field(default=1024, ge=1)
     max_body_bytes: int = Field(default=1024 * 1024, ge=1024)
+    header_seconds: float = Field(default=10.0, gt=0)
     body_seconds: float = Field(default=15.0, gt=0)
+    answer_seconds: float = Field(default=60.0, gt=0)
     shutdown_seconds: int = Field(default=30, ge=0)
     public_hosts: tuple[str, ...] = ()
+    cors_origins: tuple[str, ...] = ()
 
     @model_validator(mode="after")
     def _prices_are_in_order(self) -> ServiceSettings:

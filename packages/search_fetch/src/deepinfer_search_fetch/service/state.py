@@ -22,11 +22,12 @@ CALL = "search_fetch.call"
 class Call:
     """One HTTP request. headers: of the answer; charges: due with the body bytes sent next.
 
-    monthly_quota: of the key; key_id is "-" until the caller is known.
+    key: the caller's; key_id is "-" until he is known.
     """
 
     request_id: str
     started: float
+    key: ApiKey | None = None
     key_id: str = "-"
     monthly_quota: int | None = None
     headers: dict[str, str] = field(default_factory=dict[str, str])
@@ -52,11 +53,8 @@ class Service:
     metrics: Metrics
     replays: Replays
 
-    def authenticate(self, call: Call, headers: Mapping[str, str], scope: str | None) -> ApiKey:
-        """The caller's key, after scope, rate and quota checks; sets the rate headers.
-
-        scope: None for any live key, whatever is left of its quota.
-        """
+    def identify(self, call: Call, headers: Mapping[str, str]) -> None:
+        """Find out who calls. Raises RefusedError(unauthorized)."""
         key = ANONYMOUS
         if self.keys is not None:
             header = headers.get("authorization", "")
@@ -67,8 +65,16 @@ class Service:
                     "unauthorized", "send the key as 'Authorization: Bearer sk-…' or 'x-api-key'"
                 )
             key = self.keys.find(secret)
-        call.key_id = key.id
-        call.monthly_quota = key.monthly_quota
+        call.key, call.key_id, call.monthly_quota = key, key.id, key.monthly_quota
+
+    def authorise(self, call: Call, headers: Mapping[str, str], scope: str | None) -> ApiKey:
+        """The caller's key, after scope, rate and quota checks; sets the rate headers.
+
+        scope: None for any live key, whatever is left of its quota.
+        """
+        key = call.key
+        if key is None:
+            raise RefusedError("unauthorized", "this route needs a key")
         if scope is not None:
             key.require(scope)
         standing = self.limiter.take(key.id)

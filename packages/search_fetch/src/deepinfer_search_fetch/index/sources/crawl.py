@@ -62,7 +62,7 @@ class Crawl:
         options: CrawlOptions,
         authorities: AuthorityTable,
         visit: Visit,
-        commit: Callable[[], object],
+        commit: Callable[[], Awaitable[object]],
     ) -> None:
         start = urls.parse(seed)
         self._seed = urls.canonical(start)
@@ -95,7 +95,7 @@ class Crawl:
                 if not working:
                     if not self._done:
                         break
-                    self._checkpoint()  # its links may hold the next URL
+                    await self._checkpoint()  # its links may hold the next URL
                     continue
                 finished, _ = await asyncio.wait(working, return_when=asyncio.FIRST_COMPLETED)
                 for task in finished:
@@ -103,7 +103,7 @@ class Crawl:
                     self._done.append(working.pop(task).url)
                     read += 1
                 if len(self._done) >= CHECKPOINT_PAGES:
-                    self._checkpoint()
+                    await self._checkpoint()
             complete = self._frontier.counts()[1] == 0 or read >= options.max_pages
         finally:
             for task in working:
@@ -124,8 +124,8 @@ class Crawl:
             return []
         return [self._target(link.url, target.depth + 1) for link in links if self._wanted(link)]
 
-    def _checkpoint(self) -> None:
-        self._commit()
+    async def _checkpoint(self) -> None:
+        await self._commit()
         self._frontier.settle(self._done, self._found)
         self._done, self._found = [], []
 

@@ -1,0 +1,584 @@
+"""Nobody waits for the page of another: places, lanes, look-ups, bodies, an idle event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import stat
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+from service_harness import Service, call, read_reply
+
+import deepinfer_search_fetch
+from deepinfer_search_fetch import AsyncSearchFetch, Config, FetchRequest, SearchRequest
+from deepinfer_search_fetch.admission import CLIENT, FairSlots, Ticket, WorkThreads
+from deepinfer_search_fetch.config import Limits
+from deepinfer_search_fetch.errors import LimitError, SearchFetchError, UpstreamError
+from deepinfer_search_fetch.extract.document import Job, make_document
+from deepinfer_search_fetch.extract.html import HtmlOptions
+from deepinfer_search_fetch.extract.pool import ExtractPool, WorkerLostError
+from deepinfer_search_fetch.extract.worker import record_of
+from deepinfer_search_fetch.index.document import IndexedPage
+from deepinfer_search_fetch.index.tantivy_backend import TantivyBackend
+from deepinfer_search_fetch.net.resolver import SystemResolver
+from deepinfer_search_fetch.search.engine import search
+from deepinfer_search_fetch.service.settings import ServiceSettings
+
+Listener = Any  # see conftest
+SOURCE = Path(deepinfer_search_fetch.__file__).parent
+RUNAWAY_SECONDS = 60
+PAGE = b"<title>Voles</title><h1>Voles</h1><p>" + b"Voles live in the grass of the meadow. " * 20
+
+
+async def as_client(name: str, work: Any) -> Any:
+    """Await as the client of that name."""
+
+    async def run() -> Any:
+        CLIENT.set(name)
+        return await work
+
+    return await asyncio.create_task(run())
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.01)
+
+
+# Places
+
+
+def test_the_client_that_used_least_comes_next() -> None:
+    async def run() -> list[str]:
+        now = [0.0]
+        slots = FairSlots("places", 1, clock=lambda: now[0])
+        order: list[str] = []
+
+        async def use(name: str, seconds: float) -> None:
+            async with slots.slot():
+                order.append(name)
+                now[0] += seconds
+
+        first = await as_client("greedy", slots.take())
+        waiting = [asyncio.create_task(as_client("greedy", use("greedy", 1))) for _ in range(5)]
+        await until(lambda: len(slots._waiting) == 5)
+        waiting.append(asyncio.create_task(as_client("modest", use("modest", 1))))
+        await until(lambda: len(slots._waiting) == 6)
+        now[0] += 2
+        slots.give(first)
+        await asyncio.gather(*waiting)
+        slots.audit()
+        return order
+
+    assert asyncio.run(run())[0] == "modest"
+
+
+def test_a_client_and_a_host_hold_no_more_than_their_share() -> None:
+    async def run() -> tuple[list[bool], list[bool], list[bool]]:
+        slots = FairSlots("places", 4, per_client=2, per_host=1)
+        clients = [slots.take_now("a", f"h{i}") is not None for i in range(3)]
+        hosts = [slots.take_now(c, "same") is not None for c in ("b", "c")]
+        own = [slots.take_now("", h) is not None for h in ("x", "y")]
+        slots.audit()
+        return clients, hosts, own
+
+    assert asyncio.run(run()) == ([True, True, False], [True, False], [True, False])
+
+
+def test_too_many_waiting_requests_of_one_client_are_refused_with_the_limit() -> None:
+    async def run() -> LimitError:
+        slots = FairSlots("places", 1, waiting=2)
+        await as_client("a", slots.take())
+        tasks = [asyncio.create_task(as_client("a", slots.take())) for _ in range(2)]
+        await until(lambda: len(slots._waiting) == 2)
+        with pytest.raises(LimitError) as caught:
+            await as_client("a", slots.take())
+        other = asyncio.create_task(as_client("b", slots.take()))
+        await until(lambda: len(slots._waiting) == 3)
+        for task in (*tasks, other):
+            task.cancel()
+        await asyncio.gather(*tasks, other, return_exceptions=True)
+        slots.audit()
+        return caught.value
+
+    error = asyncio.run(run())
+    assert error.code == "rate_limited"
+    assert error.retryable
+    assert error.details == {"limit": "waiting for places", "value": 2}
+
+
+def test_places_come_back_from_waiters_that_left_and_work_that_failed() -> None:
+    def fail() -> None:
+        raise ValueError("no")
+
+    async def run() -> None:
+        threads = WorkThreads("work", 1)
+        slots = threads._slots
+        held = await slots.take()
+        waiting = asyncio.create_task(threads.run(fail))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        slots.give(held)
+        slots.give(held)
+        slots.audit()
+        with pytest.raises(ValueError, match="no"):
+            await threads.run(fail)
+        assert await threads.run(lambda: 7) == 7
+        threads.close()
+
+    asyncio.run(run())
+
+
+# Names
+
+
+@contextmanager
+def silent_names(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
+    """Names that begin with "slow" hang until the block ends; others are 127.0.0.2."""
+    released, asked = threading.Event(), Counter[str]()
+
+    def look_up(host: str, *rest: Any, **more: Any) -> list[Any]:
+        asked[host] += 1
+        if host.startswith("slow"):
+            released.wait(RUNAWAY_SECONDS)
+            raise socket.gaierror("no answer")
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.2", 0))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    try:
+        yield asked
+    finally:
+        released.set()
+
+
+def test_slow_names_delay_neither_a_search_nor_another_page(
+    config: Config, site: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.page("/", PAGE)
+
+    async def run() -> list[str]:
+        async with AsyncSearchFetch(config) as client:
+            with silent_names(monkeypatch) as asked:
+                slow = [
+                    asyncio.create_task(
+                        client.fetch(FetchRequest(url=f"http://slow{i}.test:{site.port}/"))
+                    )
+                    for i in range(40)
+                ]
+                while len(asked) < 32:
+                    await asyncio.sleep(0.01)
+                async with asyncio.timeout(RUNAWAY_SECONDS):
+                    await client.search(SearchRequest(query="voles"))
+                    page = await client.fetch(FetchRequest(url=f"http://ok.test:{site.port}/"))
+                assert "Voles live" in page.content
+                for task in slow:
+                    task.cancel()
+                await asyncio.gather(*slow, return_exceptions=True)
+        return [page.title or ""]
+
+    assert asyncio.run(run()) == ["Voles"]
+
+
+def test_one_client_cannot_take_every_look_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> list[str]:
+        resolver = SystemResolver(timeout_seconds=RUNAWAY_SECONDS, lookups=20)
+        with silent_names(monkeypatch) as asked:
+            slow = [
+                asyncio.create_task(as_client("greedy", resolver.resolve(f"slow{i}.test")))
+                for i in range(30)
+            ]
+            while len(asked) < 16:
+                await asyncio.sleep(0.01)
+            found = await as_client("modest", resolver.resolve("ok.test"))
+            assert sum(n for name, n in asked.items() if name.startswith("slow")) == 16
+            for task in slow:
+                task.cancel()
+            await asyncio.gather(*slow, return_exceptions=True)
+        return found
+
+    assert asyncio.run(run()) == ["127.0.0.2"]
+
+
+def test_a_name_without_an_answer_in_time_is_a_dns_failure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def run() -> UpstreamError:
+        with silent_names(monkeypatch), pytest.raises(UpstreamError) as caught:
+            await SystemResolver(timeout_seconds=0.01).resolve("slow.test")
+        return caught.value
+
+    error = asyncio.run(run())
+    assert (error.code, error.retryable) == ("dns_failure", True)
+    assert error.details == {"limit": "dns_seconds", "value": 0.01}
+
+
+# Lanes of the extraction
+
+
+class ScriptedWorker:
+    """A worker whose pages named "long" take until they are released, or "dead" end it."""
+
+    def __init__(self, nice: int, released: threading.Event) -> None:
+        self.nice = nice
+        self.asked: list[str] = []
+        self.stopped = threading.Event()
+        self._released = released
+
+    def ask(self, header: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
+        self.asked.append(body.decode())
+        if body == b"dead":
+            raise WorkerLostError("extract_cpu_seconds")
+        if body.startswith(b"long"):
+            while not self._released.wait(0.01):
+                if self.stopped.is_set():
+                    raise WorkerLostError
+        document = make_document(PAGE, Job("", "text/html", HtmlOptions(mode="fast")), Limits())
+        answer = {"document": record_of(document), "peak_bytes": 0}
+        return answer, document.content.encode()
+
+    def alive(self) -> bool:
+        return not self.stopped.is_set()
+
+    def yield_cpu(self) -> None:
+        self.nice = 19
+
+    def stop(self) -> None:
+        self.stopped.set()
+
+
+class Lanes:
+    """A pool of scripted workers, one for pages and one for overtime."""
+
+    def __init__(self) -> None:
+        self.made: list[ScriptedWorker] = []
+        self.released = threading.Event()
+        self.now = 0.0
+        self.pool = ExtractPool(
+            1, Limits(), start=self._start, clock=lambda: self.now, overtime_seconds=0.01
+        )
+
+    def _start(self, nice: int) -> ScriptedWorker:
+        self.made.append(ScriptedWorker(nice, self.released))
+        return self.made[-1]
+
+    async def read(self, client: str, body: str, host: str = "a.example") -> str:
+        job = Job(f"http://{host}/", "text/html", HtmlOptions())
+        try:
+            await as_client(client, self.pool.extract(body.encode(), job))
+        except SearchFetchError as error:
+            return error.code
+        return "ok"
+
+    def asked(self) -> Counter[str]:
+        return Counter(body for worker in self.made for body in worker.asked)
+
+
+def lanes_run(body: Callable[[Lanes], Any]) -> Any:
+    async def run() -> Any:
+        lanes = Lanes()
+        try:
+            async with asyncio.timeout(RUNAWAY_SECONDS):
+                return await body(lanes)
+        finally:
+            lanes.released.set()
+            await lanes.pool.close()
+
+    return asyncio.run(run())
+
+
+def test_a_long_page_leaves_the_lane_of_the_others_and_ends_at_low_priority() -> None:
+    async def body(lanes: Lanes) -> None:
+        long = asyncio.create_task(lanes.read("greedy", "long"))
+        await until(lambda: any(w.nice == 19 for w in lanes.made))
+        assert await lanes.read("modest", "short") == "ok"
+        assert not long.done()
+        lanes.released.set()
+        assert await long == "ok"
+
+    lanes_run(body)
+
+
+def test_who_had_a_long_page_starts_in_the_lane_for_them_for_a_while() -> None:
+    async def body(lanes: Lanes) -> None:
+        long = asyncio.create_task(lanes.read("greedy", "long"))
+        await until(lambda: any(w.nice == 19 for w in lanes.made))
+        more = asyncio.create_task(lanes.read("greedy", "short", "b.example"))
+        assert await lanes.read("modest", "short") == "ok"
+        assert not more.done()
+        lanes.released.set()
+        assert await long == await more == "ok"
+        lanes.now += 1000
+        assert await lanes.read("greedy", "last") == "ok"
+        assert next(w for w in lanes.made if "last" in w.asked).nice == 0
+
+    lanes_run(body)
+
+
+def test_a_long_page_without_a_place_ends_when_another_client_waits_and_not_before() -> None:
+    async def body(lanes: Lanes) -> None:
+        first = asyncio.create_task(lanes.read("greedy", "long 1"))
+        await until(lambda: any(w.nice == 19 for w in lanes.made))
+        second = asyncio.create_task(lanes.read("other", "long 2"))
+        await until(lambda: lanes.asked()["long 2"] == 1)
+        for _ in range(30):
+            await asyncio.sleep(0.01)
+        assert not second.done()  # nobody else wants its place
+        assert await lanes.read("modest", "short") == "ok"
+        assert await second == "rate_limited"
+        lanes.released.set()
+        assert await first == "ok"
+
+    lanes_run(body)
+
+
+def test_a_page_that_ended_its_worker_is_not_tried_again() -> None:
+    async def body(lanes: Lanes) -> None:
+        assert await lanes.read("a", "dead") == "decompression_bomb"
+        assert lanes.asked()["dead"] == 1
+        assert await lanes.read("b", "short") == "ok"
+
+    lanes_run(body)
+
+
+def test_documents_have_a_lane_of_their_own() -> None:
+    async def body(lanes: Lanes) -> None:
+        async def document() -> str:
+            job = Job("http://a.example/x.pdf", "application/pdf", HtmlOptions())
+            await as_client("a", lanes.pool.extract(b"%PDF-long", job))
+            return "ok"
+
+        lanes.made.clear()
+        reading = asyncio.create_task(document())
+        await until(lambda: bool(lanes.asked()))
+        assert await lanes.read("b", "short") == "ok"
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+
+    lanes_run(body)
+
+
+def test_a_page_that_needs_too_much_time_or_memory_names_the_limit() -> None:
+    async def run(limits: Limits, body: bytes) -> SearchFetchError:
+        pool = ExtractPool(1, limits)
+        try:
+            with pytest.raises(SearchFetchError) as caught:
+                await pool.extract(body, Job("", "text/html", HtmlOptions(mode="full")))
+            return caught.value
+        finally:
+            await pool.close()
+
+    long = b"<p>" + b"word of text and more. " * 80_000
+    error = asyncio.run(run(Limits(extract_cpu_seconds=0.02), long))
+    assert error.details == {"limit": "extract_cpu_seconds", "value": 0.02}
+    error = asyncio.run(run(Limits(extract_memory_bytes=1), long * 4))
+    assert error.code in ("decompression_bomb", "extraction_empty")
+
+
+# The event loop
+
+# What reads, decodes or writes in proportion to a page.
+HEAVY = ("extract", "analyzers.py", "net/decode.py", "net/charset.py")
+LIGHT = {
+    # These find a page in a table, or choose the lane of a job.
+    ("tokens.py", "paginate"),
+    ("tokens.py", "_page_end"),
+}
+
+
+@contextmanager
+def heavy_calls_on_this_thread() -> Iterator[Counter[str]]:
+    """Counts calls into code that reads pages while this thread runs its event loop."""
+    found = Counter[str]()
+    heavy = tuple(str(SOURCE / part) for part in HEAVY)
+
+    def hook(frame: FrameType, event: str, argument: Any) -> None:
+        code = frame.f_code
+        if event != "call" or not code.co_filename.startswith(heavy):
+            return
+        name = Path(code.co_filename).name
+        if name in ("pool.py", "document.py", "html.py", "__init__.py") and (
+            name == "pool.py" or code.co_name in ("__init__", "content", "__create_fn__")
+        ):
+            return  # the lanes themselves, and records
+        if (name, code.co_name) not in LIGHT and code.co_name not in ("header_of", "<module>"):
+            found[f"{name}:{code.co_name}"] += 1
+
+    sys.setprofile(hook)
+    try:
+        yield found
+    finally:
+        sys.setprofile(None)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_no_callback_of_the_event_loop_decodes_or_parses(
+    workers: int, config: Config, site: Listener
+) -> None:
+    import gzip
+
+    part = b"<h2>Part %d</h2><p>Paragraph %d. Voles live in the <a href=/grass>grass</a> here.</p>"
+    big = PAGE + b"".join(part % (i, i) for i in range(400))
+    site.page("/big", gzip.compress(big), headers=("Content-Encoding: gzip",))
+    site.page("/robots.txt", "User-agent: *\nDisallow: /private\n" * 500, content_type="text/plain")
+    config = config.model_copy(update={"extract_workers": workers, "robots": "respect"})
+    formats = ("markdown", "text", "html", "outline", "links", "raw_text")
+
+    async def run() -> Counter[str]:
+        async with AsyncSearchFetch(config) as client:
+            url = f"http://127.0.0.2:{site.port}/big"
+            with heavy_calls_on_this_thread() as found:
+                for form in formats:
+                    await client.fetch(
+                        FetchRequest(url=url, format=form, query="voles", render="never")
+                    )
+                await client.fetch(FetchRequest(url=url, offset=500, render="never"))
+                await client.ingest(url)
+                await client.search(SearchRequest(query="voles grass"))
+            return found
+
+    assert asyncio.run(run()) == Counter()
+
+
+def test_the_hook_sees_what_it_should() -> None:
+    async def run() -> Counter[str]:
+        with heavy_calls_on_this_thread() as found:
+            make_document(PAGE, Job("", "text/html", HtmlOptions(mode="fast")), Limits())
+        return found
+
+    assert asyncio.run(run())["charset.py:decode_text"] == 1
+
+
+# The key before the place
+
+
+def begun_post(port: int, **headers: str) -> socket.socket:
+    connection = socket.create_connection(("127.0.0.1", port), timeout=30)
+    fields = "".join(f"{k}: {v}\r\n" for k, v in headers.items())
+    connection.sendall(
+        b"POST /v1/search HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        + fields.encode()
+        + b"Content-Length: 100\r\n\r\n{"
+    )
+    return connection
+
+
+def test_posts_without_a_key_are_refused_before_their_body_and_take_no_place(
+    serve: Callable[..., Service],
+) -> None:
+    service = serve(auth=True, settings=ServiceSettings(max_concurrent=2, body_seconds=60))
+    assert service.keys is not None
+    secret, _ = service.keys.create("me")
+    connections = [begun_post(service.port) for _ in range(8)]
+    for connection in connections[:4]:
+        assert read_reply(connection).status == 401
+    bearer = {"Authorization": f"Bearer {secret}"}
+    assert call(service.port, "GET", "/v1/usage", **bearer).status == 200
+    assert call(service.port, "POST", "/v1/search", {"query": "voles"}, **bearer).status == 200
+    for connection in connections:
+        connection.close()
+
+
+def test_slow_bodies_of_one_key_leave_the_places_of_the_others(
+    serve: Callable[..., Service],
+) -> None:
+    settings = ServiceSettings(max_concurrent=4, max_concurrent_per_key=2, body_seconds=60)
+    service = serve(auth=True, settings=settings)
+    assert service.keys is not None
+    slow, modest = (service.keys.create(name)[0] for name in ("slow", "modest"))
+    held = [begun_post(service.port, Authorization=f"Bearer {slow}") for _ in range(2)]
+    in_flight = service.app.state.service.metrics.in_flight
+    asyncio.run(until(lambda: in_flight._value.get() == 2))
+    refused = call(service.port, "GET", "/v1/usage", Authorization=f"Bearer {slow}")
+    assert refused.status == 429
+    assert refused.json["error"]["details"] == {"limit": "max_concurrent_per_key", "value": 2}
+    assert call(service.port, "GET", "/v1/usage", Authorization=f"Bearer {modest}").status == 200
+    for connection in held:
+        connection.close()
+
+
+def test_connections_without_a_request_are_closed_in_time_and_for_others(
+    serve: Callable[..., Service],
+) -> None:
+    service = serve(settings=ServiceSettings(header_seconds=0.2))
+    with socket.create_connection(("127.0.0.1", service.port), timeout=30) as idle:
+        idle.sendall(b"GET /healthz HTTP/1.1\r\n")
+        assert _ended(idle)
+    service = serve(settings=ServiceSettings(header_seconds=60, max_connections=3))
+    idle = [socket.create_connection(("127.0.0.1", service.port), timeout=30) for _ in range(6)]
+    assert _ended(idle[0])
+    assert call(service.port, "GET", "/healthz").status == 200
+    for connection in idle:
+        connection.close()
+
+
+def _ended(connection: socket.socket) -> bool:
+    try:
+        return connection.recv(10) == b""
+    except ConnectionResetError:
+        return True
+
+
+# The home folder and the index
+
+
+def test_the_home_is_the_owners_alone_even_if_it_was_open(tmp_path: Path) -> None:
+    (tmp_path / "home").mkdir(mode=0o755)
+
+    async def run() -> None:
+        async with AsyncSearchFetch(Config(home=tmp_path / "home", extract_workers=0)):
+            pass
+
+    asyncio.run(run())
+    assert stat.S_IMODE((tmp_path / "home").stat().st_mode) == 0o700
+
+
+def test_results_and_the_generation_they_carry_belong_together(tmp_path: Path) -> None:
+    writer, reader = TantivyBackend(tmp_path), TantivyBackend(tmp_path)
+    assert search(reader, SearchRequest(query="owl")).generation == 0
+    for generation in (1, 2, 3):
+        page = IndexedPage(
+            f"https://a.example/{generation}", "Owl", "The owl hears voles. " * 9, ""
+        )
+        writer.index([page])
+        writer.commit()
+        found = search(reader, SearchRequest(query="owl", dedupe=False, max_per_host=9))
+        assert (found.generation, len(found.results)) == (generation, generation)
+        assert found.warnings == []
+
+
+def test_a_commit_whose_label_is_not_written_yet_has_the_next_generation(tmp_path: Path) -> None:
+    writer, reader = TantivyBackend(tmp_path), TantivyBackend(tmp_path)
+    for name in ("a", "b"):
+        label = (tmp_path / "generation.json").read_text()
+        writer.index([IndexedPage(f"https://{name}.example/", "Owl", "The owl. " * 9, "")])
+        writer.commit()
+    (tmp_path / "generation.json").write_text(label)  # as it stood during the second commit
+    snapshot = reader.snapshot()
+    assert (snapshot.generation(), snapshot.size()) == (2, 2)
+
+
+def test_a_snapshot_stays_what_it_was(tmp_path: Path) -> None:
+    backend = TantivyBackend(tmp_path)
+    before = backend.snapshot()
+    backend.index([IndexedPage("https://a.example/", "Owl", "The owl. " * 9, "")])
+    backend.commit()
+    assert (before.generation(), before.size()) == (0, 0)
+    assert (backend.generation(), backend.size()) == (1, 1)
+
+
+def test_tickets_are_told_apart_by_identity() -> None:
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        one, other = (Ticket("a", "h", 1, loop, loop.create_future()) for _ in range(2))
+        assert one != other
+
+    asyncio.run(run())
