@@ -22,8 +22,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+from deepinfer_kvtier.checksums import checksum_of
 from deepinfer_kvtier.clock import SystemClock
-from deepinfer_kvtier.memory.host import checksum_of
 from deepinfer_kvtier.puts.outgoing import Origin, Outgoing
 from deepinfer_kvtier.retention import DEFAULT_CLASSES
 from deepinfer_kvtier.service.client import DirectoryClient

@@ -14,10 +14,10 @@ import pytest
 import zstandard
 
 import deepinfer_kvtier as kvtier
+from deepinfer_kvtier.checksums import checksum_of
 from deepinfer_kvtier.coding import codec, compression
 from deepinfer_kvtier.coding.expanding import open_compressed
 from deepinfer_kvtier.faultrun import run_faults
-from deepinfer_kvtier.memory.host import checksum_of
 from deepinfer_kvtier.records import Status
 from deepinfer_kvtier.store import format as fmt
 from deepinfer_kvtier.store.reading import Wanted

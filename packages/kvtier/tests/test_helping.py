@@ -8,8 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from deepinfer_kvtier.loads.helping import taken, with_helpers
-from deepinfer_kvtier.loads.turns import ALONE
+from deepinfer_kvtier.loads.helping import ALONE, taken, with_helpers
 
 
 class Contested:

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from deepinfer_kvtier.checksums import checksum_of
 from deepinfer_kvtier.memory.eviction import Use
-from deepinfer_kvtier.memory.host import HostRecord, HostTier, checksum_of
+from deepinfer_kvtier.memory.host import HostRecord, HostTier
 from deepinfer_kvtier.memory.policies import ONLINE
 from deepinfer_kvtier.testing import ManualClock
 

@@ -9,8 +9,8 @@ import pytest
 import xxhash
 
 import deepinfer_kvtier as kvtier
-from deepinfer_kvtier.puts.queued import copy_views
-from deepinfer_kvtier.store.table import APPROXIMATE_BIT, NO_ROW
+from deepinfer_kvtier.buffers import copy_views
+from deepinfer_kvtier.quality import APPROXIMATE_BIT, NO_ROW
 from deepinfer_kvtier.tier import FOUND, ScanEntry, TierCaps
 
 

@@ -223,3 +223,11 @@ def _memory_at(address: int, length: int) -> memoryview:
     if length == 0:
         return memoryview(b"")
     return memoryview((ctypes.c_uint8 * length).from_address(address)).cast("B")
+
+
+def copy_views(views: Sequence[memoryview], data: NDArray[np.uint8]) -> None:
+    """Gather byte views into one array of the same total length."""
+    at = 0
+    for view in views:
+        data[at : at + view.nbytes] = np.frombuffer(view, dtype=np.uint8)
+        at += view.nbytes

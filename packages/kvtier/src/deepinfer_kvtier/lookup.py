@@ -20,9 +20,9 @@ from deepinfer_kvtier.layout import KIND_CODES, LayoutSpec
 from deepinfer_kvtier.match import Match, spans_of
 from deepinfer_kvtier.memory.eviction import Use
 from deepinfer_kvtier.memory.host import HostRecord
+from deepinfer_kvtier.quality import APPROXIMATE_BIT, GENERATION_BITS
 from deepinfer_kvtier.records import StateHit
 from deepinfer_kvtier.store.directory import DirectoryTier
-from deepinfer_kvtier.store.table import APPROXIMATE_BIT, GENERATION_BITS
 from deepinfer_kvtier.tier import GuardedTier
 from deepinfer_kvtier.tierset import TierSet
 

@@ -28,9 +28,9 @@ from deepinfer_kvtier.plan import Cost, Plan, ReplayMode
 from deepinfer_kvtier.planning import plan_match
 from deepinfer_kvtier.puts.outgoing import Origin
 from deepinfer_kvtier.puts.putting import PutRequest, check_put, put_records
+from deepinfer_kvtier.quality import GENERATION_BITS
 from deepinfer_kvtier.records import LoadResult
 from deepinfer_kvtier.store.format import MAX_PART_SUMS
-from deepinfer_kvtier.store.table import GENERATION_BITS
 from deepinfer_kvtier.tickets import Durability, LoadJob, PutTicket
 from deepinfer_kvtier.tierset import TierSet
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from deepinfer_kvtier.errors import ConfigError
-from deepinfer_kvtier.store.table import GENERATION_BITS
+from deepinfer_kvtier.quality import GENERATION_BITS
 
 ReplayMode = Literal["bounded", "exact", "none"]
 StateSource = Literal["tier", "replay", "exact_replay", "start", "none"]

@@ -6,7 +6,7 @@ from deepinfer_kvtier.errors import ConfigError
 from deepinfer_kvtier.layout import LayoutSpec
 from deepinfer_kvtier.match import Match
 from deepinfer_kvtier.plan import BlockMark, Cost, Plan, ReplayMode, StoredState, choose_cut
-from deepinfer_kvtier.store.table import APPROXIMATE_BIT, GENERATION_BITS
+from deepinfer_kvtier.quality import APPROXIMATE_BIT, GENERATION_BITS
 from deepinfer_kvtier.tierset import TierSet
 
 

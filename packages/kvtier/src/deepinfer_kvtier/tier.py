@@ -20,10 +20,10 @@ from deepinfer_kvtier.breaker import Breaker
 from deepinfer_kvtier.clock import Clock
 from deepinfer_kvtier.config import KVTierConfig
 from deepinfer_kvtier.puts.outgoing import Outgoing, expanded
+from deepinfer_kvtier.quality import NO_ROW
 from deepinfer_kvtier.records import Status
 from deepinfer_kvtier.store import format as fmt
 from deepinfer_kvtier.store.reading import Wanted
-from deepinfer_kvtier.store.table import NO_ROW
 
 # What `probe` says about a record: `length` is its payload in bytes, NO_ROW where there is none;
 # `flags` is 0x80 for approximate records plus the replay generation (at most 127).

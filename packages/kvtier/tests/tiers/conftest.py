@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from deepinfer_kvtier.memory.host import checksum_of
+from deepinfer_kvtier.checksums import checksum_of
 from deepinfer_kvtier.puts.outgoing import Origin, Outgoing
 from deepinfer_kvtier.retention import DEFAULT_CLASSES
 from deepinfer_kvtier.store.reading import Wanted

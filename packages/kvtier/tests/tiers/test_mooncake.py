@@ -14,8 +14,8 @@ import pytest
 
 import deepinfer_kvtier as kvtier
 from deepinfer_kvtier.errors import ConfigError
+from deepinfer_kvtier.quality import NO_ROW
 from deepinfer_kvtier.records import Status
-from deepinfer_kvtier.store.table import NO_ROW
 from deepinfer_kvtier.testing import ManualClock
 from deepinfer_kvtier.tiers import build
 from deepinfer_kvtier.tiers.mooncake import MooncakeTier, MooncakeTierConfig

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deepinfer_kvtier.errors import ConfigError
+from deepinfer_kvtier.quality import NO_ROW
 from deepinfer_kvtier.records import Status
 from deepinfer_kvtier.retention import DEFAULT_CLASSES
-from deepinfer_kvtier.store.table import NO_ROW
 from deepinfer_kvtier.testing import ManualClock
 from deepinfer_kvtier.tiers.manifest import change, latest
 from deepinfer_kvtier.tiers.objects import (

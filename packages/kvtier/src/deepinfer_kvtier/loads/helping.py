@@ -5,12 +5,34 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, wait
-from typing import TypeVar
-
-from deepinfer_kvtier.loads.turns import Turn
+from typing import Final, Protocol, TypeVar
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+
+
+class Urgency(Protocol):
+    """How a read lets more urgent ones pass between two of its pieces."""
+
+    @property
+    def contested(self) -> bool:
+        """Whether a more urgent read waits or runs."""
+        ...
+
+    def give_way(self) -> None:
+        """Let more urgent reads pass, if there are any. Called with no lock held."""
+        ...
+
+
+class _Alone:
+    contested = False
+
+    def give_way(self) -> None:
+        """Nobody waits."""
+
+
+ALONE: Final[Urgency] = _Alone()
+"""Of work that nobody queued: it never gives way."""
 
 
 def with_helpers(
@@ -30,7 +52,7 @@ def with_helpers(
     return results + [other.result() for other in others if not other.cancelled()]
 
 
-def taken(left: deque[Item], turn: Turn, *, helping: bool) -> Iterator[Item]:
+def taken(left: deque[Item], turn: Urgency, *, helping: bool) -> Iterator[Item]:
     """What this thread takes from the list, until nothing is left.
 
     turn: more urgent loads pass between two items; who helps leaves the rest to the calling thread.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast
@@ -11,19 +11,19 @@ from typing import Any, Final, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from deepinfer_kvtier.buffers import Records, Views
+from deepinfer_kvtier.buffers import Records, Views, copy_views
+from deepinfer_kvtier.checksums import checksum_of
 from deepinfer_kvtier.clock import Clock
 from deepinfer_kvtier.coding.expanding import expand_into
 from deepinfer_kvtier.coding.sealing import Sealer
+from deepinfer_kvtier.loads.helping import ALONE, Urgency, taken, with_helpers
 from deepinfer_kvtier.loads.partwise import copy_stages, read_stages
 from deepinfer_kvtier.loads.stages import Arrivals
-from deepinfer_kvtier.loads.turns import ALONE, Turn
-from deepinfer_kvtier.memory.host import HostRecord, HostTier, checksum_of
-from deepinfer_kvtier.puts.queued import copy_views
+from deepinfer_kvtier.memory.host import HostRecord, HostTier
+from deepinfer_kvtier.quality import NO_ROW, marks_of
 from deepinfer_kvtier.records import Status
 from deepinfer_kvtier.store.directory import DirectoryTier
 from deepinfer_kvtier.store.reading import Wanted
-from deepinfer_kvtier.store.table import NO_ROW, marks_of
 from deepinfer_kvtier.tier import GuardedTier
 
 _COPY_RUN: Final = 64  # blocks copied between two looks at the clock
@@ -76,7 +76,7 @@ class _Below:
     in_time: Callable[[], bool]
     statuses: list[Status | None]
     sealer: Sealer | None
-    turn: Turn
+    turn: Urgency
 
 
 class Loader:
@@ -110,7 +110,7 @@ class Loader:
         statuses: list[Status | None],
         arrivals: Arrivals | None = None,
         sealer: Sealer | None = None,
-        turn: Turn = ALONE,
+        turn: Urgency = ALONE,
     ) -> list[Status]:
         """Bytes of records into `dst`; returns the status of each.
 
@@ -167,7 +167,7 @@ class Loader:
         slots: NDArray[np.int64],
         rows: NDArray[np.uint8],
         statuses: list[Status | None],
-        turn: Turn = ALONE,
+        turn: Urgency = ALONE,
     ) -> bool:
         """The short way for blocks that all lie in host memory under a lease the caller holds.
 
@@ -322,45 +322,80 @@ class Loader:
             )
             for j, status in zip(missed, second, strict=True):
                 statuses[j] = status
-        self._open(job, members, statuses, in_clear=False)
+        self._open(job, members, statuses, directory=directory)
         return statuses
 
     def _open(
-        self, job: _Below, members: Sequence[Wanted], statuses: list[Status], *, in_clear: bool
+        self,
+        job: _Below,
+        members: Sequence[Wanted],
+        statuses: list[Status],
+        *,
+        directory: DirectoryTier | None = None,
+        in_clear: bool = False,
     ) -> None:
-        """Decrypt what was read; what this key does not open is a miss, and nobody else's loss.
+        """Decrypt and expand what was read; what cannot be is a miss, and nobody else's loss.
 
-        in_clear: whether unsealed records count where there is a key: those from other memories do.
+        directory: where it was read, if it was there.
+        in_clear:  whether unsealed records count where there is a key, as from other memories.
         """
-        if job.sealer is None and not any(want.seal for want in members):
-            return
-        for j, (want, status) in enumerate(zip(members, statuses, strict=True)):
-            clear = not want.seal and (job.sealer is None or in_clear)
-            if status is not Status.OK or clear:
+        packed: deque[int] = deque()
+        for j, want in enumerate(members):
+            if statuses[j] is not Status.OK:
                 continue
-            packed, want.packed = want.packed, None
-            views = want.views if packed is None else [packed]
-            if (
-                job.sealer is not None
-                and want.seal
-                and job.sealer.open(views, want.seal, want.digest, job.kind, want.depth)
-            ):
-                want.seal = b""
-                if packed is None:
-                    want.checksum = checksum_of(want.views)
-                else:
-                    statuses[j] = self._expand(want, packed)
-                continue
-            statuses[j] = Status.MISS
+            if want.seal or (job.sealer is not None and not in_clear):
+                statuses[j] = self._decrypt(job, want)
+            if want.packed is not None and statuses[j] is Status.OK:
+                packed.append(j)
+        if packed:
+            self._expand(job, members, statuses, packed, directory)
+
+    def _decrypt(self, job: _Below, want: Wanted) -> Status:
+        views = want.views if want.packed is None else [want.packed]
+        if (
+            job.sealer is None
+            or not want.seal
+            or not job.sealer.open(views, want.seal, want.digest, job.kind, want.depth)
+        ):
             with self._counts_lock:
                 self.counts["not_opened"] += 1
+            return Status.MISS
+        want.seal = b""
+        if want.packed is None:
+            want.checksum = checksum_of(want.views)
+        return Status.OK
 
-    def _expand(self, want: Wanted, packed: memoryview) -> Status:
-        counts: Counter[str] = Counter()
-        status = expand_into(want, packed, counts)
-        with self._counts_lock:
-            self.counts.update(counts)
-        return Status.MISS if status is Status.SKIPPED else status
+    def _expand(
+        self,
+        job: _Below,
+        members: Sequence[Wanted],
+        statuses: list[Status],
+        left: deque[int],
+        directory: DirectoryTier | None,
+    ) -> None:
+        """Expand records into their destinations, with the help of the threads that verify."""
+        pool = None if self._directory is None else self._directory.verifiers
+        helpers = 0 if self._directory is None else self._directory.config.verify_threads
+        which = list(left)
+
+        def work(helping: bool) -> Counter[str]:
+            mine: Counter[str] = Counter()
+            for j in taken(left, job.turn, helping=helping):
+                want = members[j]
+                stored, want.packed = want.packed, None
+                assert stored is not None
+                statuses[j] = expand_into(want, stored, mine)
+            return mine
+
+        for noticed in with_helpers(work, pool, min(helpers, len(left) - 1)):
+            with self._counts_lock:
+                (self.counts if directory is None else directory.counts).update(noticed)
+        for j in which:
+            if directory is not None and statuses[j] is not Status.OK:
+                damaged = statuses[j] is Status.CORRUPT
+                directory.give_up(job.kind, job.shard, members[j].digest, damaged=damaged)
+            if statuses[j] is Status.SKIPPED:
+                statuses[j] = Status.MISS
 
     def _promote(self, job: _Below, which: Sequence[int], members: Sequence[Wanted]) -> None:
         """Keep what was read in host memory, as far as there is room."""

@@ -47,9 +47,6 @@ _Work = Callable[[Turn], None]
 _Entry = tuple[int, int, _Work]
 """Minus the priority, order of arrival, what to do."""
 
-ALONE: Final = Turn(0)
-"""Of work that nobody queued: it never gives way."""
-
 
 class LoadQueue:
     """Threads that do loads, started when they are needed."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import numpy as np
 import xxhash
@@ -371,13 +370,3 @@ class HostTier:
     def _keep_spare(self, nbytes: int, slot: int) -> None:
         self._slabs[nbytes].give(slot)
         self._spare_bytes += nbytes
-
-
-def checksum_of(views: Sequence[Any]) -> bytes:
-    """xxh3_128 over byte views, in order."""
-    if len(views) == 1:
-        return xxhash.xxh3_128_digest(views[0])
-    hasher = xxhash.xxh3_128()
-    for view in views:
-        hasher.update(view)
-    return hasher.digest()

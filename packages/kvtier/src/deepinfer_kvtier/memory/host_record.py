@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from deepinfer_kvtier.store.table import APPROXIMATE_BIT, GENERATION_BITS
+from deepinfer_kvtier.quality import APPROXIMATE_BIT, GENERATION_BITS
 
 
 @dataclass(slots=True, eq=False)

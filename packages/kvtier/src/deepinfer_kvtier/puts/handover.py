@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deepinfer_kvtier.buffers import Records
-from deepinfer_kvtier.memory.host import checksum_of
+from deepinfer_kvtier.checksums import checksum_of
 
 HandoverCheck = Literal["sampled", "full", "off"]
 SAMPLE_EVERY: Final = 1024

@@ -13,9 +13,9 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from deepinfer_kvtier.checksums import checksum_of
 from deepinfer_kvtier.coding.compression import Packing, expand
 from deepinfer_kvtier.coding.sealing import Sealer
-from deepinfer_kvtier.memory.host import checksum_of
 from deepinfer_kvtier.puts.handover import Witness
 from deepinfer_kvtier.records import Status
 from deepinfer_kvtier.store import format as fmt

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from deepinfer_kvtier.buffers import Records
+from deepinfer_kvtier.buffers import Records, copy_views
 from deepinfer_kvtier.config import KVTierConfig
 from deepinfer_kvtier.errors import ConfigError
 from deepinfer_kvtier.identity import check_digests
@@ -21,9 +21,9 @@ from deepinfer_kvtier.memory.host import HostRecord, HostTier
 from deepinfer_kvtier.puts.handover import HandoverCheck, Witness, take_witnesses
 from deepinfer_kvtier.puts.outgoing import Origin, Outgoing
 from deepinfer_kvtier.puts.queue import WriteQueue
-from deepinfer_kvtier.puts.queued import WriteItem, copy_views
+from deepinfer_kvtier.puts.queued import WriteItem
+from deepinfer_kvtier.quality import NO_ROW, marks_of
 from deepinfer_kvtier.store.index import aged
-from deepinfer_kvtier.store.table import NO_ROW, marks_of
 from deepinfer_kvtier.tickets import Durability, PutTicket
 from deepinfer_kvtier.tierset import TierSet
 

@@ -14,6 +14,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
+from deepinfer_kvtier.buffers import copy_views
 from deepinfer_kvtier.config import KVTierConfig
 from deepinfer_kvtier.memory.host import HostRecord, HostTier
 from deepinfer_kvtier.puts.attempts import BACKOFF_MAX_S, Attempts, WriteTarget
@@ -23,7 +24,6 @@ from deepinfer_kvtier.puts.queued import (
     Fates,
     WriteItem,
     add_waiter,
-    copy_views,
     differs,
     host_record,
     queue_refusal,

@@ -10,10 +10,11 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from deepinfer_kvtier.checksums import checksum_of
 from deepinfer_kvtier.layout import KIND_CODES
-from deepinfer_kvtier.memory.host import HostRecord, checksum_of
+from deepinfer_kvtier.memory.host import HostRecord
 from deepinfer_kvtier.puts.outgoing import Outgoing
-from deepinfer_kvtier.store.table import marks_of
+from deepinfer_kvtier.quality import marks_of
 from deepinfer_kvtier.tickets import Durability, PutTicket
 
 _BLOCK: Final = KIND_CODES["block"]
@@ -100,11 +101,3 @@ def add_waiter(item: WriteItem, ticket: PutTicket, index: int, want: Durability)
     """One more who wants to know what becomes of an item."""
     ticket.expect()
     item.waiters.append((ticket, index, want))
-
-
-def copy_views(views: Sequence[memoryview], data: NDArray[np.uint8]) -> None:
-    """Gather byte views into one array of the same total length."""
-    at = 0
-    for view in views:
-        data[at : at + view.nbytes] = np.frombuffer(view, dtype=np.uint8)
-        at += view.nbytes

@@ -17,8 +17,9 @@ from deepinfer_kvtier.config import KVTierConfig
 from deepinfer_kvtier.errors import ClosedError
 from deepinfer_kvtier.forking import give_up
 from deepinfer_kvtier.io import IoEngine, PosixIo
-from deepinfer_kvtier.loads.turns import ALONE, Turn
+from deepinfer_kvtier.loads.helping import ALONE, Urgency
 from deepinfer_kvtier.puts.outgoing import Outgoing
+from deepinfer_kvtier.quality import NO_ROW
 from deepinfer_kvtier.records import Status
 from deepinfer_kvtier.store import format as fmt
 from deepinfer_kvtier.store.index import DirectoryIndex
@@ -145,7 +146,7 @@ class DirectoryTier:
         *,
         rows: NDArray[Any] | None = None,
         in_time: Callable[[], bool] = lambda: True,
-        turn: Turn = ALONE,
+        turn: Urgency = ALONE,
     ) -> list[Status]:
         """Fill destinations with verified bytes; one status each, never an exception for storage.
 
@@ -170,6 +171,21 @@ class DirectoryTier:
             self.index.forget(kind, shard, digest, segment)
         else:
             self.bury(kind, shard, [digest])
+
+    def give_up(self, kind: int, shard: int, digest: bytes, *, damaged: bool) -> None:
+        """A record that was read turned out to be of no use here, whatever its checksum says.
+
+        damaged: it is so for everybody. Else another process may know its codec, and the next put
+                 of this one stores a copy that it can read, too.
+        """
+        (row,) = self.index.probe(kind, shard, [digest])
+        if int(row["length"]) == NO_ROW:
+            return
+        segment = int(row["segment"])
+        if damaged:
+            self.quarantine(kind, shard, digest, segment)
+        else:
+            self.index.forget(kind, shard, digest, segment)
 
     # -- writing
 

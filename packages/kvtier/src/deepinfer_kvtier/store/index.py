@@ -9,10 +9,11 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from deepinfer_kvtier.quality import APPROXIMATE_BIT
 from deepinfer_kvtier.retention import RetentionClass
 from deepinfer_kvtier.store import format as fmt
 from deepinfer_kvtier.store.segments import Segment, SegmentSet
-from deepinfer_kvtier.store.table import APPROXIMATE_BIT, ROW, EntryTable
+from deepinfer_kvtier.store.table import ROW, EntryTable
 
 RECENT: Final = 1 << 15
 """Entries that are remembered with their times, for tombstones that are read after them."""

@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from deepinfer_kvtier.checksums import checksum_of
 from deepinfer_kvtier.io import IOV_MAX, IoEngine, read_fully
-from deepinfer_kvtier.loads.helping import taken, with_helpers
-from deepinfer_kvtier.loads.turns import ALONE, Turn
-from deepinfer_kvtier.memory.host import checksum_of
+from deepinfer_kvtier.loads.helping import ALONE, Urgency, taken, with_helpers
 from deepinfer_kvtier.records import Status
 from deepinfer_kvtier.store import format as fmt
 
@@ -106,7 +105,7 @@ def read_run(
     members: Sequence[Wanted],
     pool: Executor | None = None,
     helpers: int = 0,
-    turn: Turn = ALONE,
+    turn: Urgency = ALONE,
 ) -> Outcome:
     """Read slots that lie next to each other and verify each one. raises: OSError.
 

@@ -15,12 +15,12 @@ from typing import Any
 from numpy.typing import NDArray
 
 from deepinfer_kvtier.breaker import Breaker
-from deepinfer_kvtier.coding.expanding import plan_compressed, read_compressed
 from deepinfer_kvtier.io import IoEngine
-from deepinfer_kvtier.loads.turns import Turn
+from deepinfer_kvtier.loads.helping import Urgency
 from deepinfer_kvtier.records import Status
 from deepinfer_kvtier.store import format as fmt
 from deepinfer_kvtier.store.index import DirectoryIndex
+from deepinfer_kvtier.store.packed_reads import plan_compressed, read_compressed
 from deepinfer_kvtier.store.reading import Outcome, Run, Wanted, plan_runs, read_run
 from deepinfer_kvtier.store.segments import SegmentSet
 
@@ -63,7 +63,7 @@ class SegmentReads:
         wanted: Sequence[Wanted],
         rows: NDArray[Any],
         in_time: Callable[[], bool],
-        turn: Turn,
+        turn: Urgency,
     ) -> list[Status]:
         """`DirectoryTier.get_into` of records whose places are known."""
         statuses = [Status.MISS] * len(wanted)
@@ -76,11 +76,11 @@ class SegmentReads:
             for i, status in zip(run.members, statuses_of_run, strict=True):
                 statuses[i] = status
         if Status.MISS in statuses:
-            self._get_compressed(kind, shard, wanted, rows, statuses, in_time, turn)
+            self._get_compressed(kind, shard, wanted, rows, statuses, in_time)
         return statuses
 
     def _read_one_run(
-        self, kind: int, shard: int, run: Run, wanted: Sequence[Wanted], turn: Turn
+        self, kind: int, shard: int, run: Run, wanted: Sequence[Wanted], turn: Urgency
     ) -> Sequence[Status]:
         members = [wanted[i] for i in run.members]
         pool, helpers = self._pool, self._helpers
@@ -98,10 +98,8 @@ class SegmentReads:
         rows: NDArray[Any],
         statuses: list[Status],
         in_time: Callable[[], bool],
-        turn: Turn,
     ) -> None:
         """Read what is stored in fewer bytes than are wanted; sets the statuses of these."""
-        pool, helpers = self._pool, self._helpers
         for run in plan_compressed(rows, wanted):
             members = [wanted[i] for i in run.members]
             lengths: list[int] = rows["length"][run.members].tolist()
@@ -109,16 +107,13 @@ class SegmentReads:
             def read(
                 fd: int, at: int, members: list[Wanted] = members, lengths: list[int] = lengths
             ) -> Outcome:
-                return read_compressed(
-                    self._io, fd, at, kind, shard, members, lengths, pool, helpers, turn
-                )
+                return read_compressed(self._io, fd, at, kind, shard, members, lengths)
 
             found: Sequence[Status] = [Status.TIMEOUT] * len(members)
             if in_time():
                 found = self._read_guarded(kind, shard, run, members, read)
             for i, status in zip(run.members, found, strict=True):
-                # A record that only others can expand is not there for us.
-                statuses[i] = Status.MISS if status is Status.SKIPPED else status
+                statuses[i] = status
 
     def _read_guarded(
         self,
@@ -154,9 +149,6 @@ class SegmentReads:
         if outcome.statuses.count(Status.OK) == len(members):
             return outcome.statuses
         for want, status in zip(members, outcome.statuses, strict=True):
-            if status is Status.SKIPPED:
-                # Then the next put stores a copy that this process can read, too.
-                self._index.forget(kind, shard, want.digest, run.segment)
-            elif status is not Status.OK:
+            if status is not Status.OK:
                 self._quarantine(kind, shard, want.digest, run.segment)
         return outcome.statuses

@@ -11,6 +11,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from deepinfer_kvtier.quality import NO_ROW
+
 ROW: Final = np.dtype(
     [
         ("key_lo", "<u8"),
@@ -26,9 +28,6 @@ ROW: Final = np.dtype(
         ("depth", "<u4"),
     ]
 )
-APPROXIMATE_BIT: Final = 0x80
-GENERATION_BITS: Final = 0x7F
-NO_ROW: Final = 0xFFFFFFFF  # in `length`: no such record
 
 _EMPTY: Final = np.uint32(0xFFFFFFFF)
 _DEAD: Final = np.uint32(0xFFFFFFFE)
@@ -37,11 +36,6 @@ _MAX_LOAD: Final = 0.6
 _PROBE: Final = 8  # slots looked at together by those that did not end at their first
 _STEPS: Final = np.arange(_PROBE)
 _CHUNK: Final = 1 << 16  # rows placed together: bounds the memory of their windows
-
-
-def marks_of(approximate: bool, generation: int) -> int:
-    """Approximate bit and replay generation, saturating, in one byte."""
-    return (APPROXIMATE_BIT if approximate else 0) | min(generation, GENERATION_BITS)
 
 
 class EntryTable:

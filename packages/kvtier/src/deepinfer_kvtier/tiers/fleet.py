@@ -21,6 +21,7 @@ from deepinfer_kvtier.config import KVTierConfig
 from deepinfer_kvtier.io import IoEngine
 from deepinfer_kvtier.layout import KIND_CODES
 from deepinfer_kvtier.puts.outgoing import Outgoing
+from deepinfer_kvtier.quality import APPROXIMATE_BIT, GENERATION_BITS, NO_ROW
 from deepinfer_kvtier.records import Status
 from deepinfer_kvtier.service.client import DirectoryClient
 from deepinfer_kvtier.service.messages import key_of
@@ -29,7 +30,6 @@ from deepinfer_kvtier.store import format as fmt
 from deepinfer_kvtier.store.directory import DirectoryTier
 from deepinfer_kvtier.store.reading import Wanted
 from deepinfer_kvtier.store.store_files import open_store
-from deepinfer_kvtier.store.table import APPROXIMATE_BIT, GENERATION_BITS, NO_ROW
 from deepinfer_kvtier.tier import FOUND, ScanEntry, TierCaps, scan_page
 from deepinfer_kvtier.tiers.fleet_config import FleetTierConfig
 from deepinfer_kvtier.upkeep.gc import collect

@@ -24,10 +24,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from deepinfer_kvtier.clock import Clock
 from deepinfer_kvtier.errors import ConfigError
 from deepinfer_kvtier.puts.outgoing import Outgoing
+from deepinfer_kvtier.quality import NO_ROW
 from deepinfer_kvtier.records import Status
 from deepinfer_kvtier.store import format as fmt
 from deepinfer_kvtier.store.reading import Wanted
-from deepinfer_kvtier.store.table import NO_ROW
 from deepinfer_kvtier.tier import FOUND, ScanEntry, TierCaps
 from deepinfer_kvtier.tiers.slots import open_slot, trailer_of
 

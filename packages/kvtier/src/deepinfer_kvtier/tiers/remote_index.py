@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from deepinfer_kvtier.quality import APPROXIMATE_BIT
 from deepinfer_kvtier.store import format as fmt
-from deepinfer_kvtier.store.table import APPROXIMATE_BIT, ROW, EntryTable
+from deepinfer_kvtier.store.table import ROW, EntryTable
 
 
 @dataclass(slots=True, eq=False)

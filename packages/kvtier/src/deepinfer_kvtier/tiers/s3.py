@@ -25,11 +25,11 @@ from numpy.typing import NDArray
 
 from deepinfer_kvtier.clock import Clock
 from deepinfer_kvtier.puts.outgoing import Outgoing
+from deepinfer_kvtier.quality import NO_ROW
 from deepinfer_kvtier.records import Status
 from deepinfer_kvtier.retention import RetentionClass
 from deepinfer_kvtier.store import format as fmt
 from deepinfer_kvtier.store.reading import Wanted
-from deepinfer_kvtier.store.table import NO_ROW
 from deepinfer_kvtier.tier import FOUND, ScanEntry, TierCaps, scan_page
 from deepinfer_kvtier.tiers.manifest import (
     Manifest,

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections import Counter
 
 from deepinfer_kvtier.buffers import scatter_into
+from deepinfer_kvtier.checksums import checksum_of
 from deepinfer_kvtier.coding.expanding import open_compressed
-from deepinfer_kvtier.memory.host import checksum_of
 from deepinfer_kvtier.puts.outgoing import Outgoing
 from deepinfer_kvtier.records import Status
 from deepinfer_kvtier.store import format as fmt

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from deepinfer_kvtier.quality import NO_ROW
 from deepinfer_kvtier.store import format as fmt
 from deepinfer_kvtier.store.directory import DirectoryTier
 from deepinfer_kvtier.store.logs import LogReader
 from deepinfer_kvtier.store.segments import parse_segment_name
-from deepinfer_kvtier.store.table import NO_ROW
 from deepinfer_kvtier.upkeep.deleting import segment_tombstone
 from deepinfer_kvtier.upkeep.survey import writer_folders
 

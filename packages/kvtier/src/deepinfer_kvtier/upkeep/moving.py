@@ -7,8 +7,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from deepinfer_kvtier.checksums import checksum_of
 from deepinfer_kvtier.io import is_full
-from deepinfer_kvtier.memory.host import checksum_of
 from deepinfer_kvtier.puts.outgoing import Origin, Outgoing
 from deepinfer_kvtier.store import format as fmt
 from deepinfer_kvtier.store.directory import DirectoryTier

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from deepinfer_kvtier.checksums import checksum_of
 from deepinfer_kvtier.coding.codec import CODECS, require_library
 from deepinfer_kvtier.coding.compression import open_compressor, read_table
 from deepinfer_kvtier.errors import ConfigError
-from deepinfer_kvtier.memory.host import checksum_of
 from deepinfer_kvtier.puts.outgoing import Outgoing, expanded
 
 

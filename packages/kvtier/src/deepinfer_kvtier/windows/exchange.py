@@ -9,12 +9,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from deepinfer_kvtier.checksums import checksum_of
 from deepinfer_kvtier.clock import Clock
 from deepinfer_kvtier.errors import ConfigError
 from deepinfer_kvtier.layout import KIND_CODES
-from deepinfer_kvtier.memory.host import HostRecord, HostTier, checksum_of
+from deepinfer_kvtier.memory.host import HostRecord, HostTier
+from deepinfer_kvtier.quality import marks_of
 from deepinfer_kvtier.records import Status
-from deepinfer_kvtier.store.table import marks_of
 from deepinfer_kvtier.windows import wire
 from deepinfer_kvtier.windows.client import PeerClient, PeerHealth
 from deepinfer_kvtier.windows.directory import LocalDirectory, WindowDirectory

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from deepinfer_kvtier.layout import KIND_CODES
 from deepinfer_kvtier.puts.outgoing import Outgoing
+from deepinfer_kvtier.quality import NO_ROW
 from deepinfer_kvtier.records import Status
 from deepinfer_kvtier.store.reading import Wanted
-from deepinfer_kvtier.store.table import NO_ROW
 from deepinfer_kvtier.tier import FOUND, ScanEntry, TierCaps
 from deepinfer_kvtier.windows.wire import PullAnswer, WindowRecord
 
