@@ -24,10 +24,10 @@ import numpy as np
 
 from deepinfer_kvtier.checksums import checksum_of
 from deepinfer_kvtier.clock import SystemClock
-from deepinfer_kvtier.puts.outgoing import Origin, Outgoing
 from deepinfer_kvtier.retention import DEFAULT_CLASSES
 from deepinfer_kvtier.service.client import DirectoryClient
 from deepinfer_kvtier.service.messages import key_of
+from deepinfer_kvtier.store.encoded import EncodedRecord, Origin
 from deepinfer_kvtier.store.reading import Wanted
 from deepinfer_kvtier.testing import payload_of
 from deepinfer_kvtier.tiers.objects import S3TierConfig, open_objects
@@ -92,7 +92,7 @@ def bench_objects(blocks: int, rounds: int) -> None:
             stored.append(digests)
             origin = Origin(0, 0, "chat", 2, bytes(32), 0)
             batch = [
-                Outgoing(origin, digest, bytes(32), i + 1, [row.data], NBYTES, checksum)
+                EncodedRecord(origin, digest, bytes(32), i + 1, [row.data], NBYTES, checksum)
                 for i, (digest, row, checksum) in enumerate(zip(digests, source, sums, strict=True))
             ]  # fmt: skip
             assert all(status.value == "ok" for status in tier.put_from(batch))

@@ -92,15 +92,15 @@ def without_library(monkeypatch):
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=str)
 @pytest.mark.parametrize(
-    ("host_bytes", "copy", "check"),
-    [(1 << 20, True, "sampled"), (1 << 20, False, "sampled"), (0, False, "full")],
+    ("host_bytes", "copy"),
+    [(1 << 20, True), (1 << 20, False), (0, False)],
 )
 @pytest.mark.parametrize("key", [None, KEY], ids=["clear", "sealed"])
 def test_a_reader_with_any_setting_reads_what_any_setting_wrote(
-    store, setting, host_bytes, copy, check, key
+    store, setting, host_bytes, copy, key
 ):
     settings = {"encryption_key": key} if key else {}
-    writer = {"host_bytes": host_bytes, "compression": setting, "handover_check": check}
+    writer = {"host_bytes": host_bytes, "compression": setting}
     with kvtier.open(store, **writer, **settings) as cache:
         store_into(cache, copy=copy)
         assert load_from(cache) == ALL

@@ -62,7 +62,7 @@ def test_the_fault_test_notices_a_missing_checksum(store, make_model, monkeypatc
     """Proof that the test above can fail: without the checksum, flipped bits come back as good."""
     constant = b"\0" * 16
     monkeypatch.setattr("deepinfer_kvtier.store.reading.checksum_of", lambda views: constant)
-    monkeypatch.setattr("deepinfer_kvtier.puts.outgoing.checksum_of", lambda views: constant)
+    monkeypatch.setattr("deepinfer_kvtier.store.encoded.checksum_of", lambda views: constant)
     io = FaultIo(3)
     with kvtier.open(store, io=io, host_bytes=0) as cache:
         model = make_model(cache)

@@ -20,7 +20,7 @@ class DictTier:
     def __init__(self, name: str = "far", max_batch: int = 8) -> None:
         self.name = name
         self.caps = TierCaps(persistent=True, shared=True, max_batch=max_batch)
-        self.stored: dict[tuple[int, int, bytes], tuple[bytes, kvtier.tier.Outgoing]] = {}
+        self.stored: dict[tuple[int, int, bytes], tuple[bytes, kvtier.tier.EncodedRecord]] = {}
         self.down = False
         self.full = False
         self.closed = False

@@ -11,7 +11,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from deepinfer_kvtier.coding.codec import CODECS
 from deepinfer_kvtier.errors import ConfigError
-from deepinfer_kvtier.puts.handover import HandoverCheck
 from deepinfer_kvtier.retention import DEFAULT_CLASSES, RetentionClass, check_class_name
 from deepinfer_kvtier.store.engines import IoName
 from deepinfer_kvtier.store.mount import Mode, MountSettings
@@ -62,8 +61,6 @@ class KVTierConfig(BaseModel):
                        (2-byte elements), "shuffle4+zstd-1"; or one of these by pattern of part
                        names, of which the longest that fits decides: {"*": "zstd-1", "L2.main":
                        "none"} (extra `[zstd]`). Not part of the identity.
-    handover_check:    how a source that is changed before its `put(copy=False)` is done is noticed:
-                       "sampled" words of it are compared, a "full" checksum, or "off".
     verify_threads:    threads that help to read and check the pieces of a long run of blocks; 0 =
                        the reading thread does all of it.
     readback_every:    one record in so many written is read back from storage to see whether it is
@@ -111,7 +108,6 @@ class KVTierConfig(BaseModel):
     part_sums: bool = False
     encryption_key: bytes | None = Field(default=None, min_length=32, max_length=32, repr=False)
     compression: str | dict[str, str] = "none"
-    handover_check: HandoverCheck = "sampled"
     verify_threads: int = Field(default=1, ge=0, le=64)
     io: IoName = "posix"
     io_threads: int = Field(default=2, ge=1, le=64)

@@ -26,10 +26,11 @@ from deepinfer_kvtier.lookup import find_prefix
 from deepinfer_kvtier.match import Match
 from deepinfer_kvtier.plan import Cost, Plan, ReplayMode
 from deepinfer_kvtier.planning import plan_match
-from deepinfer_kvtier.puts.outgoing import Origin
+from deepinfer_kvtier.puts.encode import Encoding
 from deepinfer_kvtier.puts.putting import PutRequest, check_put, put_records
 from deepinfer_kvtier.quality import GENERATION_BITS
 from deepinfer_kvtier.records import LoadResult
+from deepinfer_kvtier.store.encoded import Origin
 from deepinfer_kvtier.store.format import MAX_PART_SUMS
 from deepinfer_kvtier.tickets import Durability, LoadJob, PutTicket
 from deepinfer_kvtier.tierset import TierSet
@@ -374,10 +375,8 @@ class Namespace:
                     namespace=namespace_tag(self.root),
                     approximate=approximate,
                     generation=min(max(generation, 0), GENERATION_BITS),
-                    part_sizes=self._summed_parts(kind),
-                    sealer=self._sealer,
-                    packing=self._packing(kind),
                 ),
+                encoding=Encoding(self._summed_parts(kind), self._packing(kind), self._sealer),
                 digests=digests,
                 source=source,
                 parents=parents,

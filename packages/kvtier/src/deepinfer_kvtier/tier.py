@@ -19,10 +19,11 @@ from numpy.typing import NDArray
 from deepinfer_kvtier.breaker import Breaker
 from deepinfer_kvtier.clock import Clock
 from deepinfer_kvtier.config import KVTierConfig
-from deepinfer_kvtier.puts.outgoing import Outgoing, expanded
+from deepinfer_kvtier.puts.encode import expanded
 from deepinfer_kvtier.quality import NO_ROW
 from deepinfer_kvtier.records import Status
 from deepinfer_kvtier.store import format as fmt
+from deepinfer_kvtier.store.encoded import EncodedRecord
 from deepinfer_kvtier.store.reading import Wanted
 
 # What `probe` says about a record: `length` is its payload in bytes, NO_ROW where there is none;
@@ -40,9 +41,9 @@ class TierCaps:
     zero_copy:  it can fill caller memory without a copy of its own.
     range_read: single parts of a record can be read alone.
     max_batch:  records in one `get_into` or `put_from`; the cache splits longer batches.
-    seals:      it keeps `Outgoing.extra` and `.sealed` and gives them back as `Wanted.seal`; other
-                tiers are not given encrypted records.
-    compressed: it keeps `Outgoing.expanded_bytes` and gives such records back expanded, as
+    seals:      it keeps `extra` and `sealed` of records and gives them back as `Wanted.seal`;
+                other tiers are not given encrypted records.
+    compressed: it keeps `expanded_bytes` of records and gives such records back expanded, as
                 `expanding.open_compressed` does; other tiers are given them expanded.
     align:      bytes to which destination addresses should be aligned; 1 = any.
     commit_bytes, commit_delay_s: what its write queue collects for one `put_from`, and how long a
@@ -130,7 +131,7 @@ class Tier(Protocol):
         """
         ...
 
-    def put_from(self, batch: Sequence[Outgoing]) -> Sequence[Status]:
+    def put_from(self, batch: Sequence[EncodedRecord]) -> Sequence[Status]:
         """Store records, parents before children; OK for what is there already.
 
         The views of a record may be read until the call returns. FULL = no room now; anything else
@@ -179,6 +180,8 @@ class ReportsDrops(Protocol):
 class GuardedTier:
     """A further tier as the cache uses it: batches split, failures counted, a breaker in front."""
 
+    validates = False
+
     def __init__(self, tier: Tier, clock: Clock) -> None:
         self.tier = tier
         self.name = tier.name
@@ -219,7 +222,7 @@ class GuardedTier:
         self.counts["get_us"] += int((time.perf_counter() - started) * 1e6)
         return statuses
 
-    def put_from(self, batch: Sequence[Outgoing]) -> list[Status]:
+    def put_from(self, batch: Sequence[EncodedRecord]) -> list[Status]:
         """One status a record, in order. raises: OSError."""
         statuses: list[Status] = []
         step = max(1, self.tier.caps.max_batch)
@@ -236,7 +239,7 @@ class GuardedTier:
         self.counts["put_records"] += sum(status is Status.OK for status in statuses)
         return statuses
 
-    def _too_sealed(self, record: Outgoing) -> bool:
+    def _too_sealed(self, record: EncodedRecord) -> bool:
         """Whether the tier could not give this encrypted record back."""
         caps = self.tier.caps
         return not (caps.seals and (caps.compressed or not record.expanded_bytes))

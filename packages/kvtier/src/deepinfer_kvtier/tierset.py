@@ -21,13 +21,13 @@ from deepinfer_kvtier.memory.eviction import EvictionPolicy
 from deepinfer_kvtier.memory.host import HostRecord, HostTier
 from deepinfer_kvtier.policy import with_stored_policy
 from deepinfer_kvtier.puts.admission import PutHistory
-from deepinfer_kvtier.puts.outgoing import Outgoing
 from deepinfer_kvtier.puts.queue import WriteQueue
 from deepinfer_kvtier.puts.queued import WriteItem
 from deepinfer_kvtier.puts.readback import ReadBack, from_directory, from_tier
 from deepinfer_kvtier.reaper import Reaper
 from deepinfer_kvtier.records import FlushReport, KVEvent
 from deepinfer_kvtier.store.directory import DirectoryTier
+from deepinfer_kvtier.store.encoded import EncodedRecord
 from deepinfer_kvtier.tier import GuardedTier, Tier
 from deepinfer_kvtier.timings import Timings
 from deepinfer_kvtier.upkeep.gc import collect
@@ -244,7 +244,7 @@ class TierSet:
             )
 
     def _announcer(self, tier: str) -> Any:
-        def announce(batch: Sequence[Outgoing]) -> None:
+        def announce(batch: Sequence[EncodedRecord]) -> None:
             if self.events.active:
                 self.events.emit(
                     KVEvent(
@@ -258,7 +258,7 @@ class TierSet:
     def _after_write(self, tier: str) -> Any:
         announce = self._announcer(tier)
 
-        def after(batch: Sequence[Outgoing]) -> None:
+        def after(batch: Sequence[EncodedRecord]) -> None:
             announce(batch)
             if self.readback is not None:
                 self.readback.written(batch)

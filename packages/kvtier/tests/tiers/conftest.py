@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from deepinfer_kvtier.checksums import checksum_of
-from deepinfer_kvtier.puts.outgoing import Origin, Outgoing
 from deepinfer_kvtier.retention import DEFAULT_CLASSES
+from deepinfer_kvtier.store.encoded import EncodedRecord, Origin
 from deepinfer_kvtier.store.reading import Wanted
 from deepinfer_kvtier.testing import ManualClock, payload_of
 from deepinfer_kvtier.tiers.objects import (
@@ -27,7 +27,7 @@ def digest_of(n: int) -> bytes:
     return payload_of(n.to_bytes(4, "little"), 32).tobytes()
 
 
-def record(n: int, *, nbytes: int = NBYTES, cls: str = "chat", kind: int = 0) -> Outgoing:
+def record(n: int, *, nbytes: int = NBYTES, cls: str = "chat", kind: int = 0) -> EncodedRecord:
     """The record of block `n` of one chain; its bytes follow from its digest."""
     data = payload_of(digest_of(n), nbytes)
     origin = Origin(
@@ -40,7 +40,7 @@ def record(n: int, *, nbytes: int = NBYTES, cls: str = "chat", kind: int = 0) ->
         approximate=n % 7 == 6,
         generation=n % 5,
     )
-    return Outgoing(
+    return EncodedRecord(
         origin,
         digest_of(n),
         digest_of(n - 1) if n else bytes(32),

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from deepinfer_kvtier.breaker import Breaker
-from deepinfer_kvtier.puts.outgoing import Outgoing
 from deepinfer_kvtier.puts.queued import WriteItem
 from deepinfer_kvtier.records import Status
+from deepinfer_kvtier.store.encoded import EncodedRecord
 
 logger = logging.getLogger(__name__)
 
@@ -29,12 +29,17 @@ _FINAL = (Status.OK, Status.SKIPPED)
 
 
 class WriteTarget(Protocol):
-    """What a queue writes to: the local directory, or a further tier behind its guard."""
+    """What a queue writes to: the local directory, or a further tier behind its guard.
+
+    validates: it compares borrowed records with their checksums before they become visible.
+    """
+
+    validates: bool
 
     @property
     def breaker(self) -> Breaker: ...
 
-    def put_from(self, batch: Sequence[Outgoing]) -> Sequence[Status]: ...
+    def put_from(self, batch: Sequence[EncodedRecord]) -> Sequence[Status]: ...
 
     def write_control(self) -> None: ...
 
@@ -67,7 +72,7 @@ class Attempts:
         target: WriteTarget,
         *,
         counts: Counter[str],
-        on_stored: Callable[[Sequence[Outgoing]], None],
+        on_stored: Callable[[Sequence[EncodedRecord]], None],
         timed: Callable[[int, float], None],
         maintain: Callable[[], None],
         pause: Callable[[float], bool],

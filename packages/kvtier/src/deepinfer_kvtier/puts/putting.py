@@ -13,16 +13,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deepinfer_kvtier.buffers import Records, copy_views
+from deepinfer_kvtier.checksums import checksum_of
 from deepinfer_kvtier.config import KVTierConfig
 from deepinfer_kvtier.errors import ConfigError
 from deepinfer_kvtier.identity import check_digests
 from deepinfer_kvtier.layout import KIND_CODES
 from deepinfer_kvtier.memory.host import HostRecord, HostTier
-from deepinfer_kvtier.puts.handover import HandoverCheck, Witness, take_witnesses
-from deepinfer_kvtier.puts.outgoing import Origin, Outgoing
+from deepinfer_kvtier.puts.encode import Encoding
 from deepinfer_kvtier.puts.queue import WriteQueue
 from deepinfer_kvtier.puts.queued import WriteItem
 from deepinfer_kvtier.quality import NO_ROW, marks_of
+from deepinfer_kvtier.store.encoded import EncodedRecord, Origin
 from deepinfer_kvtier.store.index import aged
 from deepinfer_kvtier.tickets import Durability, PutTicket
 from deepinfer_kvtier.tierset import TierSet
@@ -37,6 +38,7 @@ class PutRequest:
     """One checked `put`. The first `confirmed` records may be stored, the others are refused."""
 
     origin: Origin
+    encoding: Encoding
     digests: Sequence[bytes]
     source: Records
     parents: list[bytes]
@@ -87,7 +89,7 @@ def put_records(cache: TierSet, request: PutRequest) -> PutTicket:
     held, fresh = _into_host(cache.host, request, sorted(to_copy))
     _settle_in_host(request, ticket, choice.host_only, held)
     if cache.queue is not None and queued:
-        cache.queue.add(_items(request, queued, held, ticket, cache.config.handover_check))
+        cache.queue.add(_items(request, queued, held, ticket))
         for i in queued:
             held.pop(i, None)  # the queue gives these pins back
     if held:
@@ -258,7 +260,6 @@ def _items(
     which: Sequence[int],
     held: Mapping[int, HostRecord],
     ticket: PutTicket,
-    check: HandoverCheck,
 ) -> list[WriteItem]:
     """Records for the queue, with the ticket as their waiter where it has to wait."""
     now, waits = time.monotonic(), not (request.copy and request.durability == "behind")
@@ -279,20 +280,13 @@ def _items(
                 copy_views(views, data)
                 views = [data.data]
         digest, parent = request.digests[i], request.parents[i]
-        out = Outgoing(request.origin, digest, parent, request.first_depth + i, views, nbytes)
+        out = EncodedRecord(request.origin, digest, parent, request.first_depth + i, views, nbytes)
+        if not copy:
+            # What it is now is what is meant; whatever the caller makes of it later is not stored.
+            out.content_checksum, out.borrowed = checksum_of(views), True
         item = WriteItem(out, record, copy, now, () if copy else views, copy and record is None)
+        item.encoding = request.encoding
         if waits:
             item.waiters = [(ticket, i, request.durability)]
         items.append(item)
-    if not copy:
-        _witness(items, take_witnesses(source, which, check))
     return items
-
-
-def _witness(items: Sequence[WriteItem], witnesses: Sequence[Witness | None]) -> None:
-    for item, witness in zip(items, witnesses, strict=True):
-        out = item.outgoing
-        out.witness = witness
-        origin = out.origin
-        if witness is not None and not (origin.packing or origin.sealer or origin.part_sizes):
-            out.checksum = witness.checksum  # where it is one: no second look is needed

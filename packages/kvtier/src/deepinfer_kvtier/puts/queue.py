@@ -15,10 +15,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from deepinfer_kvtier.buffers import copy_views
+from deepinfer_kvtier.checksums import checksum_of
 from deepinfer_kvtier.config import KVTierConfig
 from deepinfer_kvtier.memory.host import HostRecord, HostTier
 from deepinfer_kvtier.puts.attempts import BACKOFF_MAX_S, Attempts, WriteTarget
-from deepinfer_kvtier.puts.outgoing import Outgoing
+from deepinfer_kvtier.puts.encode import Encoder
 from deepinfer_kvtier.puts.queued import (
     SCRATCH_SHARE,
     Fates,
@@ -29,13 +30,13 @@ from deepinfer_kvtier.puts.queued import (
     queue_refusal,
     report_all,
 )
-from deepinfer_kvtier.puts.summing import Summer
 from deepinfer_kvtier.records import FlushReport
+from deepinfer_kvtier.store.encoded import EncodedRecord
 from deepinfer_kvtier.tickets import Durability, PutTicket
 
 logger = logging.getLogger(__name__)
 
-_SUMS_AT_ONCE = 16
+_ENCODED_AT_ONCE = 16
 
 
 class WriteQueue:
@@ -55,7 +56,7 @@ class WriteQueue:
         config: KVTierConfig,
         *,
         name: str,
-        on_stored: Callable[[Sequence[Outgoing]], None],
+        on_stored: Callable[[Sequence[EncodedRecord]], None],
         timed: Callable[[int, float], None],
         maintain: Callable[[], None],
         hand_on: Callable[[Sequence[WriteItem]], None] | None = None,
@@ -84,8 +85,8 @@ class WriteQueue:
             pause=self._pause,
         )
         self._next_maintenance = time.monotonic() + config.gc_interval_s
-        # Checksums run ahead of the writes, in the order of the queue.
-        self._summer = Summer(f"kvtier-sum-{name}")
+        # Encoding runs ahead of the writes, in the order of the queue.
+        self._encoder = Encoder(f"kvtier-sum-{name}")
         self._thread = threading.Thread(target=self._run, name=f"kvtier-write-{name}", daemon=True)
         self._thread.start()
 
@@ -123,13 +124,13 @@ class WriteQueue:
     def add(self, items: Iterable[WriteItem]) -> None:
         """Queue records, parents first."""
         items = list(items)
-        # Before the summing thread may compress them; what they take off again is `content_bytes`.
+        # Before the encoding thread may compress them; what they take off again is `content_bytes`.
         nbytes = sum([i.outgoing.expanded_bytes or i.outgoing.nbytes for i in items])
-        for start in range(0, len(items), _SUMS_AT_ONCE):
-            some = items[start : start + _SUMS_AT_ONCE]
-            summed = self._summer.submit([item.outgoing for item in some])
+        for start in range(0, len(items), _ENCODED_AT_ONCE):
+            some = items[start : start + _ENCODED_AT_ONCE]
+            encoded = self._encoder.submit([(item.outgoing, item.encoding) for item in some])
             for item in some:
-                item.summed = summed
+                item.encoded = encoded
         with self._cond:
             for item in items:
                 self._items.append(item)
@@ -161,7 +162,7 @@ class WriteQueue:
                 waiting += out.content_bytes
                 copies.append(
                     WriteItem(
-                        replace(out, witness=None),
+                        replace(out),
                         item.held,
                         staged=True,
                         queued_at=time.monotonic(),
@@ -211,7 +212,7 @@ class WriteQueue:
             self._give_up = True
             self._cond.notify_all()
         self._thread.join(timeout + BACKOFF_MAX_S)
-        self._summer.close()
+        self._encoder.close()
         return report
 
     @property
@@ -291,9 +292,9 @@ class WriteQueue:
     def _write(self, batch: list[WriteItem]) -> None:
         stored: set[int] = set()
         try:
-            for summed in {item.summed for item in batch}:
-                if summed is not None:
-                    summed.result()
+            for encoded in {item.encoded for item in batch}:
+                if encoded is not None:
+                    encoded.result()
             self._stage(batch)
             live = [i for i in batch if not (i.outgoing.dropped or i.outgoing.changed)]
             for item in live:
@@ -303,7 +304,6 @@ class WriteQueue:
             stored = written.stored
             if written.failed:
                 self._orphan(written.failed)
-            self._compare_sources(live, stored)
             if self._hand_on is not None:
                 self._hand_on([item for item in live if not item.outgoing.changed])
         finally:
@@ -332,9 +332,15 @@ class WriteQueue:
                 item.held = record
                 if item.outgoing.verbatim:
                     item.outgoing.views = [record.data.data]
+                    item.outgoing.borrowed = False
         for item in fresh:
+            out = item.outgoing
+            if out.borrowed and not out.changed and not self._target.validates:
+                # What is stored there is visible at once, so it has to be checked before.
+                out.views, out.borrowed = [memoryview(b"".join(out.views))], False
+                out.changed = checksum_of(out.views) != out.checksum
             item.staged = True
-            item.owned = item.held is None and not item.outgoing.verbatim
+            item.owned = item.held is None and not out.borrowed
         free = [i for i in fresh if (i.held is not None or i.owned) and not i.outgoing.changed]
         self._release_sources(free)
 
@@ -358,16 +364,6 @@ class WriteQueue:
                     item.orphaned = True
                     gone.add(item.key)
                     self.counts["failed_records"] += 1
-
-    def _compare_sources(self, live: list[WriteItem], stored: set[int]) -> None:
-        """Take back what was written from a source that is not any more what was handed over."""
-        for item in live:
-            out = item.outgoing
-            if out.witness is None or item.held is not None or item.owned:
-                continue
-            if id(item) in stored and not out.witness.still_fits(item.source):
-                out.changed = True
-                self._target.delete(out.kind, out.shard, [out.digest])
 
     def _pause(self, seconds: float) -> bool:
         """Wait before the next attempt; True when the cache gives up meanwhile."""

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from deepinfer_kvtier.checksums import checksum_of
 from deepinfer_kvtier.layout import KIND_CODES
 from deepinfer_kvtier.memory.host import HostRecord
-from deepinfer_kvtier.puts.outgoing import Outgoing
+from deepinfer_kvtier.puts.encode import PLAIN, Encoding
 from deepinfer_kvtier.quality import marks_of
+from deepinfer_kvtier.store.encoded import EncodedRecord
 from deepinfer_kvtier.tickets import Durability, PutTicket
 
 _BLOCK: Final = KIND_CODES["block"]
@@ -29,19 +30,20 @@ class WriteItem:
     held:   the host record whose memory is written; pinned until the item leaves the queue.
     staged: False while the bytes still lie in the caller's buffer.
     source: where the caller's bytes lie, as long as they are not staged.
-    summed: done when the checksum of the bytes is known.
+    encoded: done when the record is ready to be stored.
     owned:  the bytes lie in memory of the queue's own, for want of room in host memory.
     orphaned: a record before it in its chain could not be written: this one is not written either.
     """
 
-    outgoing: Outgoing
+    outgoing: EncodedRecord
     held: HostRecord | None
     staged: bool
     queued_at: float
     source: Sequence[memoryview] = ()
     owned: bool = False
     orphaned: bool = False
-    summed: Future[None] | None = None
+    encoding: Encoding = PLAIN
+    encoded: Future[None] | None = None
     waiters: list[tuple[PutTicket, int, Durability]] = field(
         default_factory=list[tuple[PutTicket, int, Durability]]
     )
@@ -77,11 +79,10 @@ def queue_refusal(
     return None
 
 
-def differs(out: Outgoing, copy: NDArray[np.uint8]) -> bool:
+def differs(out: EncodedRecord, copy: NDArray[np.uint8]) -> bool:
     """Whether a copy taken from a source is not what was handed over and summed."""
-    if out.witness is not None and not out.changed:
-        same = out.witness.fits([copy.data]) and checksum_of([copy.data]) == out.content_checksum
-        out.changed = not same
+    if not out.changed and out.content_checksum is not None:
+        out.changed = checksum_of([copy.data]) != out.content_checksum
     return out.changed
 
 
@@ -91,7 +92,7 @@ def report_all(fates: Fates) -> None:
         ticket.report(of_records)
 
 
-def host_record(out: Outgoing, data: NDArray[np.uint8]) -> HostRecord:
+def host_record(out: EncodedRecord, data: NDArray[np.uint8]) -> HostRecord:
     """The record in host memory whose bytes are in `data`."""
     marks = marks_of(out.origin.approximate, out.origin.generation)
     return HostRecord(out.kind, out.digest, out.parent, out.depth, data, marks)

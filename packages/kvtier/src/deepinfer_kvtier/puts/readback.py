@@ -17,9 +17,9 @@ from typing import Final
 import numpy as np
 
 from deepinfer_kvtier.clock import Clock
-from deepinfer_kvtier.puts.outgoing import Outgoing
 from deepinfer_kvtier.records import Status
 from deepinfer_kvtier.store.directory import DirectoryTier
+from deepinfer_kvtier.store.encoded import EncodedRecord
 from deepinfer_kvtier.store.reading import Wanted
 from deepinfer_kvtier.tier import GuardedTier
 
@@ -112,7 +112,7 @@ class ReadBack:
         self._silent_since: float | None = None
         self._counts: Counter[str] = Counter()
 
-    def written(self, batch: Sequence[Outgoing]) -> None:
+    def written(self, batch: Sequence[EncodedRecord]) -> None:
         """A batch has been written; read an earlier record when it is time to."""
         if not batch:
             return
@@ -159,7 +159,7 @@ class ReadBack:
                 status.value,
             )
 
-    def _remember(self, out: Outgoing) -> None:
+    def _remember(self, out: EncodedRecord) -> None:
         """Keep a fair sample of all batches."""
         self._batches += 1
         record = Written(out.kind, out.shard, out.digest, out.content_bytes)

@@ -18,10 +18,10 @@ from deepinfer_kvtier.errors import ClosedError
 from deepinfer_kvtier.forking import give_up
 from deepinfer_kvtier.io import IoEngine, PosixIo
 from deepinfer_kvtier.loads.helping import ALONE, Urgency
-from deepinfer_kvtier.puts.outgoing import Outgoing
 from deepinfer_kvtier.quality import NO_ROW
 from deepinfer_kvtier.records import Status
 from deepinfer_kvtier.store import format as fmt
+from deepinfer_kvtier.store.encoded import EncodedRecord
 from deepinfer_kvtier.store.index import DirectoryIndex
 from deepinfer_kvtier.store.logs import LogReader
 from deepinfer_kvtier.store.poller import Poller
@@ -40,6 +40,7 @@ class DirectoryTier:
     """
 
     name = "disk"
+    validates = True
 
     def __init__(
         self, root: Path, *, store: bytes, config: KVTierConfig, clock: Clock, io: IoEngine
@@ -189,10 +190,11 @@ class DirectoryTier:
 
     # -- writing
 
-    def put_from(self, batch: Sequence[Outgoing]) -> list[Status]:
+    def put_from(self, batch: Sequence[EncodedRecord]) -> list[Status]:
         """Write records and publish them to every process.
 
-        returns: Status.OK for each. raises: OSError; then nothing of the batch is visible.
+        returns: for each OK, or SKIPPED for one that was dropped, or whose bytes are not what was
+                 handed over. raises: OSError; then nothing of the batch is visible.
         """
         with self._write_lock:
             writer = self._open_writer()
@@ -200,13 +202,15 @@ class DirectoryTier:
             wanted = [record for record in batch if not record.dropped]
             entries = writer.append(wanted, after_ms=self._after_ms(wanted))
             self.index.apply([(writer.id, entries)])
-        return [Status.OK] * len(batch)
+        return [
+            Status.SKIPPED if record.dropped or record.changed else Status.OK for record in batch
+        ]
 
-    def _after_ms(self, batch: Sequence[Outgoing]) -> int:
+    def _after_ms(self, batch: Sequence[EncodedRecord]) -> int:
         names = ((out.kind, out.shard, out.digest) for out in batch)
         return self.index.newest_tomb_ms(names, int(self.clock.wall() * 1000))
 
-    def replace(self, batch: Sequence[Outgoing]) -> None:
+    def replace(self, batch: Sequence[EncodedRecord]) -> None:
         """Write records whose older copies must go. raises: OSError.
 
         The tombstones reach the log after the new copies, so that a crash leaves one of the two.
@@ -243,7 +247,7 @@ class DirectoryTier:
     def delete(self, kind: int, shard: int, digests: Sequence[bytes]) -> int:
         """`bury` for records that may be on their way to disk in this process.
 
-        A write that runs now is older than the tombstone; a later one sees `Outgoing.dropped`.
+        A write that runs now is older than the tombstone; a later one sees `EncodedRecord.dropped`.
         """
         with self._write_lock:
             return self.bury(kind, shard, digests)

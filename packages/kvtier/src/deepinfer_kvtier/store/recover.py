@@ -74,7 +74,10 @@ def _finish_log(folder: Path, store: bytes, io: IoEngine, *, cut: bool) -> bool:
 
 
 def _scan_tail(path: Path, entries: NDArray[Any], io: IoEngine, *, cut: bool) -> NDArray[Any]:
-    """Entries for the slots behind the last indexed one; with `cut` the rest of the file goes."""
+    """Entries for the slots behind the last indexed one; with `cut` the rest of the file goes.
+
+    The writer may have died before it compared the bytes with those it was handed.
+    """
     parsed = parse_segment_name(path.name)
     if parsed is None:
         return _NOTHING
@@ -86,7 +89,7 @@ def _scan_tail(path: Path, entries: NDArray[Any], io: IoEngine, *, cut: bool) ->
         start = int(last["page"]) * fmt.PAGE + fmt.slot_bytes(int(last["length"]))
     fd = io.open_write(path) if cut else io.open_read(path)
     try:
-        found, end = scan_slots(fd, start, number, io)
+        found, end = scan_slots(fd, start, number, io, verify=True)
         if cut:
             io.truncate(fd, end)
     finally:

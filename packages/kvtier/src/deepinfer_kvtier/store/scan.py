@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
 from deepinfer_kvtier.io import IoEngine
@@ -33,8 +34,14 @@ def scan_folder(folder: Path, io: IoEngine) -> NDArray[Any]:
     return np.concatenate(found) if found else _NOTHING
 
 
-def scan_slots(fd: int, start: int, number: int, io: IoEngine) -> tuple[list[NDArray[Any]], int]:
-    """Walk slots by looking for the trailer that says how long its own slot is."""
+def scan_slots(
+    fd: int, start: int, number: int, io: IoEngine, *, verify: bool = False
+) -> tuple[list[NDArray[Any]], int]:
+    """Walk slots by looking for the trailer that says how long its own slot is.
+
+    verify:  leave out records whose bytes do not have their checksum.
+    returns: entries, and where the last whole slot ends.
+    """
     found: list[NDArray[Any]] = []
     slot = at = start
     chunk = bytearray(_CHUNK_BYTES)
@@ -55,7 +62,8 @@ def scan_slots(fd: int, start: int, number: int, io: IoEngine) -> tuple[list[NDA
             expected = at + position - slot
             if trailer is None or fmt.trailer_offset(trailer.payload_bytes) != expected:
                 continue
-            found.append(_entry_of(trailer, number, slot))
+            if not verify or _checksum_at(fd, slot, trailer.payload_bytes, io) == trailer.checksum:
+                found.append(_entry_of(trailer, number, slot))
             slot += fmt.slot_bytes(trailer.payload_bytes)
         if restart is not None and restart > at:
             at = restart
@@ -63,6 +71,18 @@ def scan_slots(fd: int, start: int, number: int, io: IoEngine) -> tuple[list[NDA
             return found, slot
         else:
             at += got
+
+
+def _checksum_at(fd: int, offset: int, length: int, io: IoEngine) -> bytes:
+    hasher = xxhash.xxh3_128()
+    room = memoryview(bytearray(min(length, _CHUNK_BYTES)))
+    while length:
+        got = io.preadv(fd, [room[:length]], offset)
+        if got <= 0:
+            break
+        hasher.update(room[:got])
+        offset, length = offset + got, length - got
+    return hasher.digest()
 
 
 def _entry_of(trailer: fmt.Trailer, number: int, slot: int) -> NDArray[Any]:

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from deepinfer_kvtier.clock import Clock
 from deepinfer_kvtier.io import IOV_MAX, IoEngine, Readable, is_full, write_all
-from deepinfer_kvtier.puts.outgoing import Outgoing, entries_of, trailers_of
 from deepinfer_kvtier.store import format as fmt
+from deepinfer_kvtier.store.encoded import EncodedRecord, entries_of, trailers_of
 from deepinfer_kvtier.store.sharing import Sharing
 from deepinfer_kvtier.store.snapshotter import Snapshotter
 
@@ -107,9 +107,11 @@ class SegmentWriter:
         self.payload_bytes = 0
         self.file_bytes = 0
 
-    def append(self, batch: Sequence[Outgoing], *, after_ms: int = 0) -> NDArray[Any]:
+    def append(self, batch: Sequence[EncodedRecord], *, after_ms: int = 0) -> NDArray[Any]:
         """Write records and their index entries; returns the entries, in order of the batch.
 
+        A record whose bytes are not what was handed over gets no entry: nobody finds it. What of
+        it is written has the checksum of what was meant, should somebody find it all the same.
         after_ms: time of the newest tombstone; the records must count as written later than it.
         raises: OSError; then none of the batch has become visible.
         """
@@ -134,6 +136,9 @@ class SegmentWriter:
         if self._sharing.shared:
             # Another machine must find the bytes before it is told of them.
             self._sync_segments()
+        good = [record.is_as_handed_over() for record in batch]
+        if not all(good):
+            entries = entries[np.array(good, dtype=np.bool_)]
         self.log(entries)
         return entries
 
@@ -251,7 +256,7 @@ class SegmentWriter:
 
     def _plan_run(
         self,
-        batch: Sequence[Outgoing],
+        batch: Sequence[EncodedRecord],
         members: list[int],
         file: int,
         trailers: memoryview,

@@ -20,7 +20,6 @@ from deepinfer_kvtier.clock import Clock
 from deepinfer_kvtier.config import KVTierConfig
 from deepinfer_kvtier.io import IoEngine
 from deepinfer_kvtier.layout import KIND_CODES
-from deepinfer_kvtier.puts.outgoing import Outgoing
 from deepinfer_kvtier.quality import APPROXIMATE_BIT, GENERATION_BITS, NO_ROW
 from deepinfer_kvtier.records import Status
 from deepinfer_kvtier.service.client import DirectoryClient
@@ -28,6 +27,7 @@ from deepinfer_kvtier.service.messages import key_of
 from deepinfer_kvtier.service.search import PROBES_A_ROUND
 from deepinfer_kvtier.store import format as fmt
 from deepinfer_kvtier.store.directory import DirectoryTier
+from deepinfer_kvtier.store.encoded import EncodedRecord
 from deepinfer_kvtier.store.reading import Wanted
 from deepinfer_kvtier.store.store_files import open_store
 from deepinfer_kvtier.tier import FOUND, ScanEntry, TierCaps, scan_page
@@ -121,7 +121,7 @@ class FleetTier:
             self._learn(kind, shard, unknown, self._client.lookup(keys))
         return self._files.get_into(kind, shard, wanted, in_time=in_time)
 
-    def put_from(self, batch: Sequence[Outgoing]) -> list[Status]:
+    def put_from(self, batch: Sequence[EncodedRecord]) -> list[Status]:
         """Write what is not there, then tell the service of all of it. raises: OSError."""
         fresh = [
             record

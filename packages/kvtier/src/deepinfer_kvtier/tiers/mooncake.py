@@ -23,10 +23,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from deepinfer_kvtier.clock import Clock
 from deepinfer_kvtier.errors import ConfigError
-from deepinfer_kvtier.puts.outgoing import Outgoing
 from deepinfer_kvtier.quality import NO_ROW
 from deepinfer_kvtier.records import Status
 from deepinfer_kvtier.store import format as fmt
+from deepinfer_kvtier.store.encoded import EncodedRecord
 from deepinfer_kvtier.store.reading import Wanted
 from deepinfer_kvtier.tier import FOUND, ScanEntry, TierCaps
 from deepinfer_kvtier.tiers.slots import open_slot, trailer_of
@@ -186,7 +186,7 @@ class MooncakeTier:
                 self._call(lambda key=key: self._pool.remove(key))
         return statuses
 
-    def put_from(self, batch: Sequence[Outgoing]) -> list[Status]:
+    def put_from(self, batch: Sequence[EncodedRecord]) -> list[Status]:
         """Copy records into the pool; FULL when it has no room. raises: OSError."""
         statuses = [Status.OK] * len(batch)
         exact = [i for i, r in enumerate(batch) if not (r.approximate or r.generation)]
@@ -261,7 +261,7 @@ class MooncakeTier:
             end += (size + 7) & ~7
         return batches
 
-    def _stage(self, record: Outgoing, at: int, size: int) -> None:
+    def _stage(self, record: EncodedRecord, at: int, size: int) -> None:
         trailer = trailer_of(record, now_ms=int(self._clock.wall() * 1000), sequence=0).pack()
         self._staging[at : at + len(trailer)] = np.frombuffer(trailer, dtype=np.uint8)
         at += len(trailer)

@@ -24,11 +24,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deepinfer_kvtier.clock import Clock
-from deepinfer_kvtier.puts.outgoing import Outgoing
 from deepinfer_kvtier.quality import NO_ROW
 from deepinfer_kvtier.records import Status
 from deepinfer_kvtier.retention import RetentionClass
 from deepinfer_kvtier.store import format as fmt
+from deepinfer_kvtier.store.encoded import EncodedRecord
 from deepinfer_kvtier.store.reading import Wanted
 from deepinfer_kvtier.tier import FOUND, ScanEntry, TierCaps, scan_page
 from deepinfer_kvtier.tiers.manifest import (
@@ -183,7 +183,7 @@ class S3Tier:
 
     # -- writing
 
-    def put_from(self, batch: Sequence[Outgoing]) -> list[Status]:
+    def put_from(self, batch: Sequence[EncodedRecord]) -> list[Status]:
         """Store records as one segment object for each class; they are visible here at once.
 
         Everybody else sees them at their next poll. returns: OK for what is stored, ERROR for what
@@ -204,7 +204,7 @@ class S3Tier:
                     statuses[i] = Status.ERROR
         return statuses
 
-    def _absent(self, batch: Sequence[Outgoing]) -> list[bool]:
+    def _absent(self, batch: Sequence[EncodedRecord]) -> list[bool]:
         """Which records nobody is known to have stored."""
         absent = [False] * len(batch)
         groups: dict[tuple[int, int], list[int]] = {}
@@ -216,7 +216,7 @@ class S3Tier:
                 absent[i] = length == NO_ROW
         return absent
 
-    def _store_segment(self, records: Sequence[Outgoing]) -> None:
+    def _store_segment(self, records: Sequence[EncodedRecord]) -> None:
         with self._write_lock:
             store = self._follower.identity()
             writer, number = self._take_number()

@@ -11,8 +11,8 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from deepinfer_kvtier.puts.outgoing import Outgoing
 from deepinfer_kvtier.store import format as fmt
+from deepinfer_kvtier.store.encoded import EncodedRecord
 from deepinfer_kvtier.store.reading import Wanted
 from deepinfer_kvtier.tiers.objects import Unavailable
 from deepinfer_kvtier.tiers.slots import pack_slot
@@ -31,7 +31,7 @@ def index_path(writer: str, number: int) -> str:
 
 
 def pack_segment(
-    records: Sequence[Outgoing],
+    records: Sequence[EncodedRecord],
     store: bytes,
     writer: str,
     number: int,
@@ -80,7 +80,7 @@ def read_groups(rows: NDArray[Any], wanted: Sequence[Wanted]) -> list[tuple[int,
     return groups
 
 
-def _fill(entry: Any, record: Outgoing, number: int, offset: int, now_ms: int) -> None:
+def _fill(entry: Any, record: EncodedRecord, number: int, offset: int, now_ms: int) -> None:
     (lo,), (hi,) = fmt.key_columns([record.digest])
     entry["key_lo"], entry["key_hi"] = lo, hi
     entry["parent"] = int.from_bytes(record.parent[:8], "little")

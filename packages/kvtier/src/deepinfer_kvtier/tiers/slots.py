@@ -12,13 +12,13 @@ from collections import Counter
 from deepinfer_kvtier.buffers import scatter_into
 from deepinfer_kvtier.checksums import checksum_of
 from deepinfer_kvtier.coding.expanding import open_compressed
-from deepinfer_kvtier.puts.outgoing import Outgoing
 from deepinfer_kvtier.records import Status
 from deepinfer_kvtier.store import format as fmt
+from deepinfer_kvtier.store.encoded import EncodedRecord
 from deepinfer_kvtier.store.reading import Wanted
 
 
-def trailer_of(record: Outgoing, *, now_ms: int, sequence: int) -> fmt.Trailer:
+def trailer_of(record: EncodedRecord, *, now_ms: int, sequence: int) -> fmt.Trailer:
     """What a slot says about a record."""
     origin = record.origin
     return fmt.Trailer(
@@ -41,7 +41,7 @@ def trailer_of(record: Outgoing, *, now_ms: int, sequence: int) -> fmt.Trailer:
     )
 
 
-def pack_slot(record: Outgoing, *, now_ms: int, sequence: int) -> list[memoryview]:
+def pack_slot(record: EncodedRecord, *, now_ms: int, sequence: int) -> list[memoryview]:
     """Buffers of one slot of a segment, payload first and uncopied."""
     trailer = trailer_of(record, now_ms=now_ms, sequence=sequence).pack()
     gap = fmt.trailer_offset(record.nbytes) - record.nbytes
@@ -95,6 +95,6 @@ def open_slot(
     return Status.OK
 
 
-def _flags(record: Outgoing) -> int:
+def _flags(record: EncodedRecord) -> int:
     flags = record.origin.approximate * fmt.FLAG_APPROXIMATE | record.sealed * fmt.FLAG_SEALED
     return flags | bool(record.expanded_bytes) * fmt.FLAG_COMPRESSED

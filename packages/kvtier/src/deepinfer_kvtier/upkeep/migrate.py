@@ -13,7 +13,7 @@ from deepinfer_kvtier.config import KVTierConfig, parse_config
 from deepinfer_kvtier.errors import ConfigError
 from deepinfer_kvtier.io import PosixIo
 from deepinfer_kvtier.policy import POLICY_FILE
-from deepinfer_kvtier.puts.outgoing import Outgoing
+from deepinfer_kvtier.store.encoded import EncodedRecord
 from deepinfer_kvtier.store.store_files import SECRET_FILE, check_format
 from deepinfer_kvtier.upkeep.moving import copy_records
 from deepinfer_kvtier.upkeep.recompress import Recompression
@@ -95,5 +95,5 @@ def _copy(old: Cache, new: Cache, recompress: Recompression | None) -> Migration
     return MigrationReport(records, total, len(rows) - records, refused)
 
 
-def _as_it_is(record: Outgoing) -> Outgoing:
+def _as_it_is(record: EncodedRecord) -> EncodedRecord:
     return record

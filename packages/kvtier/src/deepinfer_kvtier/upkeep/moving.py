@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 
 from deepinfer_kvtier.checksums import checksum_of
 from deepinfer_kvtier.io import is_full
-from deepinfer_kvtier.puts.outgoing import Origin, Outgoing
 from deepinfer_kvtier.store import format as fmt
 from deepinfer_kvtier.store.directory import DirectoryTier
+from deepinfer_kvtier.store.encoded import EncodedRecord, Origin
 from deepinfer_kvtier.upkeep.survey import SegmentState, alive_rows, rows_by_segment
 
 COPY_SHARE = 0.05
@@ -61,8 +61,8 @@ def copy_records(
     target: DirectoryTier,
     rows: NDArray[Any],
     cls: str,
-    change: Callable[[Outgoing], Outgoing] = lambda record: record,
-) -> Iterator[Outgoing]:
+    change: Callable[[EncodedRecord], EncodedRecord] = lambda record: record,
+) -> Iterator[EncodedRecord]:
     """Write the records of one segment again, in their order; yields those that were readable.
 
     change: what to make of each of them first. raises: OSError.
@@ -90,8 +90,8 @@ def reclassify(directory: DirectoryTier, rows: NDArray[Any], cls: str) -> int:
     return moved
 
 
-def _batches(records: Iterable[Outgoing | None]) -> Iterator[list[Outgoing]]:
-    batch: list[Outgoing] = []
+def _batches(records: Iterable[EncodedRecord | None]) -> Iterator[list[EncodedRecord]]:
+    batch: list[EncodedRecord] = []
     for record in records:
         if record is not None:
             batch.append(record)
@@ -102,7 +102,7 @@ def _batches(records: Iterable[Outgoing | None]) -> Iterator[list[Outgoing]]:
         yield batch
 
 
-def _read(directory: DirectoryTier, row: Any, cls: str, *, keep_time: bool) -> Outgoing | None:
+def _read(directory: DirectoryTier, row: Any, cls: str, *, keep_time: bool) -> EncodedRecord | None:
     """A stored record, verified, ready to be written again; None when it is not what it should be.
 
     keep_time: the new copy is as old as the last use of this one, so that neither its lifetime
@@ -126,7 +126,7 @@ def _read(directory: DirectoryTier, row: Any, cls: str, *, keep_time: bool) -> O
         approximate=bool(trailer.flags & fmt.FLAG_APPROXIMATE),
         generation=trailer.generation,
     )
-    return Outgoing(
+    return EncodedRecord(
         origin,
         trailer.digest,
         trailer.parent,

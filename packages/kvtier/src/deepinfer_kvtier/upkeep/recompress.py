@@ -8,7 +8,8 @@ from deepinfer_kvtier.checksums import checksum_of
 from deepinfer_kvtier.coding.codec import CODECS, require_library
 from deepinfer_kvtier.coding.compression import open_compressor, read_table
 from deepinfer_kvtier.errors import ConfigError
-from deepinfer_kvtier.puts.outgoing import Outgoing, expanded
+from deepinfer_kvtier.puts.encode import expanded
+from deepinfer_kvtier.store.encoded import EncodedRecord
 
 
 class Recompression:
@@ -26,7 +27,7 @@ class Recompression:
         self._compressor = open_compressor(codec)
         self.refused = 0
 
-    def __call__(self, record: Outgoing) -> Outgoing:
+    def __call__(self, record: EncodedRecord) -> EncodedRecord:
         """The record as it is to be written; an encrypted one can only be copied."""
         try:
             plain = expanded(record)
@@ -51,7 +52,7 @@ class Recompression:
         )
 
 
-def _sizes(record: Outgoing) -> list[int]:
+def _sizes(record: EncodedRecord) -> list[int]:
     """Bytes of the parts: those of a compressed record are in its table, others are one part."""
     table = read_table(memoryview(b"".join(record.views))) if record.expanded_bytes else None
     return [record.nbytes] if table is None else [size for size, _, _ in table]

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deepinfer_kvtier.layout import KIND_CODES
-from deepinfer_kvtier.puts.outgoing import Outgoing
 from deepinfer_kvtier.quality import NO_ROW
 from deepinfer_kvtier.records import Status
+from deepinfer_kvtier.store.encoded import EncodedRecord
 from deepinfer_kvtier.store.reading import Wanted
 from deepinfer_kvtier.tier import FOUND, ScanEntry, TierCaps
 from deepinfer_kvtier.windows.wire import PullAnswer, WindowRecord
@@ -70,7 +70,7 @@ class PeerWindows:
             self._pull(want) if kind == _STATE and in_time() else Status.MISS for want in wanted
         ]
 
-    def put_from(self, batch: Sequence[Outgoing]) -> Sequence[Status]:
+    def put_from(self, batch: Sequence[EncodedRecord]) -> Sequence[Status]:
         """Nothing is put here: machines pull what they need."""
         return [Status.SKIPPED] * len(batch)
 
