@@ -22,11 +22,10 @@ from pathlib import Path
 import numpy as np
 
 import deepinfer_kvtier as kvtier
-from deepinfer_kvtier.coding.codec import CODECS
-from deepinfer_kvtier.coding.compression import expand, open_compressor
-from deepinfer_kvtier.records import Status
-from deepinfer_kvtier.store.format import FLAG_SEALED
-from deepinfer_kvtier.upkeep.moving import read_slot
+from deepinfer_kvtier.base.values import Status
+from deepinfer_kvtier.flow.compression import CODECS, expand, open_compressor
+from deepinfer_kvtier.log.compaction import read_slot
+from deepinfer_kvtier.log.format import FLAG_SEALED
 
 # One block of 128 tokens of DeepSeek-V4.1-Flash with FP4 caches.
 PARTS = kvtier.parts(
@@ -54,9 +53,9 @@ def records_in(store: Path) -> dict[str, list[bytes]]:
     """Expanded payloads of a directory by kind and size; sealed ones say nothing and are left."""
     found: dict[str, list[bytes]] = defaultdict(list)
     with kvtier.open(store, read_only=True, host_bytes=0) as cache:
-        assert cache.directory is not None
-        for row in cache.directory.index.rows():
-            read = read_slot(cache.directory, row)
+        assert cache.disk is not None
+        for row in cache.disk.index.rows():
+            read = read_slot(cache.disk, row)
             if isinstance(read, str) or read[0].flags & FLAG_SEALED:
                 continue
             trailer, payload = read

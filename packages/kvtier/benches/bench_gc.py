@@ -33,7 +33,7 @@ def collect(root: Path, blocks: int) -> float:
             hasher = ns.hasher()
             hasher.extend(np.full(500 * 128, chain))
             ns.put(hasher.digests, data, cls="scratch", durability="flushed").wait()
-        cache.directory.seal()
+        cache.disk.seal()
         clock.advance(2 * 3600)
         started = time.process_time()
         report = cache.gc()

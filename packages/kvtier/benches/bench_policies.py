@@ -13,7 +13,7 @@ import argparse
 from pathlib import Path
 
 import deepinfer_kvtier as kvtier
-from deepinfer_kvtier.memory.policies import ONLINE
+from deepinfer_kvtier.host.policies import ONLINE
 from deepinfer_kvtier.simulation.replay import BLOCK_BYTES, ReplayClock, ReplayResult, replay
 from deepinfer_kvtier.simulation.simulate import simulate
 from deepinfer_kvtier.simulation.stretch import StretchLoad, generate

@@ -22,16 +22,16 @@ from collections.abc import Callable
 
 import numpy as np
 
-from deepinfer_kvtier.checksums import checksum_of
-from deepinfer_kvtier.clock import SystemClock
-from deepinfer_kvtier.retention import DEFAULT_CLASSES
-from deepinfer_kvtier.service.client import DirectoryClient
-from deepinfer_kvtier.service.messages import key_of
-from deepinfer_kvtier.store.encoded import EncodedRecord, Origin
-from deepinfer_kvtier.store.reading import Wanted
+from deepinfer_kvtier.base.buffers import checksum_of
+from deepinfer_kvtier.base.config import DEFAULT_CLASSES
+from deepinfer_kvtier.base.timing import SystemClock
+from deepinfer_kvtier.log.format import EncodedRecord, Origin
+from deepinfer_kvtier.log.reading import Wanted
+from deepinfer_kvtier.remote.location.client import DirectoryClient
+from deepinfer_kvtier.remote.location.messages import key_of
+from deepinfer_kvtier.remote.tiers.objects import S3TierConfig, open_objects
+from deepinfer_kvtier.remote.tiers.s3 import S3Tier
 from deepinfer_kvtier.testing import payload_of
-from deepinfer_kvtier.tiers.objects import S3TierConfig, open_objects
-from deepinfer_kvtier.tiers.s3 import S3Tier
 
 NBYTES = 113_920
 PROMPT_BLOCKS = 600

@@ -23,8 +23,8 @@ import time
 import numpy as np
 
 import deepinfer_kvtier as kvtier
+from deepinfer_kvtier.remote.state_exchange import LocalDirectory, WindowRecord
 from deepinfer_kvtier.testing import payload_of
-from deepinfer_kvtier.windows import LocalDirectory, WindowRecord
 
 STATE_BYTES = 1_415_040
 CHAINS = 20

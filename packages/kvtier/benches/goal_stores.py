@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 
 import deepinfer_kvtier as kvtier
-from deepinfer_kvtier.io import PosixIo
-from deepinfer_kvtier.store import format as fmt
-from deepinfer_kvtier.store.snapshots import Snapshot, compact, write_snapshot
+from deepinfer_kvtier.base.files import PosixIo
+from deepinfer_kvtier.log import format as fmt
+from deepinfer_kvtier.log.log_reader import Snapshot, compact, write_snapshot
 
 SLOT_PAGES = 28
 WRITER = bytes(range(16))

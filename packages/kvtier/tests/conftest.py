@@ -19,7 +19,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import deepinfer_kvtier as kvtier
-from deepinfer_kvtier.cli import main
+from deepinfer_kvtier.ops.cli import main
 from deepinfer_kvtier.testing import payload_of
 
 # Reproducible, and patient with slow machines; `--hypothesis-profile=search` looks elsewhere.
@@ -125,8 +125,8 @@ def audit(cache: kvtier.Cache) -> None:
     cache.leases.release_all()
     cache.host.audit()
     assert cache.host.pins() == 0
-    if cache.directory is not None:
-        assert cache.directory.segments.users() == 0
+    if cache.disk is not None:
+        assert cache.disk.segments.users() == 0
         assert cache.queue is None or cache.queue.queued_bytes == 0
 
 

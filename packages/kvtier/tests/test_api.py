@@ -13,7 +13,7 @@ import deepinfer_kvtier
 class TestContract(PackageContract):
     package = deepinfer_kvtier
     heavy = ("torch", "zstandard", "asyncio", "hypothesis", "tokenizers", "multiprocessing")
-    light = ("deepinfer_kvtier.cli",)
+    light = ("deepinfer_kvtier.ops.cli",)
     leave_out = ("deepinfer_kvtier.integrations",)  # they import the engines they plug into
 
 

@@ -10,15 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import deepinfer_kvtier as kvtier
-from deepinfer_kvtier.puts.attempts import chains_of
-from deepinfer_kvtier.puts.queued import WriteItem
+from deepinfer_kvtier.flow.write_queue import QueueEntry, chains_of
 
 BLOCK_BYTES = 5_000
 
 
 @pytest.fixture(autouse=True)
 def hurry(monkeypatch):
-    monkeypatch.setattr("deepinfer_kvtier.puts.attempts.BACKOFF_FIRST_S", 0.001)
+    monkeypatch.setattr("deepinfer_kvtier.flow.write_queue.BACKOFF_FIRST_S", 0.001)
 
 
 class Poison:
@@ -28,8 +27,8 @@ class Poison:
         self.digests = set()
         self.error = error or OSError(errno.EIO, "this one does not work")
         self.calls = []
-        self._write = cache.directory.put_from
-        monkeypatch.setattr(cache.directory, "put_from", self.put_from)
+        self._write = cache.disk.put_from
+        monkeypatch.setattr(cache.disk, "put_from", self.put_from)
 
     def put_from(self, batch):
         self.calls.append(len(batch))
@@ -112,7 +111,7 @@ def test_chains_share_nothing_and_keep_their_order(parents):
         before = (
             bytes([100 + parent % 100]) * 32 if parent >= number else bytes([parent % 256]) * 32
         )
-        return WriteItem(
+        return QueueEntry(
             SimpleNamespace(kind=0, digest=digest, parent=before), None, staged=True, queued_at=0.0
         )
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import deepinfer_kvtier as kvtier
-from deepinfer_kvtier.buffers import records_in
+from deepinfer_kvtier.base.buffers import records_in
 
 SIZES = (3, 5)
 

@@ -133,7 +133,7 @@ def test_without_arguments_it_helps(cli):
 
 
 def test_a_reader_that_has_seen_enough_is_no_error(filled):
-    script = "import sys; from deepinfer_kvtier.cli import main; main()"
+    script = "import sys; from deepinfer_kvtier.ops.cli import main; main()"
     command = [sys.executable, "-c", script, "ls", str(filled)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
         child.stdout.close()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import deepinfer_kvtier as kvtier
-from deepinfer_kvtier.io import PosixIo
+from deepinfer_kvtier.base.files import PosixIo
 
 LAYOUT = kvtier.LayoutSpec(128, {"block": kvtier.parts(("kv", 5_000))})
 PROMPT = list(range(6 * 128 + 1))
@@ -79,8 +79,8 @@ def test_a_load_that_is_reading_while_the_cache_closes_gets_its_blocks(store, ma
     result = model.ns.load(match, dst=room, wait=True).wait(10)
     assert cache.closed is not None
     assert model.check(match, result, room) == 4
-    assert cache.directory.segments.users() == 0
-    assert cache.directory.segments.descriptors() == []
+    assert cache.disk.segments.users() == 0
+    assert cache.disk.segments.descriptors() == []
 
 
 FORKED = """
@@ -136,7 +136,7 @@ def test_neither_the_folder_nor_the_leases_of_a_killed_process_live_on_in_its_ch
         parent.wait(10)
         with kvtier.open(store, auto_gc=False) as cache:
             assert cache.gc().adopted_writers == 1
-            segments = cache.directory.segments
+            segments = cache.disk.segments
             assert [segments.is_leased(segment) for segment in segments.all()] == [False]
         parent.stdin.write("\n")
         parent.stdin.flush()

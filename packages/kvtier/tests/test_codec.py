@@ -13,10 +13,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import deepinfer_kvtier as kvtier
-from deepinfer_kvtier.coding import compression
-from deepinfer_kvtier.coding.codec import CODECS, PLAIN, decode, encode
-from deepinfer_kvtier.coding.compression import Compressor, expand, open_compressor, read_table
-from deepinfer_kvtier.records import Status
+from deepinfer_kvtier.base.values import Status
+from deepinfer_kvtier.flow import compression
+from deepinfer_kvtier.flow.compression import (
+    CODECS,
+    PLAIN,
+    Compressor,
+    decode,
+    encode,
+    expand,
+    open_compressor,
+    read_table,
+)
 
 NAMES = [name for name in CODECS if name != "none"]
 

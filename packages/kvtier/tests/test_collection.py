@@ -8,14 +8,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import deepinfer_kvtier as kvtier
-from deepinfer_kvtier.io import PosixIo
-from deepinfer_kvtier.puts.admission import PutHistory
-from deepinfer_kvtier.store.reading import Wanted
+from deepinfer_kvtier.base.files import PosixIo
+from deepinfer_kvtier.flow.tiers import PutHistory
+from deepinfer_kvtier.log.compaction import (
+    SPARSE_SHARE,
+    SegmentStats,
+    choose_sparse,
+    collect_stats,
+    copy_forward,
+    reclassify,
+)
+from deepinfer_kvtier.log.namespaces import drop_namespace, list_namespaces
+from deepinfer_kvtier.log.reading import Wanted
 from deepinfer_kvtier.testing import ManualClock
-from deepinfer_kvtier.upkeep.choose import SPARSE_SHARE, choose_sparse
-from deepinfer_kvtier.upkeep.moving import copy_forward, reclassify
-from deepinfer_kvtier.upkeep.survey import SegmentState, take_survey
-from deepinfer_kvtier.upkeep.tenants import drop_namespace, list_namespaces
 
 HOUR = 3600
 OK = kvtier.Status.OK
@@ -49,7 +54,7 @@ def test_the_refreshed_tenth_of_a_segment_moves_and_the_rest_goes(store, make_mo
     with kvtier.open(store, clock=clock, host_bytes=0) as cache:
         model = make_model(cache)
         prompts = [put(model, seed, cls="agent") for seed in range(10)]
-        cache.directory.seal()
+        cache.disk.seal()
         clock.advance(50 * HOUR)
         assert model.block_hits(prompts[3]) == 4
         clock.advance(30 * HOUR)
@@ -59,7 +64,7 @@ def test_the_refreshed_tenth_of_a_segment_moves_and_the_rest_goes(store, make_mo
         assert model.load_all(prompts[3]) == (4, 4)
         assert model.block_hits(prompts[4]) == 0
         assert cache.stats()["disk"]["gc_copied_bytes"] == 4 * 8192
-        cache.directory.seal()
+        cache.disk.seal()
         clock.advance(71 * HOUR)
         assert cache.gc().segments_expired == 0, "72 hours after the last use, not before"
         clock.advance(2 * HOUR)
@@ -71,14 +76,14 @@ def test_what_moved_is_there_for_neighbours_and_after_a_restart(store, make_mode
     with kvtier.open(store, clock=clock) as cache, kvtier.open(store, clock=clock) as other:
         model = make_model(cache)
         prompts = [put(model, seed, cls="agent") for seed in range(10)]
-        cache.directory.seal()
+        cache.disk.seal()
         clock.advance(50 * HOUR)
         model.block_hits(prompts[0])
         clock.advance(30 * HOUR)
         assert cache.gc().bytes_copied > 0
-        other.directory.refresh()
-        rows = other.directory.index.probe(0, 0, model.digests(prompts[0]))
-        assert other.directory.get_into(0, 0, wanted(model, prompts[0]), rows=rows) == [OK] * 4
+        other.disk.refresh()
+        rows = other.disk.index.probe(0, 0, model.digests(prompts[0]))
+        assert other.disk.get_into(0, 0, wanted(model, prompts[0]), rows=rows) == [OK] * 4
     with kvtier.open(store, clock=clock) as cache:
         clock.advance(41 * HOUR)
         cache.gc()
@@ -92,7 +97,7 @@ def test_a_segment_with_more_life_than_that_waits(store, make_model, clock):
     with kvtier.open(store, clock=clock, host_bytes=0) as cache:
         model = make_model(cache)
         prompts = [put(model, seed, cls="agent") for seed in range(10)]
-        cache.directory.seal()
+        cache.disk.seal()
         clock.advance(50 * HOUR)
         for tokens in prompts[:3]:
             model.block_hits(tokens)
@@ -106,12 +111,12 @@ def test_dropped_records_give_their_space_back_before_their_class_expires(store,
     with kvtier.open(store, clock=clock, host_bytes=0) as cache:
         model = make_model(cache)
         prompts = [put(model, seed, cls="pin") for seed in range(10)]
-        cache.directory.seal()
+        cache.disk.seal()
         for tokens in prompts[1:]:
             model.ns.drop(model.digests(tokens))
         (old,) = segments(store)
         cache.gc()
-        cache.directory.seal()
+        cache.disk.seal()
         (new,) = segments(store)
         assert (old != new, new.stat().st_size) == (True, 4096 + 4 * 8192)
         assert model.load_all(prompts[0]) == (4, 4)
@@ -121,7 +126,7 @@ def test_a_damaged_record_is_left_behind_and_never_copied(store, make_model, clo
     with kvtier.open(store, clock=clock, host_bytes=0) as cache:
         model = make_model(cache)
         prompts = [put(model, seed, cls="agent") for seed in range(10)]
-        cache.directory.seal()
+        cache.disk.seal()
         (segment,) = segments(store)
         raw = bytearray(segment.read_bytes())
         raw[4096 + 8192 + 7] ^= 1  # second block of the first chain
@@ -147,7 +152,7 @@ def test_the_share_of_time_ends_a_pass_between_two_segments(store, make_model, c
             kept.append(put(model, 100 + group, blocks=4, cls="agent"))
             for seed in range(6):
                 put(model, 10 * group + seed, cls="agent")
-            cache.directory.seal()
+            cache.disk.seal()
         clock.advance(50 * HOUR)
         for tokens in kept:
             model.block_hits(tokens)
@@ -164,7 +169,7 @@ def test_the_share_of_time_ends_a_pass_between_two_segments(store, make_model, c
 @given(
     st.lists(
         st.builds(
-            SegmentState,
+            SegmentStats,
             local=st.integers(0, 99),
             cls=st.just("chat"),
             bytes=st.integers(1, 100),
@@ -231,7 +236,7 @@ def test_a_namespace_over_its_quota_loses_its_oldest_and_its_neighbour_nothing(
         assert greedy.block_hits(greedy.prompt(19, 4)) == 4
         assert greedy.block_hits(greedy.prompt(0, 4)) == 0
         assert cache.gc().records_removed == 0
-        found = {usage.name: usage.records for usage in list_namespaces(cache.directory)}
+        found = {usage.name: usage.records for usage in list_namespaces(cache.disk)}
         assert found == {greedy.ns.id[:8]: 36, modest.ns.id[:8]: 4}
 
 
@@ -241,7 +246,7 @@ def test_dropping_a_namespace_takes_all_of_it_in_every_process(store, make_model
         mine, theirs = put(one, 1), put(two, 1)
         neighbour = make_model(other, salt="one")
         assert neighbour.load_all(mine) == (4, 4)
-        assert drop_namespace(cache.directory, one.ns.id) == 4
+        assert drop_namespace(cache.disk, one.ns.id) == 4
         other.gc()
         assert neighbour.block_hits(mine) == 0
         assert two.load_all(theirs) == (4, 4)
@@ -260,7 +265,7 @@ def test_the_namespace_survives_adoption_of_an_unindexed_record(store, make_mode
     log.write_bytes(b"")
     with kvtier.open(store) as cache:
         cache.gc()
-        assert [u.records for u in list_namespaces(cache.directory) if u.name == name] == [4]
+        assert [u.records for u in list_namespaces(cache.disk) if u.name == name] == [4]
 
 
 def test_a_quota_holds_while_writing_not_only_at_the_interval(store, make_model):
@@ -287,7 +292,7 @@ def test_a_tombstoned_file_outlives_its_grace_for_readers_that_do_not_know_yet(
         model, reader = make_model(cache), make_model(other)
         tokens = put(model, 1, cls="scratch")
         assert reader.block_hits(tokens) == 4
-        cache.directory.seal()
+        cache.disk.seal()
         clock.advance(2 * HOUR)
         report = cache.gc()
         assert (report.segments_expired, report.bytes_left > 100_000) == (1, False)
@@ -308,12 +313,12 @@ def test_pinning_moves_records_to_the_class_that_stays_and_unpinning_starts_a_ne
     with kvtier.open(store, clock=clock, host_bytes=0) as cache:
         model = make_model(cache)
         tokens, other = put(model, 1, cls="agent"), put(model, 2, cls="agent")
-        rows = cache.directory.index.probe(0, 0, model.digests(tokens))
-        assert reclassify(cache.directory, rows, "pin") == 4
-        assert reclassify(cache.directory, cache.directory.index.rows(), "agent") == 4
-        rows = cache.directory.index.probe(0, 0, model.digests(tokens))
-        assert reclassify(cache.directory, rows, "pin") == 4
-        cache.directory.seal()
+        rows = cache.disk.index.probe(0, 0, model.digests(tokens))
+        assert reclassify(cache.disk, rows, "pin") == 4
+        assert reclassify(cache.disk, cache.disk.index.rows(), "agent") == 4
+        rows = cache.disk.index.probe(0, 0, model.digests(tokens))
+        assert reclassify(cache.disk, rows, "pin") == 4
+        cache.disk.seal()
         clock.advance(1_000 * HOUR)
         cache.gc()
         assert model.load_all(tokens) == (4, 4)
@@ -321,8 +326,8 @@ def test_pinning_moves_records_to_the_class_that_stays_and_unpinning_starts_a_ne
     with kvtier.open(store, clock=clock, host_bytes=0) as cache:
         model = make_model(cache)
         assert model.load_all(tokens) == (4, 4)
-        assert reclassify(cache.directory, cache.directory.index.rows(), "chat") == 4
-        cache.directory.seal()
+        assert reclassify(cache.disk, cache.disk.index.rows(), "chat") == 4
+        cache.disk.seal()
         clock.advance(167 * HOUR)
         cache.gc()
         assert model.block_hits(tokens) == 4
@@ -378,7 +383,7 @@ def test_ten_thousand_expired_blocks_go_with_their_files_not_one_by_one(store, c
             hasher = ns.hasher()
             hasher.extend(np.full(128_000, chain))
             assert ns.put(hasher.digests, data, cls="agent", durability="flushed").wait(20)
-        cache.directory.seal()
+        cache.disk.seal()
         files = len(segments(store))
         clock.advance(73 * HOUR)
         io.calls = 0
@@ -391,7 +396,7 @@ def test_metrics_tell_what_collection_did_and_why(store, make_model, clock):
     with kvtier.open(store, clock=clock, host_bytes=0) as cache:
         model = make_model(cache)
         prompts = [put(model, seed, cls="agent") for seed in range(10)]
-        cache.directory.seal()
+        cache.disk.seal()
         clock.advance(50 * HOUR)
         model.block_hits(prompts[3])
         clock.advance(30 * HOUR)
@@ -415,13 +420,13 @@ def test_a_sparse_segment_whose_records_vanish_before_they_are_read_is_no_error(
     with kvtier.open(store, clock=clock, host_bytes=0) as cache:
         model = make_model(cache)
         prompts = [put(model, seed, cls="agent") for seed in range(10)]
-        cache.directory.seal()
+        cache.disk.seal()
         clock.advance(50 * HOUR)
         model.block_hits(prompts[3])
         clock.advance(30 * HOUR)
-        sparse = choose_sparse(take_survey(cache.directory).states)
+        sparse = choose_sparse(collect_stats(cache.disk).states)
         assert len(sparse) == 1
-        cache.directory.delete(0, 0, model.digests(prompts[3]))
+        cache.disk.delete(0, 0, model.digests(prompts[3]))
         for tokens in prompts:
-            cache.directory.delete(0, 0, model.digests(tokens))
-        assert copy_forward(cache.directory, sparse) == (0, 0)
+            cache.disk.delete(0, 0, model.digests(tokens))
+        assert copy_forward(cache.disk, sparse) == (0, 0)

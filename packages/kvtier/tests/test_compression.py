@@ -14,15 +14,16 @@ import pytest
 import zstandard
 
 import deepinfer_kvtier as kvtier
-from deepinfer_kvtier.checksums import checksum_of
-from deepinfer_kvtier.coding import codec, compression
-from deepinfer_kvtier.coding.expanding import open_compressed
+from deepinfer_kvtier.base.buffers import checksum_of
+from deepinfer_kvtier.base.values import Status
 from deepinfer_kvtier.faultrun import run_faults
-from deepinfer_kvtier.records import Status
-from deepinfer_kvtier.store import format as fmt
-from deepinfer_kvtier.store.reading import Wanted
+from deepinfer_kvtier.flow import compression
+from deepinfer_kvtier.flow import compression as codec
+from deepinfer_kvtier.flow.compression import open_compressed
+from deepinfer_kvtier.log import format as fmt
+from deepinfer_kvtier.log.compaction import reclassify
+from deepinfer_kvtier.log.reading import Wanted
 from deepinfer_kvtier.testing import FaultIo, ManualClock, payload_of
-from deepinfer_kvtier.upkeep.moving import reclassify
 
 from .test_tiers import DictTier
 
@@ -157,7 +158,7 @@ def test_an_earlier_release_finds_no_trailer_where_a_record_is_compressed(store)
     """It knew format 1 and took the length of a layout for the length of its payload."""
     with kvtier.open(store, compression="zstd-1", host_bytes=0) as cache:
         digests = store_into(cache)
-        lengths = cache.directory.index.probe(0, 0, digests)["length"]
+        lengths = cache.disk.index.probe(0, 0, digests)["length"]
         assert (lengths < PAYLOAD).all(), "so it looks up nothing"
     (path,) = store.rglob("*.kvs")
     raw = path.read_bytes()
@@ -221,8 +222,8 @@ def test_checks_collection_and_moves_need_no_codec(store, cli, without_library):
             digests = store_into(cache)
     assert cli.facts("fsck", store)["checked"] == BLOCKS + 1
     with kvtier.open(store, host_bytes=0, clock=clock) as cache:
-        directory = cache.directory
-        assert reclassify(directory, directory.index.rows(), "agent") == BLOCKS + 1
+        disk = cache.disk
+        assert reclassify(disk, disk.index.rows(), "agent") == BLOCKS + 1
         namespace(cache).drop(digests[:-1], kinds=("block",))
         assert cache.gc().segments_expired == 1, "the old segment holds nothing any more"
     clock.advance(1)
@@ -232,7 +233,7 @@ def test_checks_collection_and_moves_need_no_codec(store, cli, without_library):
         with kvtier.open(store, host_bytes=0, clock=clock) as cache:
             ns = namespace(cache)
             room = np.zeros((1, PAYLOAD), np.uint8)
-            rows = cache.directory.index.probe(0, 0, digests)
+            rows = cache.disk.index.probe(0, 0, digests)
             assert (rows["length"] < PAYLOAD).tolist() == [False] * (BLOCKS - 1) + [True]
             again = np.stack([content(d) for d in digests[:-1]])
             assert ns.put(digests[:-1], again, durability="flushed").wait(20)
@@ -245,7 +246,7 @@ def test_checks_collection_and_moves_need_no_codec(store, cli, without_library):
 def test_a_killed_writers_unindexed_records_are_adopted_compressed(store):
     io = FaultIo()
     cache = kvtier.open(store, compression="zstd-1", host_bytes=0, io=io)
-    cache.directory._open_writer().log = lambda entries: None  # it dies before its index frame
+    cache.disk._open_writer().log = lambda entries: None  # it dies before its index frame
     store_into(cache)
     io.crash()
     cache.close(timeout=0)
@@ -337,10 +338,8 @@ def test_a_flipped_bit_of_a_stored_payload_is_found_before_it_is_expanded(store,
     raw[fmt.PAGE + at] ^= 4
     path.write_bytes(raw)
     expanded = []
-    real = compression.codecs.decode
-    monkeypatch.setattr(
-        compression.codecs, "decode", lambda *given: expanded.append(1) or real(*given)
-    )
+    real = compression.decode
+    monkeypatch.setattr(compression, "decode", lambda *given: expanded.append(1) or real(*given))
     with kvtier.open(store, host_bytes=0) as cache:
         assert load_from(cache)[:2] == (BLOCKS, BLOCKS - 1)
         assert cache.stats()["disk"]["corrupt"] == 1
@@ -475,7 +474,7 @@ def test_object_storage_keeps_and_returns_compressed_records(tmp_path, key):
 
 @pytest.mark.parametrize("key", [None, KEY], ids=["clear", "sealed"])
 def test_a_mooncake_pool_keeps_and_returns_compressed_records(monkeypatch, key):
-    from deepinfer_kvtier.tiers import build
+    from deepinfer_kvtier.remote.tiers import build
 
     from .tiers.test_mooncake import FakePool
 

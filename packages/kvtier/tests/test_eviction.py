@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import deepinfer_kvtier as kvtier
-from deepinfer_kvtier.memory.eviction import Use
-from deepinfer_kvtier.memory.policies import ONLINE, make_policy
-from deepinfer_kvtier.memory.sessions import SessionAware
+from deepinfer_kvtier.host.eviction import Use
+from deepinfer_kvtier.host.policies import ONLINE, make_policy
+from deepinfer_kvtier.host.session_policy import SessionAware
 from deepinfer_kvtier.simulation.replay import BLOCK_BYTES, ReplayClock, replay
 from deepinfer_kvtier.simulation.simulate import simulate
 from deepinfer_kvtier.simulation.stretch import StretchLoad, generate
@@ -237,7 +237,7 @@ def test_a_policy_of_ones_own_decides(make_model, own):
 
 def test_a_policy_of_ones_own_is_named_by_module_and_class(tmp_path, monkeypatch, cli):
     (tmp_path / "my_policies.py").write_text(
-        "from deepinfer_kvtier.memory.ownership import TailLru as Mine\nnumber = 3\n"
+        "from deepinfer_kvtier.host.eviction import TailLru as Mine\nnumber = 3\n"
         "class Half:\n    def used(self, use): pass\n"
         "class Greedy:\n    def __init__(self, room): pass\n"
         "class Lazy(Mine):\n    def victim(self, pinned): return None\n"

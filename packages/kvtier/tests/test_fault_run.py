@@ -40,13 +40,13 @@ BROKEN = textwrap.dedent(
     """
     import sys
     from deepinfer_kvtier import faultrun
-    from deepinfer_kvtier.puts import outgoing
-    from deepinfer_kvtier.store import reading
 
     def constant(views):
         return bytes(16)
 
-    reading.checksum_of = outgoing.checksum_of = constant
+    for name, module in list(sys.modules.items()):
+        if name.startswith("deepinfer_kvtier") and hasattr(module, "checksum_of"):
+            module.checksum_of = constant
     sys.argv = ["faultrun", "--reads", "15000", "--where", sys.argv[1]]
     faultrun.main()
     """

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepinfer_kvtier.store import format as fmt
+from deepinfer_kvtier.log import format as fmt
 
 STORE, WRITER = bytes(range(16)), bytes(range(16, 32))
 TRAILER = fmt.Trailer(

@@ -68,7 +68,7 @@ def read_snapshot(path, store: bytes) -> tuple[int, list[bytes]]:
 
 
 def test_the_page_is_enough_to_read_a_snapshot(store, make_model, monkeypatch):
-    monkeypatch.setattr("deepinfer_kvtier.store.writer._LAST_SNAPSHOT_FRAMES", 2)
+    monkeypatch.setattr("deepinfer_kvtier.log.writer._LAST_SNAPSHOT_FRAMES", 2)
     with kvtier.open(store) as cache:
         model = make_model(cache)
         tokens = model.prompt(1, 70)

@@ -6,10 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import deepinfer_kvtier as kvtier
-from deepinfer_kvtier.retention import DEFAULT_CLASSES, check_class_name
+from deepinfer_kvtier.base.config import DEFAULT_CLASSES, check_class_name
+from deepinfer_kvtier.log.compaction import SegmentStats, choose_expired, choose_victims
 from deepinfer_kvtier.testing import FaultIo, ManualClock
-from deepinfer_kvtier.upkeep.choose import choose_expired, choose_victims
-from deepinfer_kvtier.upkeep.survey import SegmentState
 
 HOUR = 3600
 BLOCK_BYTES = 5_000
@@ -41,9 +40,7 @@ def test_each_class_lives_its_own_time_after_the_last_hit(store, make_model, clo
             return {
                 cls
                 for cls, tokens in prompts.items()
-                if (
-                    cache.directory.index.probe(0, 0, model.digests(tokens))["length"] == 5_000
-                ).all()
+                if (cache.disk.index.probe(0, 0, model.digests(tokens))["length"] == 5_000).all()
             }
 
         clock.advance(0.9 * HOUR)
@@ -62,7 +59,7 @@ def test_a_hit_renews_the_lifetime_also_for_other_processes(store, make_model, c
         model = make_model(cache)
         tokens = model.prompt(1, 2)
         model.store(tokens, cls="agent", durability="flushed").wait(10)
-        cache.directory.seal()
+        cache.disk.seal()
         clock.advance(50 * HOUR)
         assert model.block_hits(tokens) == 2
         cache.flush()
@@ -84,7 +81,7 @@ def test_what_is_flushed_again_lives_from_then_on_for_every_process(
         tokens = model.prompt(1, 2)
         for _ in range(2):
             assert model.store(tokens, durability="flushed").wait(10)
-            cache.directory.seal()
+            cache.disk.seal()
             clock.advance(hours * HOUR)
         clock.advance((100 - hours) * HOUR)
         other.gc()
@@ -159,7 +156,7 @@ def test_a_dry_run_changes_nothing(store, make_model, clock):
         model = make_model(cache)
         tokens = model.prompt(1, 2)
         model.store(tokens, cls="scratch", durability="flushed").wait(10)
-        cache.directory.seal()
+        cache.disk.seal()
         clock.advance(2 * HOUR)
         report = cache.gc(dry_run=True)
         assert (report.segments_expired, report.records_removed) == (1, 2)
@@ -174,13 +171,13 @@ def test_a_leased_segment_is_collected_once_its_lease_is_over(store, make_model,
         tokens = model.prompt(1, 3)
         model.store(tokens, cls="scratch", durability="flushed").wait(10)
         match = model.ns.match(tokens, want=("block",), lease_s=10 * HOUR)
-        cache.directory.seal()
+        cache.disk.seal()
         clock.advance(2 * HOUR)
         assert cache.gc().segments_expired == 0
         dst = np.zeros((3, BLOCK_BYTES), np.uint8)
         assert model.check(match, model.ns.load(match, dst=dst).wait(), dst) == 3
         match.release()
-        assert cache.directory.segments.users() == 0
+        assert cache.disk.segments.users() == 0
         assert cache.gc().segments_expired == 1
         assert model.block_hits(tokens) == 0
 
@@ -192,7 +189,7 @@ def test_a_neighbour_notices_collected_segments(store, make_model, clock):
         model.store(tokens, cls="scratch", durability="flushed").wait(10)
         neighbour = make_model(other)
         assert neighbour.block_hits(tokens) == 3
-        cache.directory.seal()
+        cache.disk.seal()
         clock.advance(2 * HOUR)
         cache.gc()
         other.gc()
@@ -226,7 +223,7 @@ def test_an_unlink_that_fails_is_tried_again(store, make_model, clock):
     with kvtier.open(store, clock=clock, io=io) as cache:
         model = make_model(cache)
         model.store(model.prompt(1, 2), cls="scratch", durability="flushed").wait(10)
-        cache.directory.seal()
+        cache.disk.seal()
         clock.advance(2 * HOUR)
         io.set_rates({"unlink": {"eio": 1.0}})
         with pytest.raises(OSError, match="injected"):
@@ -239,7 +236,7 @@ def test_an_unlink_that_fails_is_tried_again(store, make_model, clock):
 
 
 STATES = st.builds(
-    SegmentState,
+    SegmentStats,
     local=st.integers(0, 99),
     cls=st.sampled_from(["scratch", "agent", "chat", "pin", "other"]),
     bytes=st.integers(0, 100),

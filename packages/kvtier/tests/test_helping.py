@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from deepinfer_kvtier.loads.helping import ALONE, taken, with_helpers
+from deepinfer_kvtier.log.reading import ALONE, taken, with_helpers
 
 
 class Contested:
@@ -24,11 +24,11 @@ class Contested:
 
 
 def test_the_calling_thread_lets_urgent_loads_pass_and_a_helper_leaves():
-    turn, left = Contested(), deque(range(3))
-    assert list(taken(left, turn, helping=True)) == []
-    assert turn.passed == 0
-    assert list(taken(left, turn, helping=False)) == [0, 1, 2]
-    assert turn.passed == 3
+    urgency, left = Contested(), deque(range(3))
+    assert list(taken(left, urgency, helping=True)) == []
+    assert urgency.passed == 0
+    assert list(taken(left, urgency, helping=False)) == [0, 1, 2]
+    assert urgency.passed == 3
 
 
 def test_each_item_is_taken_once_by_whoever_comes_first():

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepinfer_kvtier.checksums import checksum_of
-from deepinfer_kvtier.memory.eviction import Use
-from deepinfer_kvtier.memory.host import HostRecord, HostTier
-from deepinfer_kvtier.memory.policies import ONLINE
+from deepinfer_kvtier.base.buffers import checksum_of
+from deepinfer_kvtier.host.eviction import Use
+from deepinfer_kvtier.host.memory import HostRecord, HostTier
+from deepinfer_kvtier.host.policies import ONLINE
 from deepinfer_kvtier.testing import ManualClock
 
 SIZE = 100

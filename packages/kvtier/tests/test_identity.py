@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import deepinfer_kvtier as kvtier
-from deepinfer_kvtier.identity import chain_root, fingerprint
+from deepinfer_kvtier.base.identity import chain_root, fingerprint
 
 SECRET = bytes(range(32))
 ROOT = bytes(32)

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import errno
 import os
-import sys
-import types
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import deepinfer_kvtier as kvtier
+from deepinfer_kvtier.base.files import PosixIo, read_fully, write_all
 from deepinfer_kvtier.faultrun import run_faults
-from deepinfer_kvtier.io import PosixIo, read_fully, write_all
-from deepinfer_kvtier.store.direct import DirectIo
-from deepinfer_kvtier.store.staged import StagedIo
-from deepinfer_kvtier.store.usrbio import REQUEST_BYTES, UsrbioIo
+from deepinfer_kvtier.log.direct_io import DirectIo, StagedIo
 
 PAGE = 4096
 
@@ -188,143 +183,3 @@ def test_the_fault_layer_works_over_direct_files(tmp_path):
     assert run.reads >= 1_500
     assert run.wrong == 0
     assert sum(run.injected.values()) > 50
-
-
-# -- USRBIO: 3FS itself is not at hand, this is an imitation of its Python interface
-
-
-class FakeRing:
-    """Serves requests backwards; can fail, come short, or hang."""
-
-    def __init__(self, module, for_read):
-        self.module = module
-        self.for_read = for_read
-        self.pending = []
-
-    def prepare(self, iov, read, fd, off, userdata=None):
-        assert read == self.for_read, "a ring is for reads or for writes"
-        assert fd in self.module.registered, "only registered descriptors can be used"
-        self.pending.append((iov, fd, off, userdata))
-        return self
-
-    def submit(self):
-        return self
-
-    def wait(self, *, max_results=0, min_results=0, timeout=None):
-        if self.module.hang:
-            return []
-        taken, self.pending = self.pending[-2:], self.pending[:-2]
-        return [self.serve(*request) for request in reversed(taken)]
-
-    def serve(self, iov, fd, off, userdata):
-        memory = self.module.memory[iov.shm][iov.start : iov.stop]
-        if self.module.error:
-            result = -self.module.error
-        elif self.for_read:
-            result = os.preadv(fd, [memory[: len(memory) - self.module.short]], off)
-        else:
-            result = os.pwrite(fd, memory, off)
-        return types.SimpleNamespace(result=result, userdata=userdata)
-
-
-class FakeIov:
-    def __init__(self, shm, start, stop):
-        self.shm, self.start, self.stop = shm, start, stop
-
-    def __getitem__(self, part):
-        start, stop, step = part.indices(self.stop - self.start)
-        assert step == 1
-        return FakeIov(self.shm, self.start + start, self.start + stop)
-
-
-@pytest.fixture
-def threefs(monkeypatch, tmp_path):
-    module = types.ModuleType("hf3fs_fuse.io")
-    module.registered, module.memory = set(), {}
-    module.hang, module.error, module.short = False, 0, 0
-
-    def make_iovec(shm, mount, block_size=0, numa=-1):
-        assert mount == "/3fs"
-        module.memory[shm.name] = shm.buf
-        return FakeIov(shm.name, 0, shm.size)
-
-    def deregister(fd):
-        module.registered.remove(fd)
-
-    module.make_iovec = make_iovec
-    module.make_ioring = lambda mount, entries, for_read=True, io_depth=0: FakeRing(
-        module, for_read
-    )
-    module.register_fd = module.registered.add
-    module.deregister_fd = deregister
-    module.extract_mount_point = lambda path: "/3fs" if path.startswith(str(tmp_path)) else None
-    monkeypatch.setitem(sys.modules, "hf3fs_fuse", types.ModuleType("hf3fs_fuse"))
-    monkeypatch.setitem(sys.modules, "hf3fs_fuse.io", module)
-    yield module
-    module.memory.clear()
-
-
-def test_usrbio_moves_the_same_bytes_in_requests_that_end_in_any_order(threefs, store, make_model):
-    with kvtier.open(store, io="usrbio", mode=None, host_bytes=0) as cache:
-        layout = kvtier.LayoutSpec(4, {"block": kvtier.parts(("kv", 300_000))})
-        ns = cache.namespace(layout, model="3fs")
-        prompt = list(range(4 * 20 + 1))
-        source = np.random.default_rng(0).integers(0, 256, (20, 300_000), dtype=np.uint8)
-        assert ns.put(ns.match(prompt).digests, source, durability="fsync").wait(10)
-        room = np.zeros_like(source)
-        with ns.match(prompt) as match:
-            assert ns.load(match, dst=room).wait().ok
-        assert np.array_equal(room, source)
-        assert cache.stats()["io"] == {"engine": "usrbio", "timeouts": 0}
-    assert not threefs.registered, "descriptors are given back before they are closed"
-
-
-def test_usrbio_stops_at_a_short_answer(threefs, tmp_path):
-    io, path = UsrbioIo(tmp_path), tmp_path / "a.kvs"
-    path.write_bytes(os.urandom(2 * REQUEST_BYTES + 100))
-    fd = io.open_read(path)
-    room = bytearray(3 * REQUEST_BYTES)
-    assert io.preadv(fd, [room], 0) == 2 * REQUEST_BYTES + 100
-    assert room[: 2 * REQUEST_BYTES + 100] == path.read_bytes()
-    threefs.short = 7
-    assert io.preadv(fd, [room], 0) == REQUEST_BYTES - 7
-    io.close(fd)
-
-
-def test_a_request_that_3fs_does_not_answer_costs_its_deadline_and_its_memory(threefs, tmp_path):
-    io, path = UsrbioIo(tmp_path, timeout_s=0.01), tmp_path / "a.kvs"
-    path.write_bytes(b"x" * PAGE)
-    fd = io.open_read(path)
-    room = bytearray(PAGE)
-    threefs.hang = True
-    with pytest.raises(OSError, match="in time") as error:
-        io.preadv(fd, [room], 0)
-    assert error.value.errno == errno.ETIMEDOUT
-    assert io.facts()["timeouts"] == 1
-    threefs.hang = False
-    assert io.preadv(fd, [room], 0) == PAGE
-    assert len(threefs.memory) == 2, "memory that a late answer may write to is not used again"
-    threefs.error = errno.EIO
-    with pytest.raises(OSError, match="Input/output"):
-        io.preadv(fd, [room], 0)
-    io.close(fd)
-
-
-def test_the_fault_layer_works_over_usrbio(threefs, tmp_path):
-    run = run_faults(tmp_path / "kv", reads=800, seed=4, engine=lambda: UsrbioIo(tmp_path))
-    assert (run.reads >= 800, run.wrong) == (True, 0)
-
-
-def test_without_3fs_the_error_says_what_is_missing(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "hf3fs_fuse", None)
-    with pytest.raises(kvtier.ConfigError, match="built with 3FS"):
-        kvtier.open(tmp_path, io="usrbio")
-    with pytest.raises(kvtier.ConfigError, match="needs a path"):
-        kvtier.open(io="usrbio")
-    with pytest.raises(kvtier.ConfigError, match="io"):
-        kvtier.open(tmp_path, io="magic")
-
-
-def test_a_directory_that_is_not_on_3fs_is_refused(threefs, tmp_path_factory):
-    with pytest.raises(kvtier.ConfigError, match="not on one"):
-        kvtier.open(tmp_path_factory.mktemp("elsewhere") / "kv", io="usrbio")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import deepinfer_kvtier as kvtier
-from deepinfer_kvtier.store import filelocks
+from deepinfer_kvtier.base import files as filelocks
 from deepinfer_kvtier.testing import ManualClock, payload_of
 
 BLOCKS, BLOCK_BYTES = 6, 5_000
@@ -130,7 +130,7 @@ def test_a_quota_is_kept_by_evicting_what_nobody_leases(store, make_model):
         old, new = model.prompt(1, 4), model.prompt(2, 4)
         for tokens in (old, new):
             assert model.store(tokens, durability="flushed").wait(10)
-            cache.directory.seal()
+            cache.disk.seal()
             clock.advance(60)
         match = model.ns.match(old, want=("block",))
         with kvtier.open(store, quota_bytes=75_000, **settings) as other:

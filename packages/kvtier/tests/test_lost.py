@@ -54,12 +54,12 @@ def test_what_is_stored_elsewhere_or_was_dropped_is_not_lost(any_store, make_mod
         tokens = models[0].prompt(1, 3)
         digests = models[0].digests(tokens)
         for cache, model in zip((one, two), models, strict=True):
-            cache.directory.refresh = lambda **_: None  # neither knows that the other is at it
+            cache.disk.refresh = lambda **_: None  # neither knows that the other is at it
             model.store(tokens[: 2 * 128 + 1] if cache is two else tokens)
             assert cache.flush().done
         models[0].ns.drop(digests[:1])
         assert one.flush().done
-        (first,) = one.directory.root.glob(f"w/{one.directory.writer_name}/*.kvs")
+        (first,) = one.disk.root.glob(f"w/{one.disk.writer_name}/*.kvs")
     first.unlink()
     facts = cli.facts("fsck", any_store, "--repair")
     assert (facts["lost_segments"], facts["lost_records"]) == (1, 1)

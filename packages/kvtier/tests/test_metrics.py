@@ -5,7 +5,8 @@ import re
 import pytest
 
 import deepinfer_kvtier as kvtier
-from deepinfer_kvtier.metrics import HOST_REMOVAL_REASONS, Histogram
+from deepinfer_kvtier.api.metrics import HOST_REMOVAL_REASONS
+from deepinfer_kvtier.base.timing import Histogram
 
 LABEL = r'[a-z]+="[^"]+"'
 SAMPLE = re.compile(rf"kvtier_[a-z0-9_]+(\{{{LABEL}(,{LABEL})*\}})? [0-9.e+-]+")

@@ -163,7 +163,7 @@ class TwoProcesses(RuleBasedStateMachine):
             cache.flush()
             cache.leases.release_all()
             assert cache.host.pins() == 0
-            assert cache.directory.segments.users() == 0
+            assert cache.disk.segments.users() == 0
             cache.close()
         shutil.rmtree(self.root)
 

@@ -9,7 +9,7 @@ import os
 import pytest
 
 import deepinfer_kvtier as kvtier
-from deepinfer_kvtier.io import PosixIo
+from deepinfer_kvtier.base.files import PosixIo
 from deepinfer_kvtier.simulation.trace import read_trace
 from deepinfer_kvtier.testing import ManualClock
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import deepinfer_kvtier as kvtier
-from deepinfer_kvtier.io import PosixIo
-from deepinfer_kvtier.loads.stages import plan_stages
+from deepinfer_kvtier.base.files import PosixIo
+from deepinfer_kvtier.flow.handles import plan_stages
 from deepinfer_kvtier.testing import payload_of
 
 SIZES = {"L2.index": 96, "L2.main": 1_000, "L8.index": 0, "L8.main": 3_000}
@@ -36,7 +36,7 @@ def stored(cache, model="parts"):
     ns = cache.namespace(LAYOUT, model=model)
     digests = ns.match(PROMPT).digests
     source = np.stack([payload_of(digest, PAYLOAD) for digest in digests])
-    assert ns.put(digests, source, durability="flushed" if cache.directory else "behind").wait(10)
+    assert ns.put(digests, source, durability="flushed" if cache.disk else "behind").wait(10)
     return ns, source
 
 

@@ -7,8 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import deepinfer_kvtier as kvtier
-from deepinfer_kvtier.costs import WEIGHT, CostModel
-from deepinfer_kvtier.plan import UNKNOWN_TIER, BlockMark, StoredState, choose_cut
+from deepinfer_kvtier.flow.plan import (
+    UNKNOWN_TIER,
+    WEIGHT,
+    BlockQuality,
+    CostModel,
+    StoredState,
+    choose_cut,
+)
 
 FAST = kvtier.Cost(prefill_tok_s=1_000, tiers={"host": (0, 1e12), "disk": (0, 1e12)})
 
@@ -22,7 +28,7 @@ def cut(blocks=10, state_at=None, tiers=None, mark=None, **changes):
         "tiers": tiers,
         "state_at": {k: StoredState(*v) for k, v in (state_at or {}).items()},
         "needs_state": True,
-        "marks": [mark or BlockMark()] * len(tiers),
+        "marks": [mark or BlockQuality()] * len(tiers),
         "mode": "bounded",
         "cost": FAST,
     }
@@ -43,7 +49,7 @@ def test_a_bounded_replay_costs_128_tokens_and_marks_what_follows():
 
 
 def test_exact_mode_never_uses_approximate_state():
-    fuzzy = BlockMark(approximate=True)
+    fuzzy = BlockQuality(approximate=True)
     assert cut(mode="exact").state == "start"
     assert cut(mode="exact", state_at={10: ("host", 1_000, True, 1)}).state == "start"
     assert cut(mode="exact", mark=fuzzy, state_at={10: ("host", 1, False, 0)}).n_blocks == 0
@@ -52,7 +58,7 @@ def test_exact_mode_never_uses_approximate_state():
 
 
 def test_exact_mode_uses_the_exact_head_of_a_chain_with_an_approximate_tail():
-    marks = [BlockMark()] * 30 + [BlockMark(True, 1)] * 10
+    marks = [BlockQuality()] * 30 + [BlockQuality(True, 1)] * 10
     plan = cut(blocks=40, mode="exact", marks=marks)
     assert (plan.n_blocks, plan.state, plan.approximate) == (30, "exact_replay", False)
 
@@ -69,9 +75,9 @@ def test_without_replay_only_stored_state_counts():
 
 
 def test_beyond_the_replay_limit_an_exact_replay_is_forced():
-    assert cut(mark=BlockMark(True, 7)).replay_generation == 8
-    assert cut(mark=BlockMark(True, 8)).state == "start"
-    plan = cut(blocks=40, mark=BlockMark(True, 8))
+    assert cut(mark=BlockQuality(True, 7)).replay_generation == 8
+    assert cut(mark=BlockQuality(True, 8)).state == "start"
+    plan = cut(blocks=40, mark=BlockQuality(True, 8))
     assert (plan.n_blocks, plan.state, plan.replay_generation) == (40, "exact_replay", 8)
 
 
@@ -168,7 +174,7 @@ def every_cut(tiers, state_at, marks, mode, cost, needs_state, block_bytes, prom
 @given(
     RUNS,
     STATES,
-    st.lists(st.builds(BlockMark, st.booleans(), st.integers(0, 4)), max_size=3),
+    st.lists(st.builds(BlockQuality, st.booleans(), st.integers(0, 4)), max_size=3),
     st.sampled_from(["bounded", "exact", "none"]),
     COSTS,
     st.booleans(),
@@ -176,7 +182,7 @@ def every_cut(tiers, state_at, marks, mode, cost, needs_state, block_bytes, prom
 )
 def test_no_cut_at_all_beats_the_plan(tiers, states, tail_marks, mode, cost, needs_state, tail):
     clean = max(0, len(tiers) - len(tail_marks))
-    marks = ([BlockMark()] * clean + tail_marks)[: len(tiers)]
+    marks = ([BlockQuality()] * clean + tail_marks)[: len(tiers)]
     state_at = {k: StoredState(*v) for k, v in states.items() if k <= len(tiers)}
     prompt = len(tiers) * 128 + tail
     plan = choose_cut(

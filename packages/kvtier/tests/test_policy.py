@@ -9,7 +9,7 @@ import logging
 import pytest
 
 import deepinfer_kvtier as kvtier
-from deepinfer_kvtier.io import PosixIo
+from deepinfer_kvtier.base.files import PosixIo
 from deepinfer_kvtier.testing import ManualClock
 
 HOUR = 3600
@@ -36,7 +36,7 @@ def fill(cache, make_model, count: int, clock, cls: str = "chat"):
     model = make_model(cache)
     for seed in range(count):
         assert model.store(model.prompt(seed, 4), cls=cls, durability="flushed").wait(10)
-        cache.directory.seal()
+        cache.disk.seal()
         clock.advance(60)
     return model
 

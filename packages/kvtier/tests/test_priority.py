@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import deepinfer_kvtier as kvtier
-from deepinfer_kvtier.io import PosixIo
-from deepinfer_kvtier.loads.turns import MOST_BEFORE_A_PIECE, PICKS_BY_AGE, LoadQueue
+from deepinfer_kvtier.base.files import PosixIo
+from deepinfer_kvtier.flow.load_scheduler import MOST_BEFORE_A_PIECE, PICKS_BY_AGE, LoadScheduler
 
 BLOCKS, PAYLOAD = 24, 100_000  # 100 KiB a slot: ten to a piece, three pieces a prompt
 LAYOUT = kvtier.LayoutSpec(4, {"block": kvtier.parts(("kv", PAYLOAD))})
@@ -184,19 +184,19 @@ def test_an_urgent_load_of_what_a_paused_one_reads_does_not_wait_for_it(open_cac
 
 
 def test_a_stream_of_urgent_loads_does_not_starve_the_others():
-    queue, order = LoadQueue(1), []
+    queue, order = LoadScheduler(1), []
     started, gate, done = threading.Event(), threading.Event(), threading.Event()
 
-    def urgent(turn):
+    def urgent(urgency):
         order.append("u")
         if order.count("u") < 100:
             queue.submit(urgent, 1)
 
-    def patient(turn):
+    def patient(urgency):
         started.set()
         gate.wait(30)
         for _ in range(3):
-            turn.give_way()
+            urgency.give_way()
             order.append("p")
         done.set()
 
@@ -210,18 +210,18 @@ def test_a_stream_of_urgent_loads_does_not_starve_the_others():
 
 
 def test_a_waiting_load_is_started_although_more_urgent_ones_keep_coming():
-    queue, order = LoadQueue(1), []
+    queue, order = LoadScheduler(1), []
     first, last = threading.Event(), threading.Event()
 
-    def urgent(turn):
+    def urgent(urgency):
         order.append("u")
         if order.count("u") < 50:
             queue.submit(urgent, 1)
         else:
             last.set()
 
-    queue.submit(lambda turn: first.wait(30), 2)
-    queue.submit(lambda turn: order.append("p"), 0)
+    queue.submit(lambda urgency: first.wait(30), 2)
+    queue.submit(lambda urgency: order.append("p"), 0)
     queue.submit(urgent, 1)
     first.set()
     assert last.wait(30)
@@ -231,12 +231,12 @@ def test_a_waiting_load_is_started_although_more_urgent_ones_keep_coming():
 
 @given(st.lists(st.tuples(st.integers(-3, 3), st.integers(0, 3)), max_size=30), st.integers(1, 3))
 def test_every_load_is_done_once_whatever_passes_whom(loads, threads):
-    queue, done, lock = LoadQueue(threads), [], threading.Lock()
+    queue, done, lock = LoadScheduler(threads), [], threading.Lock()
 
     def work(number, pieces):
-        def run(turn):
+        def run(urgency):
             for _ in range(pieces):
-                turn.give_way()
+                urgency.give_way()
             with lock:
                 done.append(number)
             if number % 7 == 6:

@@ -82,7 +82,7 @@ def test_what_one_process_found_damaged_no_process_reads_again(damaged, make_mod
         io = CountingIo()
         with kvtier.open(damaged, host_bytes=0, io=io) as two:
             assert make_model(two).block_hits(tokens) == 1
-            assert two.directory.index.probe(0, 0, model.digests(tokens))["length"].tolist() == [
+            assert two.disk.index.probe(0, 0, model.digests(tokens))["length"].tolist() == [
                 BLOCK_BYTES,
                 0xFFFFFFFF,
             ]

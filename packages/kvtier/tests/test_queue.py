@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import deepinfer_kvtier as kvtier
-from deepinfer_kvtier.breaker import Breaker
-from deepinfer_kvtier.puts.queued import queue_refusal
+from deepinfer_kvtier.base.timing import Breaker
+from deepinfer_kvtier.flow.write_queue import queue_refusal
 from deepinfer_kvtier.testing import ManualClock, payload_of
 
 BLOCK_BYTES = 5_000

@@ -7,7 +7,7 @@ import errno
 import pytest
 
 import deepinfer_kvtier as kvtier
-from deepinfer_kvtier.puts.readback import Written, from_directory
+from deepinfer_kvtier.flow.tiers import Written, from_disk
 from deepinfer_kvtier.testing import FaultIo, ManualClock
 
 
@@ -83,7 +83,7 @@ def test_what_was_dropped_or_collected_is_no_failure(cache, make_model, store, c
     model.ns.drop(model.digests(tokens))
     put(model, 2, 1)
     assert seen(cache) == (0, 0, 1)
-    cache.directory.seal()
+    cache.disk.seal()
     with kvtier.open(store, clock=clock, quota_bytes=4096, auto_gc=False) as other:
         assert other.gc().bytes_freed > 0
     put(model, 3)
@@ -97,13 +97,13 @@ def test_a_file_that_another_process_collected_is_told_from_one_that_was_lost(
 ):
     model = make_model(cache)
     collected = put(model, 1, 3)
-    cache.directory.seal()
+    cache.disk.seal()
     with kvtier.open(store, clock=clock, quota_bytes=4096, auto_gc=False) as other:
         assert other.gc().segments_evicted == 1
-    read = from_directory(cache.directory)
+    read = from_disk(cache.disk)
     assert read(Written(0, 0, model.digests(collected)[0], 5_000)) is None
     lost = put(model, 2, 3)
-    cache.directory.seal()
+    cache.disk.seal()
     for path in store.rglob("*.kvs"):
         path.unlink()
     assert read(Written(0, 0, model.digests(lost)[0], 5_000)) is kvtier.Status.MISS
@@ -125,7 +125,7 @@ def test_a_failing_audit_costs_no_write(cache, make_model, io, monkeypatch):
     def fail(*_, **__):
         raise OSError(errno.EIO, "no logs today")
 
-    monkeypatch.setattr(cache.directory, "refresh", fail)
+    monkeypatch.setattr(cache.disk, "refresh", fail)
     io.set_rates({"preadv": {"short": 1.0}})
     put(model, 2, 1)
     assert seen(cache)[1] == 1

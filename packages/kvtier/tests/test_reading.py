@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import deepinfer_kvtier as kvtier
-from deepinfer_kvtier.io import PosixIo
+from deepinfer_kvtier.base.files import PosixIo
 
 BLOCKS, PAYLOAD = 24, 100_000  # 100 KiB a slot: ten to a piece
 LAYOUT = kvtier.LayoutSpec(4, {"block": kvtier.parts(("kv", PAYLOAD))})
@@ -71,7 +71,7 @@ def test_two_threads_share_the_pieces_of_a_run(cache, io):
 def test_a_helper_that_does_not_come_is_not_waited_for(cache, io):
     ns, source = stored(cache)
     free = threading.Event()
-    busy = cache.directory.verifiers.submit(free.wait, 30)
+    busy = cache.disk.verifiers.submit(free.wait, 30)
     readers = set()
     io.before = lambda: readers.add(threading.get_ident())
     dst = np.zeros_like(source)

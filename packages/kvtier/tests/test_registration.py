@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from deepinfer_kvtier.registration import register
+from deepinfer_kvtier.flow.tier import register
 
 
 class Pinning:

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 import deepinfer_kvtier as kvtier
-from deepinfer_kvtier.coding.sealing import SEAL_BYTES, Sealer, WriterIdentity
+from deepinfer_kvtier.flow.encryption import SEAL_BYTES, Sealer, WriterIdentity
 from deepinfer_kvtier.testing import payload_of
 
 KEY, OTHER = bytes(range(32)), bytes(range(1, 33))
@@ -136,12 +136,12 @@ def test_records_move_between_files_without_their_key(store):
     with kvtier.open(store, host_bytes=0, encryption_key=KEY) as cache:
         source = store_into(cache)
     with kvtier.open(store, host_bytes=0) as cache:
-        from deepinfer_kvtier.upkeep.moving import reclassify
-        from deepinfer_kvtier.upkeep.verify import verify
+        from deepinfer_kvtier.log.compaction import reclassify
+        from deepinfer_kvtier.ops.check import verify
 
-        directory = cache.directory
-        assert verify(directory).bad == {}
-        assert reclassify(directory, directory.index.rows(), "agent") == 6
+        disk = cache.disk
+        assert verify(disk).bad == {}
+        assert reclassify(disk, disk.index.rows(), "agent") == 6
     with kvtier.open(store, host_bytes=0, encryption_key=KEY) as cache:
         assert np.array_equal(load_from(cache)[2], source)
 

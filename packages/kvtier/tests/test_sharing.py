@@ -66,7 +66,7 @@ def test_a_second_copy_takes_over_when_the_first_one_goes(store, make_model):
             kept = path.read_bytes()
             assert model.load_all(tokens) == (3, 3)
             path.unlink()
-            cache.directory.segments.close()
+            cache.disk.segments.close()
             model.load_all(tokens)
             assert model.load_all(tokens) == (3, 3)
             path.write_bytes(kept)

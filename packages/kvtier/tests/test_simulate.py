@@ -11,10 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import deepinfer_kvtier as kvtier
-from deepinfer_kvtier.memory.eviction import Use
-from deepinfer_kvtier.memory.hazard import ReturnRates, age_bin
-from deepinfer_kvtier.memory.policies import ONLINE
-from deepinfer_kvtier.memory.sessions import SessionAware
+from deepinfer_kvtier.host.eviction import Use
+from deepinfer_kvtier.host.policies import ONLINE
+from deepinfer_kvtier.host.session_policy import ReturnRates, SessionAware, age_bin
 from deepinfer_kvtier.simulation.simulate import simulate
 from deepinfer_kvtier.simulation.stretch import DAY_S, StretchLoad, generate
 from deepinfer_kvtier.simulation.trace import Request, read_trace

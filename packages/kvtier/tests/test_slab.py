@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import deepinfer_kvtier as kvtier
-from deepinfer_kvtier.memory.slab import Slab, gather, scatter
+from deepinfer_kvtier.host.memory import Slab, gather, scatter
 
 
 @pytest.mark.parametrize("nbytes", [1, 64, 5_000, 113_920])

@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import deepinfer_kvtier as kvtier
-from deepinfer_kvtier.io import PosixIo
-from deepinfer_kvtier.store import format as fmt
-from deepinfer_kvtier.store import writer
-from deepinfer_kvtier.store.index import DirectoryIndex
-from deepinfer_kvtier.store.segments import SegmentSet
-from deepinfer_kvtier.store.snapshots import Snapshot, compact, read_newest, write_snapshot
+from deepinfer_kvtier.base.files import PosixIo
+from deepinfer_kvtier.log import format as fmt
+from deepinfer_kvtier.log import writer
+from deepinfer_kvtier.log.index import LogIndex
+from deepinfer_kvtier.log.log_reader import Snapshot, compact, read_newest, write_snapshot
+from deepinfer_kvtier.log.segments import SegmentSet
+from deepinfer_kvtier.ops.check import check
 from deepinfer_kvtier.testing import FaultIo
-from deepinfer_kvtier.upkeep.repair import check
 
 STORE, WRITER = b"s" * 16, b"w" * 16
 
@@ -173,7 +173,7 @@ def test_a_compacted_log_means_what_the_log_meant(tmp_path_factory, entries):
     whole = np.concatenate([np.zeros(0, dtype=fmt.ENTRY), *entries])
 
     def meaning(log):
-        index = DirectoryIndex(SegmentSet(root, PosixIo(), {}))
+        index = LogIndex(SegmentSet(root, PosixIo(), {}))
         index.apply([(WRITER, log)])
         return {(int(r["key_lo"]), int(r["kind"])): int(r["seen_s"]) for r in index.rows()}
 
@@ -208,11 +208,11 @@ def test_fsck_finds_damaged_snapshots_and_a_repair_leaves_none(store, make_model
     for path in damaged:
         path.write_bytes(path.read_bytes()[:-1])
     with kvtier.open(store, host_bytes=0) as cache:
-        report = check(cache.directory, repair=False)
+        report = check(cache.disk, repair=False)
         assert (report.bad_snapshots, report.clean) == (len(damaged), False)
-        assert check(cache.directory, repair=True).bad_snapshots == len(damaged)
+        assert check(cache.disk, repair=True).bad_snapshots == len(damaged)
     with kvtier.open(store, host_bytes=0) as cache:
-        assert check(cache.directory, repair=False).clean
+        assert check(cache.disk, repair=False).clean
         assert cache.stats()["disk"]["index_rescans"] == 0
     hits, _ = found(store, make_model, prompts)
     assert hits == all_of(prompts)

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 import deepinfer_kvtier as kvtier
-from deepinfer_kvtier.io import PosixIo
-from deepinfer_kvtier.puts import encode as encode_module
-from deepinfer_kvtier.puts import queue as queue_module
-from deepinfer_kvtier.store.writer import SegmentWriter
+from deepinfer_kvtier.base.files import PosixIo
+from deepinfer_kvtier.flow import encode as encode_module
+from deepinfer_kvtier.flow import write_queue as queue_module
+from deepinfer_kvtier.log.writer import SegmentWriter
 
 PAYLOAD, BLOCKS = 40_000, 4
 LAYOUT = kvtier.LayoutSpec(128, {"block": kvtier.parts(("a", 10_000), ("b", 30_000))})
@@ -221,7 +221,7 @@ def test_what_a_killed_writer_left_of_a_changed_source_is_not_adopted(store, tmp
         import os
         import numpy as np
         import deepinfer_kvtier as kvtier
-        from deepinfer_kvtier.io import PosixIo
+        from deepinfer_kvtier.base.files import PosixIo
 
         pool = np.zeros(({BLOCKS}, {PAYLOAD}), np.uint8)
         class Dies(PosixIo):
@@ -320,7 +320,7 @@ def test_bytes_are_compared_before_the_log_speaks_of_them(store, monkeypatch):
     monkeypatch.setattr(
         SegmentWriter, "log", lambda self, entries: (order.append("log"), log(self, entries))[1]
     )
-    from deepinfer_kvtier.store.encoded import EncodedRecord
+    from deepinfer_kvtier.log.format import EncodedRecord
 
     check = EncodedRecord.is_as_handed_over
     monkeypatch.setattr(
@@ -347,8 +347,8 @@ def test_transformed_records_go_on_to_further_tiers_without_their_source(store, 
         pool.fill(3)
         assert cache.flush().done
         assert cache.stats()["tiers"]["s3"]["stored_records"] == BLOCKS
-        spill = cache.stats()["spills"]["s3"]
-        assert spill.get("failed_records", 0) == spill.get("source_changed", 0) == 0
+        lower_queue = cache.stats()["lower_queues"]["s3"]
+        assert lower_queue.get("failed_records", 0) == lower_queue.get("source_changed", 0) == 0
 
 
 def test_after_done_the_source_may_change(store):

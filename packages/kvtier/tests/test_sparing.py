@@ -10,14 +10,13 @@ import numpy as np
 import pytest
 
 import deepinfer_kvtier as kvtier
-from deepinfer_kvtier.io import PosixIo
+from deepinfer_kvtier.base.files import PosixIo
+from deepinfer_kvtier.log.compaction import collect_stats
+from deepinfer_kvtier.log.gc import KEPT_SHARE, evict, worth_keeping, write_again
+from deepinfer_kvtier.log.index import ROW, EntryTable
 from deepinfer_kvtier.simulation.replay import ReplayClock, replay
 from deepinfer_kvtier.simulation.trace import Request
-from deepinfer_kvtier.store.table import ROW, EntryTable
 from deepinfer_kvtier.testing import ManualClock
-from deepinfer_kvtier.upkeep.evicting import evict
-from deepinfer_kvtier.upkeep.sparing import KEPT_SHARE, worth_keeping, write_again
-from deepinfer_kvtier.upkeep.survey import take_survey
 
 SLOT = 8_192  # of a block of 5,000 bytes
 QUOTA = 400 * SLOT
@@ -74,7 +73,7 @@ def test_a_copy_has_to_earn_its_next_chance(store, make_model, clock):
         fill(model, clock, range(15))
         fill(model, clock, range(15, 27))
         spared = cache.stats()["disk"]["gc_spared_records"]
-        assert (spared, model.cache.directory.index.hit_rows().size) == (16, 0)
+        assert (spared, model.cache.disk.index.hit_rows().size) == (16, 0)
         fill(model, clock, range(27, 80))
         assert cache.stats()["disk"]["gc_spared_records"] == 16
         assert model.block_hits(once) == 0
@@ -177,11 +176,11 @@ def test_what_was_written_again_is_not_once_more_where_its_segment_cannot_go(
         hot = put(model, 1000)
         model.block_hits(hot)
         fill(model, clock, range(6))
-        survey = take_survey(cache.directory)
-        worth = worth_keeping(cache.directory, survey.states)
-        kept = write_again(cache.directory, survey.states, worth, dry_run=False)
+        stats = collect_stats(cache.disk)
+        worth = worth_keeping(cache.disk, stats.states)
+        kept = write_again(cache.disk, stats.states, worth, dry_run=False)
         assert (sum(kept.records.values()), kept.bytes) == (16, 16 * SLOT)
-        assert worth_keeping(cache.directory, survey.states) == {}
+        assert worth_keeping(cache.disk, stats.states) == {}
 
 
 def test_there_is_no_second_chance_where_even_the_growing_segment_must_go(store, make_model, clock):
@@ -190,11 +189,11 @@ def test_there_is_no_second_chance_where_even_the_growing_segment_must_go(store,
         hot = put(model, 1000)
         model.block_hits(hot)
         fill(model, clock, range(6))
-        states = take_survey(cache.directory).states
-        worth = worth_keeping(cache.directory, states)
+        states = collect_stats(cache.disk).states
+        worth = worth_keeping(cache.disk, states)
         assert worth
         assert any(state.growing for state in states)
-        done = evict(cache.directory, lambda kept: states, worth, dry_run=False)
+        done = evict(cache.disk, lambda kept: states, worth, dry_run=False)
         assert (done.kept_records, done.lost_records) == (0, 7 * 16)
         assert len(done.deleted.segments) == len(states)
 
@@ -227,7 +226,7 @@ def test_a_second_chance_raises_the_hit_rate_of_a_small_disk(tmp_path, monkeypat
     rates = {}
     for chances in ("two", "one"):
         if chances == "one":
-            monkeypatch.setattr("deepinfer_kvtier.upkeep.gc.worth_keeping", lambda *_: {})
+            monkeypatch.setattr("deepinfer_kvtier.log.gc.worth_keeping", lambda *_: {})
         clock = Clock()
         with kvtier.open(
             make_store(tmp_path / chances),

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 import deepinfer_kvtier as kvtier
-from deepinfer_kvtier.io import PosixIo
+from deepinfer_kvtier.base.files import PosixIo
 from deepinfer_kvtier.testing import FaultIo
 
 
@@ -47,7 +47,7 @@ def test_a_write_that_nothing_follows_is_synced_segment_first(store, make_model,
         assert model.store(model.prompt(1, 3), durability="flushed").wait(10)
         assert io.done.wait(30), "nothing was synced before the end"
         assert io.synced[:2] == [".kvs", ".kvx"]
-        assert cache.directory.sync_in_s() == float("inf")
+        assert cache.disk.sync_in_s() == float("inf")
 
 
 def test_a_sync_that_fails_is_counted_and_tried_again_after_the_same_time(store, make_model):
@@ -70,7 +70,7 @@ def test_power_lost_after_that_time_takes_nothing(store, make_model):
     assert model.store(tokens, durability="flushed").wait(10)
     patience = threading.Event()
     for _ in range(3000):
-        if cache.directory.sync_in_s() == float("inf"):
+        if cache.disk.sync_in_s() == float("inf"):
             break
         patience.wait(0.01)
     assert io.power_loss() == 0

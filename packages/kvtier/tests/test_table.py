@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepinfer_kvtier.store.table import ROW, EntryTable
+from deepinfer_kvtier.log.index import ROW, EntryTable
 
 # A few keys only, so that inserts meet each other; low bits equal, so that probes run long.
 KEYS = st.tuples(st.integers(0, 3), st.integers(0, 2), st.integers(0, 1), st.integers(0, 1))

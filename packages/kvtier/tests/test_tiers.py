@@ -9,9 +9,9 @@ import pytest
 import xxhash
 
 import deepinfer_kvtier as kvtier
-from deepinfer_kvtier.buffers import copy_views
-from deepinfer_kvtier.quality import APPROXIMATE_BIT, NO_ROW
-from deepinfer_kvtier.tier import FOUND, ScanEntry, TierCaps
+from deepinfer_kvtier.base.buffers import copy_views
+from deepinfer_kvtier.base.values import APPROXIMATE_BIT, NO_ROW
+from deepinfer_kvtier.flow.tier import FOUND, ScanEntry, TierCaps
 
 
 class DictTier:
@@ -144,7 +144,7 @@ def test_each_tier_is_asked_only_for_what_is_missing_above_it(far, tmp_path, mak
         model.store(tokens[: 12 * 128], durability="flushed").wait(10)
         cache.flush()
         for digest in digests[4:8]:
-            cache.directory.bury(0, 0, [digest])
+            cache.disk.tombstone(0, 0, [digest])
         far.probed.clear()
         with model.ns.match(tokens, want=("block",)) as match:
             tiers = [(span.tier, span.start, span.count) for span in match.spans]
@@ -234,14 +234,14 @@ def test_a_tier_that_fails_between_match_and_load_reports_errors(far, tmp_path, 
 
 
 def test_a_full_tier_gives_up_and_the_others_keep_the_records(far, store, make_model, monkeypatch):
-    monkeypatch.setattr("deepinfer_kvtier.puts.attempts.BACKOFF_FIRST_S", 0.001)
+    monkeypatch.setattr("deepinfer_kvtier.flow.write_queue.BACKOFF_FIRST_S", 0.001)
     far.full = True
     with kvtier.open(store, tiers=[far]) as cache:
         model = make_model(cache)
         tokens = model.prompt(1, 5)
         assert model.store(tokens, durability="flushed").wait(10)
         cache.flush()
-        assert cache.stats()["spills"]["far"]["failed_records"] == 5
+        assert cache.stats()["lower_queues"]["far"]["failed_records"] == 5
         assert model.load_all(tokens) == (5, 5)
 
 

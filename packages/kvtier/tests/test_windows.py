@@ -15,10 +15,11 @@ import numpy as np
 import pytest
 
 import deepinfer_kvtier as kvtier
+from deepinfer_kvtier.base.config import split_address
+from deepinfer_kvtier.remote.state_exchange import LocalDirectory, WindowRecord, wire
+from deepinfer_kvtier.remote.state_exchange.client import PeerClient, PeerHealth
+from deepinfer_kvtier.remote.state_exchange.peers import owner
 from deepinfer_kvtier.testing import ManualClock, payload_of
-from deepinfer_kvtier.windows import LocalDirectory, WindowRecord, wire
-from deepinfer_kvtier.windows.client import PeerClient, PeerHealth
-from deepinfer_kvtier.windows.peers import owner
 
 KEY = b"k" * 32
 
@@ -365,7 +366,7 @@ def test_a_peer_without_the_key_gets_nothing(machine):
 def test_a_stranger_on_the_port_is_cut_off_and_others_are_served(machine, noise):
     tokens = np.arange(6 * 128 + 5)
     one, two = pair(machine, tokens)
-    host, port = wire.split_address(one.cache.windows.address)
+    host, port = split_address(one.cache.windows.address)
     with socket.create_connection((host, port), timeout=5) as stranger:
         assert len(stranger.recv(64)) == wire.NONCE_BYTES
         stranger.sendall(noise)
@@ -395,7 +396,7 @@ def test_a_frame_that_announces_too_much_ends_the_connection(machine):
 def test_connections_beyond_the_limit_are_refused(machine):
     directory = LocalDirectory()
     one = machine(directory, max_connections=1)
-    where = wire.split_address(one.cache.windows.address)
+    where = split_address(one.cache.windows.address)
     with socket.create_connection(where, timeout=5) as first:
         assert len(first.recv(64)) == wire.NONCE_BYTES
         with socket.create_connection(where, timeout=5) as second:

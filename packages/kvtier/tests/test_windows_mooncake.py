@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import deepinfer_kvtier as kvtier
+from deepinfer_kvtier.remote.state_exchange import LocalDirectory, WindowRecord
 from deepinfer_kvtier.testing import ManualClock, payload_of
-from deepinfer_kvtier.windows import LocalDirectory, WindowRecord
 
 try:
     import mooncake.engine  # noqa: F401 - whether it loads is the question
@@ -29,7 +29,7 @@ HOLDER = textwrap.dedent(
     import numpy as np
     import deepinfer_kvtier as kvtier
     from deepinfer_kvtier.testing import payload_of
-    from deepinfer_kvtier.windows import LocalDirectory
+    from deepinfer_kvtier.remote.state_exchange import LocalDirectory
 
     layout = kvtier.LayoutSpec(128, {
         "block": kvtier.parts(("index", 1000), ("main", 4000)),

@@ -10,9 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import deepinfer_kvtier as kvtier
+from deepinfer_kvtier.remote.state_exchange import (
+    LocalDirectory,
+    WindowRecord,
+    WindowSettings,
+    wire,
+)
+from deepinfer_kvtier.remote.state_exchange.peers import owner
 from deepinfer_kvtier.testing import ManualClock, payload_of
-from deepinfer_kvtier.windows import LocalDirectory, WindowRecord, WindowSettings, wire
-from deepinfer_kvtier.windows.peers import owner
 
 KEY = b"k" * 32
 

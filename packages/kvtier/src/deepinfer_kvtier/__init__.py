@@ -7,10 +7,18 @@ match = ns.match(tokens)
 
 from __future__ import annotations
 
-from deepinfer_kvtier.cache import Cache, init, open
-from deepinfer_kvtier.clock import Clock, SystemClock
-from deepinfer_kvtier.config import KVTierConfig
-from deepinfer_kvtier.errors import (
+from deepinfer_kvtier.api.cache import Cache, init, open
+from deepinfer_kvtier.api.group import GroupAgree
+from deepinfer_kvtier.api.namespace import Namespace
+from deepinfer_kvtier.base.config import (
+    KVTierConfig,
+    MountSettings,
+    RetentionClass,
+    WindowSettings,
+    traffic_class,
+)
+from deepinfer_kvtier.base.device_pool import DevicePool, PoolSlots
+from deepinfer_kvtier.base.errors import (
     BufferShapeError,
     ClosedError,
     ConfigError,
@@ -18,26 +26,28 @@ from deepinfer_kvtier.errors import (
     StoreFormatError,
     UncacheableInput,
 )
-from deepinfer_kvtier.events import EventQueue
-from deepinfer_kvtier.group import GroupAgree
-from deepinfer_kvtier.identity import ChainHasher, MediaItem, Shard
-from deepinfer_kvtier.layout import LayoutSpec, Part, parts
-from deepinfer_kvtier.match import Match
-from deepinfer_kvtier.memory.eviction import EvictionPolicy, Use
-from deepinfer_kvtier.namespace import Namespace
-from deepinfer_kvtier.plan import Cost, Plan
-from deepinfer_kvtier.pools import DevicePool, PoolSlots
-from deepinfer_kvtier.records import FlushReport, KVEvent, LoadResult, Span, StateHit, Status
-from deepinfer_kvtier.registration import Registration
-from deepinfer_kvtier.retention import RetentionClass, traffic_class
-from deepinfer_kvtier.store.mount import MountSettings
-from deepinfer_kvtier.tickets import LoadJob, PutTicket
-from deepinfer_kvtier.tier import ScanEntry, Tier, TierCaps
-from deepinfer_kvtier.tiers.fleet_config import FleetTierConfig
-from deepinfer_kvtier.tiers.mooncake import MooncakeTierConfig
-from deepinfer_kvtier.tiers.objects import S3TierConfig
-from deepinfer_kvtier.upkeep.gc import GcReport
-from deepinfer_kvtier.windows.settings import WindowSettings
+from deepinfer_kvtier.base.events import EventQueue
+from deepinfer_kvtier.base.identity import ChainHasher, MediaItem, Shard
+from deepinfer_kvtier.base.timing import Clock, SystemClock
+from deepinfer_kvtier.base.values import (
+    FlushReport,
+    KVEvent,
+    LayoutSpec,
+    LoadResult,
+    Part,
+    Span,
+    StateHit,
+    Status,
+    parts,
+)
+from deepinfer_kvtier.flow.handles import LoadJob, Match, PutTicket
+from deepinfer_kvtier.flow.plan import Cost, Plan
+from deepinfer_kvtier.flow.tier import Registration, ScanEntry, Tier, TierCaps
+from deepinfer_kvtier.host.eviction import EvictionPolicy, Use
+from deepinfer_kvtier.log.gc import GcReport
+from deepinfer_kvtier.remote.tiers.fleet_config import FleetTierConfig
+from deepinfer_kvtier.remote.tiers.mooncake import MooncakeTierConfig
+from deepinfer_kvtier.remote.tiers.objects import S3TierConfig
 
 __version__ = "0.1.0"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from deepinfer_kvtier.cli import main
+from deepinfer_kvtier.ops.cli import main
 
 if __name__ == "__main__":
     main()

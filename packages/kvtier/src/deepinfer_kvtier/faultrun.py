@@ -23,14 +23,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from deepinfer_kvtier.cache import Cache, open
-from deepinfer_kvtier.coding.codec import CODECS
-from deepinfer_kvtier.errors import ConfigError, StoreFormatError
+from deepinfer_kvtier.api.cache import Cache, open
+from deepinfer_kvtier.api.namespace import Namespace
+from deepinfer_kvtier.base.errors import ConfigError, StoreFormatError
+from deepinfer_kvtier.base.files import IoEngine, PosixIo
+from deepinfer_kvtier.base.values import LayoutSpec, Status, parts
 from deepinfer_kvtier.faults import Effect, FaultIo
-from deepinfer_kvtier.io import IoEngine, PosixIo
-from deepinfer_kvtier.layout import LayoutSpec, parts
-from deepinfer_kvtier.namespace import Namespace
-from deepinfer_kvtier.records import Status
+from deepinfer_kvtier.flow.compression import CODECS
 from deepinfer_kvtier.testing import ManualClock, payload_of
 
 PLAN: dict[str, dict[Effect, float]] = {

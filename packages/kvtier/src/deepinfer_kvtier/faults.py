@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-from deepinfer_kvtier.io import IoEngine, PosixIo, Readable
+from deepinfer_kvtier.base.files import IoEngine, PosixIo, Readable
 
 Effect = Literal[
     "eio",

@@ -37,14 +37,14 @@ def collected(open_mount, make_model, clock, tmp_path):
     writer = make_model(open_mount())
     tokens = writer.prompt(1, 6)
     assert writer.store(tokens, cls="scratch", durability="flushed").wait(10)
-    writer.cache.directory.seal()
+    writer.cache.disk.seal()
     worker = make_model(open_mount())
     assert worker.block_hits(tokens) == 6
     clock.advance(2 * 3600)
     collector = open_mount()
     assert collector.gc().segments_expired > 0
     assert make_model(collector).block_hits(tokens) == 0
-    worker.cache.directory.refresh()
+    worker.cache.disk.refresh()
     return worker, collector, tokens
 
 
@@ -58,7 +58,7 @@ def test_after_half_of_the_grace_nobody_finds_it_and_after_all_of_it_the_file_go
 ):
     worker, collector, tokens = collected
     clock.advance(GRACE_S / 2)
-    worker.cache.directory.refresh()
+    worker.cache.disk.refresh()
     assert worker.block_hits(tokens) == 0
     collector.gc()
     assert list(tmp_path.rglob("*.kvs"))
@@ -70,7 +70,7 @@ def test_after_half_of_the_grace_nobody_finds_it_and_after_all_of_it_the_file_go
 def test_it_counts_for_nothing_else(collected):
     worker, _, tokens = collected
     cache = worker.cache
-    assert len(cache.directory.index.rows()) == 0
+    assert len(cache.disk.index.rows()) == 0
     report = cache.gc()
     assert (report.segments_expired, report.segments_evicted, report.bytes_freed) == (0, 0, 0)
     # A put is a new record, not a mark of use on one that is about to go.
@@ -83,7 +83,7 @@ def test_a_record_put_again_meanwhile_outlives_the_old_one(collected, clock):
     worker, collector, tokens = collected
     assert worker.store(tokens, durability="flushed").wait(10)
     clock.advance(GRACE_S)
-    worker.cache.directory.refresh()
+    worker.cache.disk.refresh()
     collector.gc()
     assert worker.load_all(tokens) == (6, 6)
 

@@ -12,9 +12,9 @@ from collections import Counter
 import pytest
 
 import deepinfer_kvtier as kvtier
-from deepinfer_kvtier.errors import ConfigError, StoreFormatError
-from deepinfer_kvtier.io import PosixIo
-from deepinfer_kvtier.store.sharing import MountedSharing
+from deepinfer_kvtier.base.errors import ConfigError, StoreFormatError
+from deepinfer_kvtier.base.files import PosixIo
+from deepinfer_kvtier.log.liveness import HeartbeatLiveness
 from deepinfer_kvtier.testing import FaultIo, ManualClock
 
 FAST = {"poll_s": 0.02, "heartbeat_s": 0.1, "adopt_after_s": 600.0, "listing_s": 3600.0}
@@ -113,13 +113,13 @@ def test_machines_see_each_others_blocks_without_locks_links_sizes_or_listings(
     open_mount, make_model
 ):
     one, two = make_model(open_mount()), make_model(open_mount())
-    before = two.cache.directory.io.calls["listdir"]
+    before = two.cache.disk.io.calls["listdir"]
     tokens = one.prompt(1, 6)
     one.store(tokens)
     assert one.cache.flush().done
     assert eventually(lambda: two.block_hits(tokens) == 6)
     assert two.load_all(tokens) == (6, 6)
-    assert two.cache.directory.io.calls["listdir"] == before, "found through roster and log alone"
+    assert two.cache.disk.io.calls["listdir"] == before, "found through roster and log alone"
     third = make_model(open_mount())
     assert third.load_all(tokens) == (6, 6), "and by whoever comes later"
 
@@ -129,9 +129,7 @@ def test_no_request_waits_for_the_mount(open_mount, make_model, monkeypatch):
     model = make_model(cache)
     model.store(model.prompt(1, 2))
     cache.flush()
-    monkeypatch.setattr(
-        cache.directory, "refresh", lambda **_: pytest.fail("a lookup read the mount")
-    )
+    monkeypatch.setattr(cache.disk, "refresh", lambda **_: pytest.fail("a lookup read the mount"))
     assert model.block_hits(model.prompt(2, 3)) == 0
 
 
@@ -157,8 +155,8 @@ def test_a_deleted_file_outlives_its_tombstone_by_the_grace(open_mount, make_mod
     assert eventually(lambda: reader.block_hits(tokens) == 4)
     for _ in range(72):
         clock.advance(100)
-        one.directory.sharing.beat()
-    one.directory.seal()
+        one.disk.liveness.beat()
+    one.disk.seal()
     assert one.gc().segments_expired == 1
     assert one.gc().segments_expired == 0, "what waits for its grace is not counted again"
     assert len(list(store.glob("w/*/seg-*"))) == 1
@@ -193,7 +191,7 @@ def test_a_bad_read_of_one_machine_takes_nothing_from_the_others(open_mount, mak
     model.store(tokens)
     one.flush()
     assert eventually(lambda: reader.block_hits(tokens) == 4)
-    io = two.directory.io
+    io = two.disk.io
     with io._lock:
         io._rates = {"preadv": {"flip": 1.0}}
     with reader.ns.match(tokens, want=("block",)) as match:
@@ -218,13 +216,13 @@ def test_sizes_for_the_quota_come_from_the_index(open_mount, make_model):
     report = cache.gc()
     assert report.segments_evicted > 0
     assert report.bytes_left <= 400_000
-    assert len(cache.directory.index) > 0, "lies about sizes must not empty the store"
+    assert len(cache.disk.index) > 0, "lies about sizes must not empty the store"
 
 
 def test_the_mode_is_kept_with_the_store(store, make_model):
     kvtier.open(store, mode="shared-fs", io=MountIo()).close()
     with kvtier.open(store, io=MountIo()) as cache:
-        assert cache.directory.sharing.shared
+        assert cache.disk.liveness.shared
     with pytest.raises(ConfigError, match="'shared-fs'"):
         kvtier.open(store, mode="embedded")
 
@@ -247,13 +245,13 @@ def test_many_that_create_a_store_at_once_agree_on_one_identity(store):
         threads[-1].start()
     for thread in threads:
         thread.join()
-    assert len({(c.directory.store, c._secret) for c in caches}) == 1
+    assert len({(c.disk.store, c._secret) for c in caches}) == 1
     for cache in caches:
         cache.close()
 
 
 def test_a_creation_that_was_not_finished_is_said(store, monkeypatch):
-    monkeypatch.setattr("deepinfer_kvtier.store.store_files.CLAIM_WAIT_S", 0.1)
+    monkeypatch.setattr("deepinfer_kvtier.log.store_files.CLAIM_WAIT_S", 0.1)
     store.mkdir()
     (store / ".FORMAT.json.claim").touch()
     with pytest.raises(StoreFormatError, match=r"remove .*FORMAT.json.claim"):
@@ -278,7 +276,7 @@ def machine(tmp_path, clock):
     (tmp_path / "w").mkdir(exist_ok=True)
 
     def make(own_clock=clock):
-        return MountedSharing(
+        return HeartbeatLiveness(
             tmp_path, PosixIo(), own_clock, dead_after_s=600, grace_s=120, listing_s=30
         )
 
@@ -289,15 +287,15 @@ def test_a_writer_is_dead_when_its_count_stood_still_by_the_readers_own_clock(ma
     writer, reader = machine(ManualClock(1.0)), machine()
     name = writer.claim_folder()[1].name
     for _ in range(30):
-        with reader.take_over(name) as mine:
+        with reader.adopting(name) as mine:
             assert not mine
         clock.advance(100)
         writer.beat()
     for _ in range(6):
-        with reader.take_over(name) as mine:
+        with reader.adopting(name) as mine:
             assert not mine
         clock.advance(100)
-    with reader.take_over(name) as mine:
+    with reader.adopting(name) as mine:
         assert mine
 
 
@@ -308,7 +306,7 @@ def test_only_one_adopts_and_when_it_dies_another_does(machine, clock):
     def adopters():
         won = []
         for m in machines:
-            with m.take_over(name) as mine:
+            with m.adopting(name) as mine:
                 if mine:
                     won.append(m)
         return won
@@ -324,15 +322,15 @@ def test_only_one_adopts_and_when_it_dies_another_does(machine, clock):
 def test_who_was_away_too_long_never_uses_its_folder_again(machine, clock):
     writer = machine()
     path = writer.claim_folder()[1]
-    assert not writer.must_abandon()
+    assert not writer.is_fenced()
     clock.advance(301)
-    assert writer.must_abandon()
+    assert writer.is_fenced()
     count = (path / "hb").read_bytes()
     writer.beat()
     assert (path / "hb").read_bytes() == count, "no sign of life for what others may have adopted"
-    assert writer.must_abandon()
+    assert writer.is_fenced()
     assert writer.claim_folder()[1] != path
-    assert not writer.must_abandon()
+    assert not writer.is_fenced()
 
 
 def test_new_writers_are_found_through_the_roster(machine):
@@ -385,12 +383,12 @@ def test_what_a_dead_machine_left_unindexed_is_adopted(open_mount, make_model, s
     tokens = model.prompt(1, 4)
     model.store(tokens)
     dead.flush()
-    real = dead.directory._writer.log
-    dead.directory._writer.log = lambda entries: None
+    real = dead.disk._writer.log
+    dead.disk._writer.log = lambda entries: None
     more = model.prompt(2, 3)
     model.store(more)
     dead.flush()
-    dead.directory._writer.log = real
+    dead.disk._writer.log = real
     io.crash()
     heir = open_mount(clock=clock)
     other = make_model(heir)
@@ -410,18 +408,18 @@ def test_a_machine_that_was_away_goes_on_in_a_new_folder(open_mount, make_model,
     tokens, more = model.prompt(1, 2), model.prompt(2, 2)
     model.store(tokens)
     cache.flush()
-    first = cache.directory.writer_name
+    first = cache.disk.writer_name
     clock.advance(60_000)
     model.store(more)
     assert cache.flush().done
-    assert cache.directory.writer_name != first
+    assert cache.disk.writer_name != first
     assert cache.stats()["disk"]["abandoned_writers"] == 1
     late = make_model(open_mount())
     assert late.load_all(more) == (2, 2)
 
 
 def test_the_command_line_makes_and_reads_a_shared_store(store, capsys):
-    from deepinfer_kvtier.cli import main
+    from deepinfer_kvtier.ops.cli import main
 
     def run(*arguments: str) -> str:
         with pytest.MonkeyPatch.context() as patch:
@@ -433,7 +431,7 @@ def test_the_command_line_makes_and_reads_a_shared_store(store, capsys):
 
     run("init", str(store), "--mode", "shared-fs")
     cache = kvtier.open(store, io=MountIo())
-    assert cache.directory.sharing.shared
+    assert cache.disk.liveness.shared
     cache.close()
     assert "records" in run("stat", str(store))
     run("gc", str(store))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import deepinfer_kvtier as kvtier
-from deepinfer_kvtier.io import PosixIo
+from deepinfer_kvtier.base.files import PosixIo
 
 BLOCKS, BLOCK_BYTES = 64, 5_000
 LAYOUT = kvtier.LayoutSpec(4, {"block": kvtier.parts(("kv", BLOCK_BYTES))})
@@ -135,7 +135,7 @@ def test_a_file_that_fails_is_left_and_nothing_of_the_batch_is_lost(
         later = put(cache, 1)
         assert later[2].wait(10)
         check(cache, *later[:2])
-        assert cache.directory.segments.users() == 0
+        assert cache.disk.segments.users() == 0
     with open_mount() as other:
         check(other, prompt, source)
     assert len(failed) == broken

@@ -99,14 +99,14 @@ def main(store: str, announcements: Path, number: int) -> int:
         time.sleep(0.25)
     watcher.join()
     cache.close()
-    assert cache.directory is not None
+    assert cache.disk is not None
     print(
         json.dumps(
             {
                 **counts,
                 "latencies": latencies,
                 "disk": cache.stats()["disk"],
-                "errors": cache.directory._poller.errors,
+                "errors": cache.disk._poller.errors,
             }
         )
     )

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from deepinfer_kvtier.service.client import DirectoryClient
-from deepinfer_kvtier.service.server import DirectoryServer
+from deepinfer_kvtier.remote.location.client import DirectoryClient
+from deepinfer_kvtier.remote.location.server import DirectoryServer
 from deepinfer_kvtier.testing import ManualClock
 
 

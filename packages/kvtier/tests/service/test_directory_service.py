@@ -14,12 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepinfer_kvtier.errors import ConfigError
-from deepinfer_kvtier.service import messages, wire
-from deepinfer_kvtier.service.client import DirectoryClient
-from deepinfer_kvtier.service.search import prefix_length
-from deepinfer_kvtier.service.server import DirectoryServer
-from deepinfer_kvtier.service.shard import ShardMap
+from deepinfer_kvtier.base.errors import ConfigError
+from deepinfer_kvtier.remote.location import messages, wire
+from deepinfer_kvtier.remote.location.client import DirectoryClient
+from deepinfer_kvtier.remote.location.search import prefix_length
+from deepinfer_kvtier.remote.location.server import DirectoryServer, ShardMap
 from deepinfer_kvtier.testing import ManualClock, payload_of
 
 KEY = b"k" * 32
@@ -357,7 +356,7 @@ def test_the_command_says_in_one_line_what_is_wrong(arguments, said):
 
 
 def test_a_short_key_file_is_refused(tmp_path):
-    from deepinfer_kvtier.service.command import read_key
+    from deepinfer_kvtier.ops.cli.locations import read_key
 
     (tmp_path / "key").write_bytes(b"short\n")
     with pytest.raises(ConfigError, match="at least 16"):

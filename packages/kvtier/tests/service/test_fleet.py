@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import deepinfer_kvtier as kvtier
-from deepinfer_kvtier.service.server import DirectoryServer
+from deepinfer_kvtier.remote.location.server import DirectoryServer
 from deepinfer_kvtier.testing import ManualClock
 
 SECRET = bytes(32)
@@ -102,7 +102,7 @@ def test_a_hole_that_the_search_steps_over_ends_the_hit(open_fleet, make_model):
     model.ns.put(digests, np.zeros((300, 5_000), dtype=np.uint8))
     assert one.flush(60).done
     client = one.further[0].tier._client
-    from deepinfer_kvtier.service.messages import key_of
+    from deepinfer_kvtier.remote.location.messages import key_of
 
     lost = key_of(digests[101], 0, 0)
     (place,) = client.lookup([lost])
@@ -121,7 +121,7 @@ def test_wrong_hints_are_misses(open_fleet, make_model, tmp_path):
     model.store(others)
     one.flush()
     client = one.further[0].tier._client
-    from deepinfer_kvtier.service.messages import key_of
+    from deepinfer_kvtier.remote.location.messages import key_of
 
     keys = [key_of(d, 0, 0) for d in model.digests(tokens)]
     wrong = [key_of(d, 0, 0) for d in model.digests(others)]

@@ -5,12 +5,11 @@ import random
 import numpy as np
 import pytest
 
-from deepinfer_kvtier.checksums import checksum_of
-from deepinfer_kvtier.retention import DEFAULT_CLASSES
-from deepinfer_kvtier.store.encoded import EncodedRecord, Origin
-from deepinfer_kvtier.store.reading import Wanted
-from deepinfer_kvtier.testing import ManualClock, payload_of
-from deepinfer_kvtier.tiers.objects import (
+from deepinfer_kvtier.base.buffers import checksum_of
+from deepinfer_kvtier.base.config import DEFAULT_CLASSES
+from deepinfer_kvtier.log.format import EncodedRecord, Origin
+from deepinfer_kvtier.log.reading import Wanted
+from deepinfer_kvtier.remote.tiers.objects import (
     Absent,
     Exists,
     Objects,
@@ -18,7 +17,8 @@ from deepinfer_kvtier.tiers.objects import (
     Unavailable,
     open_objects,
 )
-from deepinfer_kvtier.tiers.s3 import S3Tier
+from deepinfer_kvtier.remote.tiers.s3 import S3Tier
+from deepinfer_kvtier.testing import ManualClock, payload_of
 
 NBYTES = 5_003
 

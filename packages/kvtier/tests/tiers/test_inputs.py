@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import deepinfer_kvtier as kvtier
-from deepinfer_kvtier.errors import ConfigError
-from deepinfer_kvtier.service.client import DirectoryClient
+from deepinfer_kvtier.base.errors import ConfigError
+from deepinfer_kvtier.remote.location.client import DirectoryClient
 from deepinfer_kvtier.testing import ManualClock
 
 SECRET = bytes(32)
@@ -66,10 +66,10 @@ def test_a_refused_opening_leaves_nothing_running_and_the_callers_tiers_alone(tm
     import threading
 
     pytest.importorskip("obstore")
-    from deepinfer_kvtier.tiers.build import open_tiers
+    from deepinfer_kvtier.remote.tiers.build import open_tiers
 
     config = kvtier.KVTierConfig(secret=SECRET)
-    from deepinfer_kvtier.io import PosixIo
+    from deepinfer_kvtier.base.files import PosixIo
 
     (mine,) = open_tiers(["memory:///a"], config, ManualClock(), PosixIo())
     before = threading.active_count()

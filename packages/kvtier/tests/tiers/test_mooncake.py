@@ -13,12 +13,11 @@ import numpy as np
 import pytest
 
 import deepinfer_kvtier as kvtier
-from deepinfer_kvtier.errors import ConfigError
-from deepinfer_kvtier.quality import NO_ROW
-from deepinfer_kvtier.records import Status
+from deepinfer_kvtier.base.errors import ConfigError
+from deepinfer_kvtier.base.values import NO_ROW, Status
+from deepinfer_kvtier.remote.tiers import build
+from deepinfer_kvtier.remote.tiers.mooncake import MooncakeTier, MooncakeTierConfig
 from deepinfer_kvtier.testing import ManualClock
-from deepinfer_kvtier.tiers import build
-from deepinfer_kvtier.tiers.mooncake import MooncakeTier, MooncakeTierConfig
 
 NBYTES = 5_003
 
@@ -114,7 +113,7 @@ def exact(make_record):
 
 
 def load(tier, make_digest, numbers):
-    from deepinfer_kvtier.store.reading import Wanted
+    from deepinfer_kvtier.log.reading import Wanted
     from deepinfer_kvtier.testing import payload_of
 
     rooms = [np.full(NBYTES, 0xAA, dtype=np.uint8) for _ in numbers]

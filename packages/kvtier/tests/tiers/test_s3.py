@@ -8,19 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deepinfer_kvtier.errors import ConfigError
-from deepinfer_kvtier.quality import NO_ROW
-from deepinfer_kvtier.records import Status
-from deepinfer_kvtier.retention import DEFAULT_CLASSES
+from deepinfer_kvtier.base.config import DEFAULT_CLASSES
+from deepinfer_kvtier.base.errors import ConfigError
+from deepinfer_kvtier.base.values import NO_ROW, Status
+from deepinfer_kvtier.remote.tiers.manifest import change, latest
+from deepinfer_kvtier.remote.tiers.objects import S3TierConfig, Unavailable, open_objects
+from deepinfer_kvtier.remote.tiers.s3 import S3Tier
+from deepinfer_kvtier.remote.tiers.s3_gc import S3Collector
 from deepinfer_kvtier.testing import ManualClock
-from deepinfer_kvtier.tiers.manifest import change, latest
-from deepinfer_kvtier.tiers.objects import (
-    S3TierConfig,
-    Unavailable,
-    open_objects,
-)
-from deepinfer_kvtier.tiers.s3 import S3Tier
-from deepinfer_kvtier.tiers.s3_gc import S3Collector
 
 pytest.importorskip("obstore", reason="object-storage tests need the extra s3")
 
@@ -64,7 +59,7 @@ def test_blocks_of_one_segment_come_in_one_ranged_request(
 
 
 def test_a_segment_object_is_a_segment_file(open_tier, objects, make_record):
-    from deepinfer_kvtier.store import format as fmt
+    from deepinfer_kvtier.log import format as fmt
 
     tier = open_tier()
     tier.put_from([make_record(3)])

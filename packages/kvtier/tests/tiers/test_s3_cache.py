@@ -10,8 +10,8 @@ import pytest
 import xxhash
 
 import deepinfer_kvtier as kvtier
-from deepinfer_kvtier.errors import ConfigError
-from deepinfer_kvtier.tiers.manifest import parse_manifest
+from deepinfer_kvtier.base.errors import ConfigError
+from deepinfer_kvtier.remote.tiers.manifest import parse_manifest
 
 SECRET = bytes(range(32))
 
@@ -84,8 +84,8 @@ def test_a_drop_on_one_machine_empties_memory_and_directory_of_the_other(
         assert other.load_all(tokens) == (4, 4)
         assert model.ns.drop(model.digests(tokens)) == 4
         assert eventually(lambda: other.block_hits(tokens) == 0)
-        assert two.directory is not None
-        assert len(two.directory.index) == 0
+        assert two.disk is not None
+        assert len(two.disk.index) == 0
 
 
 def test_small_puts_share_a_segment_object(tmp_path, make_model):
@@ -135,7 +135,7 @@ def test_a_bucket_that_hangs_does_not_keep_the_cache_from_opening(
 ):
     import socket
 
-    from deepinfer_kvtier.tiers import build
+    from deepinfer_kvtier.remote.tiers import build
 
     monkeypatch.setattr(build, "FIRST_POLL_S", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as silent:

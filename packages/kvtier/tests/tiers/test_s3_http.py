@@ -12,13 +12,19 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from deepinfer_kvtier.errors import ConfigError
-from deepinfer_kvtier.records import Status
-from deepinfer_kvtier.retention import DEFAULT_CLASSES
+from deepinfer_kvtier.base.config import DEFAULT_CLASSES
+from deepinfer_kvtier.base.errors import ConfigError
+from deepinfer_kvtier.base.values import Status
+from deepinfer_kvtier.remote.tiers.objects import (
+    Absent,
+    Exists,
+    S3TierConfig,
+    Unavailable,
+    open_objects,
+)
+from deepinfer_kvtier.remote.tiers.s3 import S3Tier
+from deepinfer_kvtier.remote.tiers.s3_gc import S3Collector
 from deepinfer_kvtier.testing import ManualClock
-from deepinfer_kvtier.tiers.objects import Absent, Exists, S3TierConfig, Unavailable, open_objects
-from deepinfer_kvtier.tiers.s3 import S3Tier
-from deepinfer_kvtier.tiers.s3_gc import S3Collector
 
 moto = pytest.importorskip("moto.server", reason="needs moto[server]: nox -s s3")
 pytest.importorskip("obstore")
@@ -237,7 +243,7 @@ def test_retention_deletes_objects(open_tier, make_record):
     tier.put_from([make_record(n, cls="scratch") for n in range(3)])
     tier.clock.advance(3601)
     collector = S3Collector(tier)
-    assert collector.collect().buried == 1
+    assert collector.collect().tombstoned == 1
     assert collector.collect().deleted == 1
     assert tier.objects.list("seg/") == []
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from deepinfer_kvtier.records import Status
-from deepinfer_kvtier.retention import DEFAULT_CLASSES
+from deepinfer_kvtier.base.config import DEFAULT_CLASSES
+from deepinfer_kvtier.base.values import Status
+from deepinfer_kvtier.remote.tiers.manifest import latest
+from deepinfer_kvtier.remote.tiers.objects import S3TierConfig
+from deepinfer_kvtier.remote.tiers.s3 import S3Tier
+from deepinfer_kvtier.remote.tiers.s3_gc import S3Collector
 from deepinfer_kvtier.testing import ManualClock
-from deepinfer_kvtier.tiers.manifest import latest
-from deepinfer_kvtier.tiers.objects import (
-    S3TierConfig,
-)
-from deepinfer_kvtier.tiers.s3 import S3Tier
-from deepinfer_kvtier.tiers.s3_gc import S3Collector
 
 pytest.importorskip("obstore", reason="object-storage tests need the extra s3")
 
@@ -76,7 +74,7 @@ def test_expired_segments_leave_the_manifest_first_and_the_store_after_the_grace
     tier.put_from([make_record(n, cls="pin") for n in range(3, 6)])
     collector = S3Collector(tier)
     clock.advance(3601)
-    assert collector.collect().buried == 1
+    assert collector.collect().tombstoned == 1
     reader = open_tier()
     reader.refresh()
     assert read_back(reader, range(6))[1] == 3
@@ -98,9 +96,9 @@ def test_a_segment_that_is_read_lives_on(open_tier, objects, make_record, read_b
     for _ in range(4):
         clock.advance(1800)
         assert read_back(tier, [0])[1] == 1
-        assert collector.collect().buried == 0
+        assert collector.collect().tombstoned == 0
     clock.advance(3601)
-    assert collector.collect().buried == 1
+    assert collector.collect().tombstoned == 1
 
 
 def test_leftovers_of_a_killed_writer_are_swept_after_a_day(
@@ -112,7 +110,7 @@ def test_leftovers_of_a_killed_writer_are_swept_after_a_day(
     assert tier.put_from([make_record(1)]) == [Status.ERROR]
     objects.plan = lambda call, path: None
     assert len(objects.list("seg/")) == 2
-    from deepinfer_kvtier.clock import SystemClock
+    from deepinfer_kvtier.base.timing import SystemClock
 
     clock = SystemClock()
     tier.clock = clock
@@ -136,9 +134,9 @@ def test_a_read_is_remembered_for_the_collectors_of_other_machines(
     assert read_back(reader, [0])[1] == 1
     reader.collector.collect()
     clock.advance(2000)
-    assert S3Collector(other).collect().buried == 0, "used 2,000 s ago, stored 3,800 s ago"
+    assert S3Collector(other).collect().tombstoned == 0, "used 2,000 s ago, stored 3,800 s ago"
     clock.advance(1601)
-    assert S3Collector(other).collect().buried == 1
+    assert S3Collector(other).collect().tombstoned == 1
 
 
 def test_a_collection_with_nothing_to_do_writes_nothing(open_tier, objects, make_record):

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import deepinfer_kvtier as kvtier
+from deepinfer_kvtier.remote.tiers import build
 from deepinfer_kvtier.testing import payload_of
-from deepinfer_kvtier.tiers import build
 
 from .test_mooncake import FakePool
 

@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from deepinfer_kvtier.memory.eviction import Name, Use
+from deepinfer_kvtier.host.eviction import Name, Use
 from deepinfer_kvtier.simulation.trace import Request
 
 

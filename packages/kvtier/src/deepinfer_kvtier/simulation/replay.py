@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from deepinfer_kvtier.cache import Cache
-from deepinfer_kvtier.errors import KVTierError
-from deepinfer_kvtier.layout import LayoutSpec, parts
+from deepinfer_kvtier.api.cache import Cache
+from deepinfer_kvtier.base.errors import KVTierError
+from deepinfer_kvtier.base.values import LayoutSpec, parts
 from deepinfer_kvtier.simulation.trace import Request
 
 BLOCK_BYTES = 64

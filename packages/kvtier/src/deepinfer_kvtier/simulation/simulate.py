@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from deepinfer_kvtier.errors import ConfigError
-from deepinfer_kvtier.memory.eviction import EvictionPolicy, Name, Use
-from deepinfer_kvtier.memory.policies import make_policy
-from deepinfer_kvtier.retention import RetentionClass
+from deepinfer_kvtier.base.config import RetentionClass
+from deepinfer_kvtier.base.errors import ConfigError
+from deepinfer_kvtier.host.eviction import EvictionPolicy, Name, Use
+from deepinfer_kvtier.host.policies import make_policy
 from deepinfer_kvtier.simulation.oracle import Oracle
 from deepinfer_kvtier.simulation.trace import Request
 

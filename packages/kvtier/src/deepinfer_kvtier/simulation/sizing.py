@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
 
-from deepinfer_kvtier.errors import ConfigError
+from deepinfer_kvtier.base.errors import ConfigError
 
 DAY_S = 86_400.0
 

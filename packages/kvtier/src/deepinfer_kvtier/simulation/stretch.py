@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from deepinfer_kvtier.errors import ConfigError
+from deepinfer_kvtier.base.errors import ConfigError
 from deepinfer_kvtier.simulation.trace import Request
 
 DAY_S = 86_400.0

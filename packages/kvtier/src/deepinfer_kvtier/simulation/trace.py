@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from deepinfer_kvtier.errors import ConfigError
+from deepinfer_kvtier.base.errors import ConfigError
 
 _MAX_LINE = 16 << 20
 

@@ -1,0 +1,1 @@
+"""The calls an engine makes."""

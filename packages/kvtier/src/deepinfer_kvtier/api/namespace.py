@@ -1,0 +1,413 @@
+"""One model, one layout, one tenant: the calls an engine makes."""
+
+from __future__ import annotations
+
+import operator
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from deepinfer_kvtier.base.buffers import Buffers, Records, records_in
+from deepinfer_kvtier.base.errors import ConfigError
+from deepinfer_kvtier.base.identity import (
+    DIGEST_BYTES,
+    ChainHasher,
+    MediaItem,
+    TokenIds,
+    check_digests,
+    namespace_tag,
+)
+from deepinfer_kvtier.base.values import (
+    APPROXIMATE_BIT,
+    GENERATION_BITS,
+    KIND_CODES,
+    LayoutSpec,
+    LoadResult,
+)
+from deepinfer_kvtier.flow.compression import Packing
+from deepinfer_kvtier.flow.encode import Encoding
+from deepinfer_kvtier.flow.encryption import Sealer
+from deepinfer_kvtier.flow.handles import Durability, LoadJob, Match, PutTicket
+from deepinfer_kvtier.flow.load import LoadRequest, start_load
+from deepinfer_kvtier.flow.lookup import find_prefix
+from deepinfer_kvtier.flow.plan import BlockQuality, Cost, Plan, ReplayMode, StoredState, choose_cut
+from deepinfer_kvtier.flow.put import PutRequest, check_put, put_records
+from deepinfer_kvtier.flow.tiers import TierSet, drop_records
+from deepinfer_kvtier.log.format import MAX_PART_SUMS, Origin
+
+Kind = Literal["block", "state"]
+_BLOCK = KIND_CODES["block"]
+_STATE = KIND_CODES["state"]
+
+
+class Namespace:
+    """Made by `Cache.namespace`. All calls are safe from several threads."""
+
+    def __init__(
+        self,
+        cache: TierSet,
+        *,
+        layout: LayoutSpec,
+        fingerprint: bytes,
+        root: bytes,
+        secret: bytes,
+        shard: int,
+        sealer: Sealer | None = None,
+    ) -> None:
+        self._sealer = sealer
+        self.layout = layout
+        self.fingerprint = fingerprint
+        self.root = root
+        self.shard = shard
+        self.cache = cache
+        self._secret = secret
+
+    @property
+    def id(self) -> str:
+        """Opaque name for metrics: tells namespaces apart, reveals neither model nor tenant."""
+        return self.root[:6].hex()
+
+    @property
+    def counts(self) -> Counter[str]:
+        """Counters of this namespace in `stats()`; late ones share the entry "other"."""
+        return self.cache.counts_of(self.id)
+
+    def hasher(self) -> ChainHasher:
+        """A fresh incremental hasher of this namespace's chain."""
+        return ChainHasher(self._secret, self.root, self.layout.block_tokens)
+
+    def match(
+        self,
+        tokens: TokenIds,
+        media: Sequence[MediaItem] = (),
+        *,
+        want: Sequence[Kind] = ("block", "state"),
+        lease_s: float = 60.0,
+        max_blocks: int | None = None,
+        leave_last: bool = True,
+        accept_approximate: bool = True,
+        digests: Sequence[bytes] | None = None,
+    ) -> Match:
+        """Find and lease the longest reusable prefix of a prompt.
+
+        want:        with "state", the hit ends where the state slot is present too (exact).
+        lease_s:     seconds until the pins are given back by themselves.
+        leave_last:  never cover the whole prompt: at least one token must be computed for its
+                     logits.
+        accept_approximate: whether records computed from approximate windows count.
+        digests:     from a `ChainHasher` that has seen exactly these tokens; saves hashing them
+                     again.
+        returns:     a Match, with 0 blocks when nothing is there. Never raises for storage trouble.
+        raises:      ConfigError, UncacheableInput, ClosedError.
+        """
+        self.cache.check_open()
+        unknown = set(want) - set(KIND_CODES)
+        if unknown or "block" not in want:
+            raise ConfigError(f'want must name "block" and optionally "state", got {tuple(want)}')
+        if not lease_s > 0:  # not-a-number included
+            raise ConfigError(f"lease_s must be above 0, got {lease_s}")
+        n_tokens = len(tokens)
+        if digests is None:
+            hasher = self.hasher()
+            hasher.extend(tokens, media)
+            digests = hasher.digests
+        elif len(digests) != n_tokens // self.layout.block_tokens:
+            raise ConfigError(
+                f"{n_tokens} tokens have {n_tokens // self.layout.block_tokens} whole blocks,"
+                f" got {len(digests)} digests"
+            )
+        else:
+            check_digests(digests)
+        limit = max(0, n_tokens - 1 if leave_last else n_tokens) // self.layout.block_tokens
+        if max_blocks is not None:
+            limit = min(limit, max(0, max_blocks))
+        return find_prefix(
+            self.cache,
+            self.layout,
+            self.shard,
+            self.counts,
+            tuple(digests),
+            limit=limit,
+            prompt_tokens=n_tokens,
+            exact="state" in want and self.layout.payload_bytes("state") > 0,
+            lease_s=lease_s,
+            accept_approximate=accept_approximate,
+        )
+
+    def plan(self, match: Match, *, cost: Cost | None = None, mode: ReplayMode = "bounded") -> Plan:
+        """Decide how many of the matched blocks to load, and where the window state comes from.
+
+        cost: what loading and computing cost; default the cache's own model, which follows the
+              loads it has seen.
+        mode: "exact" never uses approximate state, "bounded" may rebuild windows from the last
+              cached tokens, "none" uses stored state only.
+        """
+        return _plan_match(self.cache, self.layout, match, cost=cost, mode=mode)
+
+    def load(
+        self,
+        match: Match,
+        *,
+        blocks: slice | None = None,
+        dst: Buffers = None,
+        state_dst: Any = None,
+        parts: Sequence[str] | None = None,
+        deadline_ms: float | None = None,
+        priority: int = 0,
+        wait: bool = False,
+    ) -> LoadJob:
+        """Bring matched records into caller memory, each one complete and verified or reported as
+        not.
+
+        blocks:      which blocks of the prompt; default all of the hit, none when `dst` is None.
+        dst:         room for them, see `deepinfer_kvtier.base.buffers`; it belongs to the job until
+                     done.
+        state_dst:   room for the state slot of `match.state`.
+        parts:       order of arrival: names of parts or patterns such as "L2.*"; what none names
+                     comes last. `job.ready("L2.*")` tells when it is there in every block.
+        deadline_ms: after this long nothing more is started; what is missing comes back as TIMEOUT.
+        priority:    larger is more urgent: loads of running prefills above those that prefetch. A
+                     less urgent load lets more urgent ones pass between two pieces of its reads.
+        wait:        load in this thread and return a job that is done.
+        raises:      BufferShapeError, ConfigError, ClosedError; never for storage trouble.
+        """
+        self.cache.check_open()
+        try:
+            priority = operator.index(priority)
+        except TypeError:
+            raise ConfigError(f"priority is a whole number, got {priority!r}") from None
+        deadline = None
+        if deadline_ms is not None:
+            deadline = self.cache.clock.monotonic() + deadline_ms / 1000
+        request = LoadRequest(
+            self.layout, self.shard, self._sealer, match, blocks, dst, state_dst, parts, deadline
+        )
+        return start_load(self.cache, request, priority=priority, wait=wait)
+
+    async def aload(self, match: Match, **keywords: Any) -> LoadResult:
+        """`load` for asyncio: same keywords (except `wait`), the result instead of a job."""
+        from asyncio import wrap_future
+
+        return await wrap_future(self.load(match, **keywords).future)
+
+    def put(
+        self,
+        digests: Sequence[bytes],
+        src: Buffers,
+        *,
+        parents: Sequence[bytes] | bytes | None = None,
+        first_block: int = 0,
+        cls: str = "chat",
+        durability: Durability = "behind",
+        copy: bool = True,
+        confirmed_tokens: int | None = None,
+        approximate: bool = False,
+        replay_generation: int = 0,
+    ) -> PutTicket:
+        """Store consecutive blocks of one chain. Never blocks on storage; refusals are in the
+        ticket.
+
+        digests:     of the blocks, first to last (32 bytes each).
+        src:         their bytes, see `deepinfer_kvtier.base.buffers`.
+        parents:     digest before each block, or before the first one only; None with
+                     `first_block=0`.
+        first_block: position of `digests[0]` in its chain.
+        cls:         retention class, a key of `KVTierConfig.classes`.
+        durability:  what the ticket waits for: "behind" = the source may be reused, "flushed" =
+                     every process sees it and it survives kill -9, "fsync" = it survives power
+                     loss.
+        copy:        False = no copy in this call; the source must stay unchanged until
+                     `ticket.done`, else it is not stored ("source_changed" in `ticket.reasons`).
+        confirmed_tokens: tokens whose acceptance is final; blocks that end beyond them are refused.
+        approximate, replay_generation: from `Plan`, for records computed after a bounded replay.
+        raises:      BufferShapeError, ConfigError, ClosedError.
+        """
+        if confirmed_tokens is not None and confirmed_tokens < 0:
+            raise ConfigError(f"confirmed_tokens must be at least 0, got {confirmed_tokens}")
+        if first_block < 0:
+            raise ConfigError(f"first_block must be at least 0, got {first_block}")
+        return self._put(
+            _BLOCK,
+            digests,
+            records_in(src, len(digests), self.layout.part_sizes("block"), writable=False),
+            parents=self._parents(digests, parents, first_block),
+            first_depth=first_block + 1,
+            cls=cls,
+            durability=durability,
+            copy=copy,
+            confirmed_tokens=confirmed_tokens,
+            approximate=approximate,
+            generation=replay_generation,
+            keep_alive=src,
+        )
+
+    def put_state(
+        self,
+        digest: bytes,
+        src: Any,
+        *,
+        n_blocks: int | None = None,
+        parent: bytes | None = None,
+        cls: str = "chat",
+        durability: Durability = "behind",
+        copy: bool = True,
+        confirmed_tokens: int | None = None,
+        approximate: bool = False,
+        replay_generation: int = 0,
+    ) -> PutTicket:
+        """Store the whole state slot that belongs to the boundary after the block `digest`.
+
+        n_blocks: how many blocks lie before the boundary; needed with `confirmed_tokens`.
+        The other keywords are those of `put`. With `persist_state=False` slots stay in host memory.
+        raises:   BufferShapeError, ConfigError, ClosedError.
+        """
+        if "state" not in self.layout.kinds:
+            raise ConfigError('this layout has no kind "state"')
+        if confirmed_tokens is not None and n_blocks is None:
+            raise ConfigError("confirmed_tokens needs n_blocks to compare with")
+        return self._put(
+            _STATE,
+            [digest],
+            records_in([src], 1, self.layout.part_sizes("state"), writable=False),
+            parents=[parent or bytes(DIGEST_BYTES)],
+            first_depth=n_blocks or 0,
+            cls=cls,
+            durability=durability,
+            copy=copy,
+            confirmed_tokens=confirmed_tokens,
+            approximate=approximate,
+            generation=replay_generation,
+            keep_alive=src,
+        )
+
+    async def aput(self, digests: Sequence[bytes], src: Buffers, **keywords: Any) -> PutTicket:
+        """`put` for asyncio: returns the ticket once it is done."""
+        from asyncio import wrap_future
+
+        return await wrap_future(self.put(digests, src, **keywords).future)
+
+    async def aput_state(self, digest: bytes, src: Any, **keywords: Any) -> PutTicket:
+        """`put_state` for asyncio: returns the ticket once it is done."""
+        from asyncio import wrap_future
+
+        return await wrap_future(self.put_state(digest, src, **keywords).future)
+
+    def drop(self, digests: Sequence[bytes], *, kinds: Sequence[Kind] = ("block", "state")) -> int:
+        """Forget records in every tier and every process on the directory; returns how many were
+        found.
+
+        Other processes follow at their next refresh, `gc_interval_s` at the latest. Opened with
+        `read_only`, only this process forgets.
+        """
+        self.cache.check_open()
+        check_digests(digests)
+        unknown = set(kinds) - set(KIND_CODES)
+        if unknown:
+            raise ConfigError(f"kinds are {sorted(KIND_CODES)}, got {sorted(unknown)}")
+        return drop_records(self.cache, [KIND_CODES[name] for name in kinds], self.shard, digests)
+
+    def _parents(
+        self, digests: Sequence[bytes], parents: Sequence[bytes] | bytes | None, first_block: int
+    ) -> list[bytes]:
+        if parents is None:
+            if first_block:
+                raise ConfigError(
+                    f"blocks from {first_block} on need the digest before them: pass parents"
+                )
+            parents = self.root
+        if isinstance(parents, bytes):
+            return [parents, *digests[:-1]][: len(digests)]
+        if len(parents) != len(digests):
+            raise ConfigError(f"expected {len(digests)} parents, got {len(parents)}")
+        return list(parents)
+
+    def _summed_parts(self, kind: int) -> tuple[int, ...]:
+        """Sizes of the parts that get sums of their own."""
+        if not self.cache.config.part_sums or kind != _BLOCK:
+            return ()
+        sizes = self.layout.part_sizes("block")
+        return sizes if 1 < len(sizes) <= MAX_PART_SUMS else ()
+
+    def _packing(self, kind: int) -> Packing | None:
+        """What compresses records of a kind."""
+        compressor = self.cache.compressor
+        if compressor is None:
+            return None
+        return compressor.packing(tuple(self.layout.kinds["block" if kind == _BLOCK else "state"]))
+
+    def _put(
+        self,
+        kind: int,
+        digests: Sequence[bytes],
+        source: Records,
+        *,
+        parents: list[bytes],
+        first_depth: int,
+        cls: str,
+        durability: Durability,
+        copy: bool,
+        confirmed_tokens: int | None,
+        approximate: bool,
+        generation: int,
+        keep_alive: Any,
+    ) -> PutTicket:
+        self.cache.check_open()
+        check_put(self.cache.config, digests, parents, cls, durability, first_depth)
+        confirmed = len(digests)
+        if confirmed_tokens is not None:
+            confirmed = max(0, confirmed_tokens // self.layout.block_tokens - first_depth + 1)
+        ticket = put_records(
+            self.cache,
+            PutRequest(
+                Origin(
+                    kind=kind,
+                    shard=self.shard,
+                    cls=cls,
+                    cls_code=self.cache.config.classes[cls].code,
+                    fingerprint=self.fingerprint,
+                    namespace=namespace_tag(self.root),
+                    approximate=approximate,
+                    generation=min(max(generation, 0), GENERATION_BITS),
+                ),
+                encoding=Encoding(self._summed_parts(kind), self._packing(kind), self._sealer),
+                digests=digests,
+                source=source,
+                parents=parents,
+                first_depth=first_depth,
+                durability=durability,
+                copy=copy,
+                confirmed=confirmed,
+            ),
+        )
+        ticket.keep_alive(keep_alive)
+        return ticket
+
+
+def _plan_match(
+    tiers: TierSet, layout: LayoutSpec, match: Match, *, cost: Cost | None, mode: ReplayMode
+) -> Plan:
+    """Everything behind `Namespace.plan`. raises: ConfigError."""
+    if mode not in ("bounded", "exact", "none"):
+        raise ConfigError(f"mode is bounded, exact or none, got {mode!r}")
+    state_at: dict[int, StoredState] = {}
+    if match.state is not None:
+        hit = match.state
+        state_at[hit.n_blocks] = StoredState(
+            hit.tier, hit.bytes, hit.approximate, hit.replay_generation
+        )
+    plan = choose_cut(
+        prompt_tokens=match.prompt_tokens,
+        block_tokens=layout.block_tokens,
+        block_bytes=layout.payload_bytes("block"),
+        tiers=match.tiers(),
+        state_at=state_at,
+        needs_state=layout.payload_bytes("state") > 0,
+        marks=[
+            BlockQuality(bool(mark & APPROXIMATE_BIT), mark & GENERATION_BITS)
+            for mark in match.marks().tolist()
+        ],
+        mode=mode,
+        cost=cost or tiers.costs.current(),
+    )
+    tiers.counts[f"plans_{plan.state}"] += 1
+    return plan

@@ -1,0 +1,1 @@
+"""Values, settings, buffers, identity and files: what every layer above needs."""

@@ -1,1 +1,0 @@
-"""What is done to bytes on their way to storage: compression, encryption."""

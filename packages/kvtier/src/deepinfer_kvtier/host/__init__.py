@@ -1,0 +1,1 @@
+"""Host memory and the policies that decide what leaves it."""

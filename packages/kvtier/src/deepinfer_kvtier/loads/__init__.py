@@ -1,1 +1,0 @@
-"""The way of records that are loaded: turns, tiers, parts."""

@@ -1,0 +1,1 @@
+"""The folder on disk: append-only segments, their index log, collection."""

@@ -1,1 +1,0 @@
-"""Host memory and the policies that decide who leaves it."""

@@ -1,0 +1,1 @@
+"""What operators run: checks, repairs, migration, the command line."""

@@ -1,1 +1,0 @@
-"""The way of a record that is put: checked, queued, summed, written."""

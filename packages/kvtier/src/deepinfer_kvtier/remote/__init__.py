@@ -1,0 +1,1 @@
+"""Tiers on other machines, and what machines tell each other."""

@@ -1,0 +1,62 @@
+"""A shard in Redis or Valkey: one string for each key, with the server's own expiry."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from typing import Any
+
+from deepinfer_kvtier.base.errors import ConfigError
+
+
+class RedisShard:
+    """A shard behind a Redis URL. Lives in one event loop; failures raise OSError.
+
+    prefix: kept before every key, so that several stores can share a server.
+    """
+
+    def __init__(self, url: str, prefix: bytes) -> None:
+        try:
+            asyncio_redis: Any = importlib.import_module("redis.asyncio")
+            self._errors: Any = importlib.import_module("redis.exceptions")
+        except ImportError as cause:
+            raise ConfigError(
+                'a directory in Redis needs the extra "redis":'
+                ' pip install "deepinfer-kvtier[redis]"'
+            ) from cause
+        try:
+            # Deadlines are the caller's; a repeated request would only outlive them.
+            self._client: Any = asyncio_redis.from_url(url, retry=None, max_connections=8)
+        except ValueError:
+            raise ConfigError(
+                "a Redis URL looks like redis://host:6379/0, or rediss:// for TLS"
+            ) from None
+        self._prefix = b"kvtier:" + prefix + b":"
+
+    async def lookup(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """Values in order. raises: OSError."""
+        try:
+            return list(await self._client.mget([self._prefix + key for key in keys]))
+        except self._errors.RedisError as cause:
+            raise ConnectionError(type(cause).__name__) from None
+
+    async def publish(self, items: Sequence[tuple[bytes, bytes]], ttl_s: int) -> None:
+        """raises: OSError."""
+        try:
+            pipe = self._client.pipeline(transaction=False)
+            for key, value in items:
+                pipe.set(self._prefix + key, value, ex=max(1, ttl_s))
+            await pipe.execute()
+        except self._errors.RedisError as cause:
+            raise ConnectionError(type(cause).__name__) from None
+
+    async def retract(self, keys: Sequence[bytes]) -> None:
+        """raises: OSError."""
+        try:
+            await self._client.unlink(*(self._prefix + key for key in keys))
+        except self._errors.RedisError as cause:
+            raise ConnectionError(type(cause).__name__) from None
+
+    async def close(self) -> None:
+        """Drop the connections; the next request opens others."""
+        await self._client.connection_pool.disconnect(inuse_connections=True)

@@ -1,0 +1,1 @@
+"""Stores below the local folder."""

@@ -1,1 +1,0 @@
-"""The directory on disk: segments, index logs, and who shares them."""

@@ -1,1 +1,0 @@
-"""Tiers below the local directory: slower, larger, shared with other machines."""

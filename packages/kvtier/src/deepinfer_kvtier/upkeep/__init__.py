@@ -1,1 +1,0 @@
-"""What keeps a directory small and sound: collection, tenants, repair, migration."""
