@@ -1,18 +1,21 @@
 """Rotary position embedding of the `rotate_half` kind: frequencies and angles by position.
 
 Channel `i` turns with channel `i + d/2`. Kinds as in released configs: default, linear, llama3
-(long wavelengths slowed down, a ramp between), yarn (Peng et al. 2023).
+(long wavelengths slowed down, a ramp between), yarn (Peng et al. 2023), and factors (a divisor of
+each frequency, as GGUF files hold it).
 """
 
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-RopeKind = Literal["default", "linear", "llama3", "yarn"]
+from deepinfer_engine.errors import CheckpointError
+
+RopeKind = Literal["default", "linear", "llama3", "yarn", "factors"]
 Floats = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
 
@@ -32,6 +35,7 @@ class RopeScaling(BaseModel):
     mscale: float | None = Field(None, ge=0, le=1e3)
     mscale_all_dim: float | None = Field(None, ge=0, le=1e3)
     truncate: bool = True
+    frequency_factors: tuple[Annotated[float, Field(gt=0, le=1e9)], ...] = ()
 
     @model_validator(mode="after")
     def _check(self) -> RopeScaling:
@@ -69,6 +73,13 @@ def _frequencies(
         return base, 1.0
     if scaling.rope_type == "linear":
         return base / scaling.factor, 1.0
+    if scaling.rope_type == "factors":
+        if len(scaling.frequency_factors) != dim // 2:
+            raise CheckpointError(
+                f"rope_scaling has {len(scaling.frequency_factors)} frequency_factors, a head of "
+                f"{dim} channels needs {dim // 2}"
+            )
+        return base / np.array(scaling.frequency_factors), 1.0
     if scaling.rope_type == "llama3":
         return _llama3(base, scaling), 1.0
     return _yarn(base, dim, theta, scaling, max_positions)

@@ -31,6 +31,11 @@ def open_weights(
 ) -> Weights:
     """Check names, shapes and types of the whole checkpoint; nothing is read yet.
 
-    Raises CheckpointError naming what is wrong.
+    A `model.gguf` goes before safetensors. Raises CheckpointError naming what is wrong.
     """
+    file = model_dir / "model.gguf"
+    if file.exists():
+        from deepinfer_engine.model.gguf_weights import GgufWeights
+
+        return GgufWeights(file, expected)
     return Checkpoint(model_dir, expected, ignored=ignored)
