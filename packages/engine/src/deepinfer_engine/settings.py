@@ -54,9 +54,12 @@ class Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     # What is served
-    model: Path | None = Field(None, description="checkpoint directory; unset = the embedded model")
+    model: str | None = Field(
+        None,
+        description="model directory, .gguf file, smollm2, or org/name of the hub; unset = demo",
+    )
     served_model_name: tuple[str, ...] = Field(
-        (), description="names clients may use; unset = the directory's name or deepinfer-demo"
+        (), description="names clients may use; unset = the model's own or deepinfer-demo"
     )
     device: str = Field("cpu", description="where the model computes; the CPU alone for now")
     dtype: Dtype = Field("float32", description="arithmetic of the model")
@@ -145,6 +148,11 @@ class Settings(BaseModel):
             else value
         )
 
+    @field_validator("model", mode="before")
+    @classmethod
+    def _path_as_text(cls, value: Any) -> Any:
+        return str(value) if isinstance(value, Path) else value
+
     @field_validator("responses_store")
     @classmethod
     def _check_store(cls, value: str | None) -> str | None:
@@ -174,7 +182,17 @@ class Settings(BaseModel):
         """Names that requests may ask for; the first is the canonical one."""
         if self.served_model_name:
             return self.served_model_name
-        return (self.model.resolve().name,) if self.model else ("deepinfer-demo",)
+        return (served_name(self.model),)
+
+
+def served_name(model: str | None) -> str:
+    """What clients call a model unless the operator says otherwise."""
+    if model is None or model == "demo":
+        return "deepinfer-demo"
+    path = Path(model).expanduser()
+    if path.suffix == ".gguf":
+        return path.stem
+    return path.resolve().name if path.is_dir() or path.is_absolute() else model
 
 
 def split_address(address: str) -> tuple[str, int]:

@@ -6,6 +6,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Literal
 
 import deepinfer_kvtier as kvtier
 from deepinfer_engine.core.pictures import Picture
@@ -40,10 +41,11 @@ class KVTierStore:
         self._layout = layout
         self._spec = kvtier.LayoutSpec(
             block_tokens=layout.block_tokens,
-            kinds={
-                "block": kvtier.parts(("block", layout.block_bytes)),
-                "state": kvtier.parts(("slot", layout.state_bytes)),
-            },
+            kinds={"block": kvtier.parts(("block", layout.block_bytes))}
+            | ({"state": kvtier.parts(("slot", layout.state_bytes))} if layout.state_bytes else {}),
+        )
+        self._want: tuple[Literal["block", "state"], ...] = (
+            ("block", "state") if layout.state_bytes else ("block",)
         )
         self._namespaces: OrderedDict[str, kvtier.Namespace] = OrderedDict()
         self._lock = threading.Lock()
@@ -58,7 +60,7 @@ class KVTierStore:
     ) -> Hit | None:
         max_blocks = None if limit_tokens is None else limit_tokens // self._layout.block_tokens
         match = self._namespace(salt).match(
-            tokens, _media(pictures), max_blocks=max_blocks, leave_last=True
+            tokens, _media(pictures), want=self._want, max_blocks=max_blocks, leave_last=True
         )
         if match.n_blocks == 0:
             match.release()
@@ -71,7 +73,9 @@ class KVTierStore:
 
     def load(self, hit: Hit, blocks: Sequence[memoryview], state: memoryview) -> int:
         namespace, match = _handle(hit)
-        job = namespace.load(match, dst=blocks, state_dst=state, wait=True)
+        job = namespace.load(
+            match, dst=blocks, state_dst=state if self._layout.state_bytes else None, wait=True
+        )
         result = job.wait()
         if result.ok:
             return hit.n_tokens

@@ -42,7 +42,7 @@ def run_chat(settings: Settings, options: ChatOptions) -> int:
 async def _chat(settings: Settings, options: ChatOptions) -> int:
     out = Console(highlight=False, soft_wrap=True)
     about = Console(stderr=True, highlight=False, soft_wrap=True)
-    if options.url is None and settings.model is None:
+    if options.url is None and settings.model in (None, "demo"):
         about.print(TOY_NOTICE, style="yellow")
     opened = http_source(options.url, options.api_key) if options.url else local_source(settings)
     async with opened as source:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from deepinfer_engine.core.config import EngineConfig
 from deepinfer_engine.core.device import Device
 from deepinfer_engine.core.runner import BLOCK_TOKENS
-from deepinfer_engine.errors import CheckpointError, ConfigError, ConstraintsUnavailable
+from deepinfer_engine.errors import ConfigError, ConstraintsUnavailable
 from deepinfer_engine.pd.supervise import (
     CLUSTER_KEY_ENV,
     ChildSpec,
@@ -45,13 +45,9 @@ _WORKER_SETTINGS = (
 
 def model_dir(settings: Settings) -> Path:
     """The checkpoint directory; the embedded one when none is named."""
-    if settings.model is None:
-        from deepinfer_engine.demo import demo_path
+    from deepinfer_engine.model.names import model_directory
 
-        return demo_path()
-    if not settings.model.is_dir():
-        raise CheckpointError(f"the model directory {settings.model} does not exist")
-    return settings.model
+    return model_directory(settings.model)
 
 
 @asynccontextmanager
@@ -167,6 +163,8 @@ def worker_argv(role: str, settings: Settings) -> list[str]:
     argv = [sys.executable, "-m", "deepinfer_engine.cli.main", role]
     for name in _WORKER_SETTINGS:
         value = getattr(settings, name)
+        if name == "model" and value is not None:
+            value = model_dir(settings)  # resolved once, for all
         flag = "--" + name.replace("_", "-")
         if isinstance(value, bool):
             argv += [] if value else [f"--no-{name}"]

@@ -42,7 +42,12 @@ app.add_typer(config_app, name="config")
 app.add_typer(model_app, name="model")
 
 Model = Annotated[
-    Path | None, typer.Option(help="Checkpoint directory; default: the embedded model.")
+    str | None,
+    typer.Option(help="Model directory, .gguf file, smollm2, or org/name; default: demo."),
+]
+ModelArgument = Annotated[
+    str | None,
+    typer.Argument(metavar="[MODEL]", help="The same as --model.", show_default=False),
 ]
 Names = Annotated[
     list[str] | None, typer.Option("--served-model-name", help="Name clients use; repeatable.")
@@ -188,6 +193,7 @@ def _console() -> Console:
 
 @app.command()
 def serve(
+    name: ModelArgument = None,
     model: Model = None,
     host: Host = None,
     port: Port = None,
@@ -224,7 +230,7 @@ def serve(
     config: Config = None,
 ) -> int:
     """Serve the three chat protocols over HTTP: a router, prefill and decode processes."""
-    flags = {name: value for name, value in locals().items() if name != "config"}
+    flags = _without(locals(), "name", "config") | {"model": _one_model(name, model)}
     settings = _settings(config, **flags)
     from deepinfer_engine.cli.serve import run_serve
 
@@ -257,6 +263,12 @@ def router(
     from deepinfer_engine.cli.serve import run_serve
 
     return run_serve(settings, _console())
+
+
+def _one_model(argument: str | None, option: str | None) -> str | None:
+    if argument is not None and option is not None and argument != option:
+        raise typer.BadParameter(f"two models are named: {argument} and --model {option}")
+    return option if argument is None else argument
 
 
 def _worker(role: Any, listen: str, config: Path | None, flags: dict[str, Any]) -> int:
@@ -396,6 +408,16 @@ def generate(
     return run_generate(
         settings, source, target, strict=strict, concurrency=concurrency, console=_console()
     )
+
+
+@app.command()
+def pull(
+    name: Annotated[str, typer.Argument(help="smollm2, or org/name of the Hugging Face hub.")],
+) -> None:
+    """Fetch a model once; afterwards its name works wherever a model is wanted."""
+    from deepinfer_engine.cli.pull import run_pull
+
+    run_pull(name, _console())
 
 
 @app.command()

@@ -88,7 +88,8 @@ class EngineLoop:
             config=config,
             role=role,
             parking=parking,
-            keep_snapshots=link is not None,
+            keep_snapshots=link is not None and runner.layout.state_bytes > 0,
+            stateless=runner.layout.state_bytes == 0,
         )
 
     # -- the step thread ------------------------------------------------------------------------
@@ -274,7 +275,8 @@ class EngineLoop:
                 # Rings keep window + draft length rows: a slot that has moved on by less than one
                 # step is still exact for the border it passed.
                 position = border * self._runner.layout.block_tokens
-                self._publish_blocks(seq, ((position, seq.state_slot),))
+                state = ((position, seq.state_slot),) if seq.state_slot else ()
+                self._publish_blocks(seq, state)
 
     def _publish_blocks(self, seq: LiveSequence, states: Sequence[tuple[int, int]]) -> None:
         full = seq.num_tokens // self._runner.layout.block_tokens

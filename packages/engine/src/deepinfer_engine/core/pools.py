@@ -106,24 +106,44 @@ class StatePool(IdPool):
     what = "state slot"
 
 
+class NoStates:
+    """The slots of a model that keeps no state: everyone has slot 0, and none can run out."""
+
+    capacity = free = owned = 0
+
+    def take(self, n: int) -> list[int]:
+        return [0] * n
+
+    def pin(self, ids: Iterable[int]) -> None:
+        """Nothing is owned."""
+
+    def give(self, ids: Sequence[int]) -> None:
+        """Nothing was owned."""
+
+    def audit(self) -> None:
+        """Nothing can be lost."""
+
+
 @dataclass(frozen=True, slots=True)
 class Pools:
     """Both pools of one runner; blocks and a slot are taken together or not at all."""
 
     blocks: BlockPool
-    states: StatePool
+    states: StatePool | NoStates
 
     @classmethod
-    def of(cls, num_blocks: int, num_state_slots: int) -> Pools:
-        return cls(BlockPool(num_blocks), StatePool(num_state_slots))
+    def of(cls, num_blocks: int, num_state_slots: int, *, stateless: bool = False) -> Pools:
+        return cls(BlockPool(num_blocks), NoStates() if stateless else StatePool(num_state_slots))
 
     def take(self, n_blocks: int) -> tuple[list[int], int] | None:
         """`n_blocks` blocks and one state slot, or None."""
-        if n_blocks > self.blocks.free or self.states.free < 1:
+        if n_blocks > self.blocks.free:
             return None
         slot = self.states.take(1)
+        if slot is None:
+            return None
         blocks = self.blocks.take(n_blocks)
-        if slot is None or blocks is None:  # pragma: no cover - checked above
+        if blocks is None:  # pragma: no cover - checked above
             raise PoolError("a pool gave less than it had free")
         return blocks, slot[0]
 

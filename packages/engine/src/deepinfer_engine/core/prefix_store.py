@@ -1,7 +1,8 @@
 """`PrefixStore`: what the engine needs of a prefix cache, and the values it speaks in.
 
 An exact hit ends where both are present: every block of the prefix and the whole state slot at its
-end. A store may lose anything at any time; it may never return other bytes than were put.
+end. Where a model keeps no state (`state_bytes == 0`), it ends behind any block. A store may lose
+anything at any time; it may never return other bytes than were put.
 """
 
 from __future__ import annotations

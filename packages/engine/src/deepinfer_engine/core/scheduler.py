@@ -46,6 +46,8 @@ class Scheduler:
     parking: Parking
     keep_snapshots: bool
     """Ask the runner for the state at block boundaries (there is a prefix store to put them)."""
+    stateless: bool = False
+    """The model keeps no state: slots cannot run out, a prefix may end behind any block."""
     pools: Pools = field(init=False)
     counters: Counter[str] = field(init=False, default_factory=Counter[str])
     _waiting: deque[LiveSequence] = field(init=False, default_factory=deque[LiveSequence])
@@ -64,7 +66,9 @@ class Scheduler:
                 f"max_num_batched_tokens must hold one block of {self.block_tokens} tokens, got "
                 f"{self.config.max_num_batched_tokens}"
             )
-        self.pools = Pools.of(self.caps.num_blocks, self.caps.num_state_slots)
+        self.pools = Pools.of(
+            self.caps.num_blocks, self.caps.num_state_slots, stateless=self.stateless
+        )
 
     # -- requests come and go -------------------------------------------------------------------
 

@@ -8,6 +8,8 @@ their bytes behind, as a real model's do.
     record(p) = mix(token p, tokens before it, position p)    one u64 in its block, u32 echo beside
     chain(p)  = mix(chain(p - 1), token p)                    ring of window + slack u64 in the slot
     next(p)   = mix(sum of odd-weighted records, sum over the window of chain) mod vocabulary
+
+With `window=0` there is no chain and a slot holds no bytes, as in models that keep every token.
 """
 
 from __future__ import annotations
@@ -73,7 +75,7 @@ class ToyRunner:
             num_state_slots=num_state_slots,
         )
         self._window = window
-        self._ring = window + SLACK
+        self._ring = window + SLACK if window else 0
         main, echo = 8 * block_tokens, 4 * block_tokens
         shape = f"{fingerprint}/{block_tokens}/{lookback}/{window}/{vocab_size}"
         self._layout = CacheLayout(
@@ -81,7 +83,7 @@ class ToyRunner:
             block_bytes=main + echo,
             state_bytes=8 * self._ring,
             block_regions=(Region("main", 0, 0, main), Region("echo", 0, main, echo)),
-            state_regions=(Region("window", 0, 0, 8 * self._ring),),
+            state_regions=(Region("window", 0, 0, 8 * self._ring),) if window else (),
             layout_hash=hashlib.blake2b(shape.encode(), digest_size=16).hexdigest(),
         )
         self._blocks = np.zeros((num_blocks, main + echo), dtype=np.uint8)
@@ -193,12 +195,14 @@ class ToyRunner:
         """Write the record and the chain value of position p; `tokens[-1]` is the token there."""
         size = self._layout.block_tokens
         block, row = table[p // size], p % size
-        if block == 0 or slot == 0:
+        if block == 0 or (slot == 0 and self._ring):
             raise RuntimeError(f"position {p} is mapped to scratch memory")
         before = tokens[-1 - self._caps.lookback : -1] if self._caps.lookback else ()
         record = _mix(p, tokens[-1], *before)
         self._main(block)[row] = record
         self._echo(block)[row] = record & 0xFFFFFFFF
+        if not self._ring:
+            return
         ring = self._states[slot].view(np.uint64)
         chain = int(ring[(p - 1) % self._ring]) if p else 0
         ring[p % self._ring] = _mix(chain, tokens[-1])
@@ -215,11 +219,13 @@ class ToyRunner:
             weights = self._weights[b * size : b * size + rows]
             echo = self._echo(table[b])[:rows].astype(np.uint64)
             total += int((records * weights).sum(dtype=np.uint64)) + int(echo.sum(dtype=np.uint64))
-        ring = self._states[slot].view(np.uint64)
-        first = max(0, p + 1 - self._window)
-        window = ring[np.arange(first, p + 1) % self._ring]
+        chained = 0
+        if self._ring:
+            ring = self._states[slot].view(np.uint64)
+            window = ring[np.arange(max(0, p + 1 - self._window), p + 1) % self._ring]
+            chained = int(window.sum(dtype=np.uint64))
         seed = (sampling.seed or 0) if sampling.temperature > 0 else -1
-        mixed = _mix(total, int(window.sum(dtype=np.uint64)), p, seed)
+        mixed = _mix(total, chained, p, seed)
         token = mixed % vocab
         banned = set(sampling.stop_token_ids) | set(self._caps.eos_token_ids)
         if output_index < sampling.min_tokens:

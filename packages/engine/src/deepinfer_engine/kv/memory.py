@@ -47,7 +47,7 @@ class MemoryStore:
             for i, digest in enumerate(digests):
                 if ("block", digest) not in self._records:
                     break
-                if ("state", digest) in self._records:
+                if not self._layout.state_bytes or ("state", digest) in self._records:
                     best = i + 1
         if best == 0:
             return None
@@ -62,6 +62,8 @@ class MemoryStore:
                 if record is None:
                     return i * self._layout.block_tokens
                 view[:] = record
+            if not self._layout.state_bytes:
+                return hit.n_tokens
             record = self._get(("state", digests[-1]))
             if record is None:
                 return hit.n_tokens - self._layout.block_tokens

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from tokenizers import Tokenizer
 
 from deepinfer_engine.errors import CheckpointError
@@ -83,7 +84,7 @@ def checked(model_dir: Path, validate: Callable[[dict[str, Any]], T]) -> T:
     """
     raw = read_config_json(model_dir)
     try:
-        return validate(raw)
+        config = validate(raw)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "config"
@@ -92,3 +93,28 @@ def checked(model_dir: Path, validate: Callable[[dict[str, Any]], T]) -> T:
         raise CheckpointError(
             f"{model_dir / 'config.json'}: {where}: {first['msg']}{got}"
         ) from None
+    misspelt = _misspelt(raw, config, "") if isinstance(config, BaseModel) else None
+    if misspelt is not None:
+        raise CheckpointError(f"{model_dir / 'config.json'}: {misspelt}")
+    return config
+
+
+def _misspelt(raw: dict[str, Any], config: BaseModel, where: str) -> str | None:
+    """A key nobody reads that is nearly one which the file lacks: it would be ignored in silence.
+
+    Released files hold many keys that no runtime reads, so others pass.
+    """
+    fields = type(config).model_fields
+    absent = [name for name in fields if name not in raw]
+    for key in raw:
+        if key not in fields:
+            near = difflib.get_close_matches(key, absent, 1, cutoff=0.88)
+            if near:
+                return f"{where}{key}: unknown key; {where}{near[0]} was meant?"
+    for name in fields:
+        inner, below = getattr(config, name), raw.get(name)
+        if isinstance(inner, BaseModel) and isinstance(below, dict):
+            found = _misspelt(cast("dict[str, Any]", below), inner, f"{where}{name}.")
+            if found is not None:
+                return found
+    return None

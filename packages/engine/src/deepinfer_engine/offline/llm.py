@@ -43,7 +43,8 @@ class Completion:
 class LLM:
     """One model in this process: prompts in, completions out, continuously batched.
 
-    model: checkpoint directory; None is the embedded demo model.
+    model: a model directory, a .gguf file, `smollm2` (after `deepinfer pull smollm2`), or
+        `org/name` of the Hugging Face hub; None is the embedded demo model.
     dtype: "float32", "bfloat16" or "float64". nextn: drafts a step, 0 = no speculation.
     replay: "compact" runs only the end of a prompt through all layers (approximate).
     cache_dir: keep prompt caches there, shared with servers that use the same model and
@@ -70,17 +71,15 @@ class LLM:
         from deepinfer_engine.core.device import Device
         from deepinfer_engine.core.runner import BLOCK_TOKENS
         from deepinfer_engine.model.files import load_tokenizer
+        from deepinfer_engine.model.names import model_directory
         from deepinfer_engine.model.runner import build_runner
         from deepinfer_engine.router.local import LocalEngine
 
-        if model is None:
-            from deepinfer_engine.demo import demo_path
-
-            model = demo_path()
+        directory = model_directory(model)
         config = EngineConfig(max_num_seqs=max_num_seqs)
-        self._tokenizer = load_tokenizer(Path(model))
+        self._tokenizer = load_tokenizer(directory)
         runner = build_runner(
-            Path(model),
+            directory,
             dtype=dtype,
             nextn=nextn,
             num_blocks=num_blocks,
@@ -95,9 +94,9 @@ class LLM:
 
             store = open_store(Path(cache_dir), runner.layout)
         self._caps = runner.caps
-        self._intake = PictureIntake.of_directory(Path(model), PicturePolicy())
+        self._intake = PictureIntake.of_directory(directory, PicturePolicy())
         self._engine = LocalEngine(
-            runner, store=store, config=config, grammars=_grammars(Path(model), runner.caps)
+            runner, store=store, config=config, grammars=_grammars(directory, runner.caps)
         )
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(

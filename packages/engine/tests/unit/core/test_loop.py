@@ -61,8 +61,9 @@ def test_one_prefill_step_takes_chunks_of_several_prompts():
     ]
 
 
-def test_a_preempted_sequence_is_parked_and_goes_on_as_if_nothing_happened():
-    runner = toy(num_blocks=14, num_state_slots=6)
+@pytest.mark.parametrize("window", [12, 0], ids=["state", "stateless"])
+def test_a_preempted_sequence_is_parked_and_goes_on_as_if_nothing_happened(window):
+    runner = toy(num_blocks=14, num_state_slots=6 if window else 1, window=window)
     loop, sink = hand_loop(runner, decode_reserve_tokens=0)
     sampling = greedy(50, ignore_eos=True)
     for i in range(3):
@@ -70,7 +71,19 @@ def test_a_preempted_sequence_is_parked_and_goes_on_as_if_nothing_happened():
     run_dry(loop)
     assert loop.scheduler.counters["parked"] > 0
     for i in range(3):
-        assert sink.tokens[f"r{i}"] == alone(prompt(i, 17), sampling)
+        assert sink.tokens[f"r{i}"] == alone(prompt(i, 17), sampling, window=window)
+
+
+def test_a_model_without_a_state_runs_more_sequences_than_it_has_slots():
+    loop, sink = hand_loop(toy(num_state_slots=1, window=0))
+    for i in range(5):
+        submit(loop, f"r{i}", prompt(i, 17), greedy(9))
+    assert loop.snapshot()[1]["state_slots_total"] == 0
+    run_dry(loop)
+    assert [sink.tokens[f"r{i}"] for i in range(5)] == [
+        alone(prompt(i, 17), greedy(9), window=0) for i in range(5)
+    ]
+    loop.audit()
 
 
 def test_what_cannot_be_parked_ends_for_lack_of_resources():

@@ -162,3 +162,18 @@ def test_a_picture_beyond_the_last_whole_block_changes_nothing_before_it(store):
     hit = store.match(TOKENS, "s", pictures=(picture(2 * BLOCK, 7, b"cat"),))
     assert hit.n_tokens == 2 * BLOCK
     store.release(hit)
+
+
+@pytest.mark.parametrize("kind", ["memory", "kvtier"])
+def test_a_hit_without_a_state_ends_behind_any_block(kind, tmp_path):
+    layout = toy(window=0).layout
+    store = MemoryStore(layout) if kind == "memory" else open_store(tmp_path, layout)
+    content = [bytes([i + 1]) * layout.block_bytes for i in range(3)]
+    store.put(TOKENS, "s", 0, [memoryview(b) for b in content], [], "chat")()
+    hit = store.match([*TOKENS[: 2 * BLOCK], 5], "s")
+    assert hit.n_tokens == 2 * BLOCK
+    blocks = [memoryview(bytearray(layout.block_bytes)) for _ in range(2)]
+    assert store.load(hit, blocks, memoryview(bytearray())) == 2 * BLOCK
+    assert [bytes(b) for b in blocks] == content[:2]
+    store.release(hit)
+    store.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 
 import pytest
 from hypothesis import given, settings
@@ -11,6 +12,7 @@ from toy_engine import (
     BLOCK,
     KEY,
     LONG_TOKENS,
+    TOY,
     alone,
     ask,
     cluster,
@@ -81,9 +83,11 @@ def test_sampling_with_a_seed_and_logprobs_survives_the_hand_over():
     run(body())
 
 
+@pytest.mark.parametrize("window", [TOY["window"], 0], ids=["state", "stateless"])
 @pytest.mark.parametrize("kind", ["memory", "kvtier"])
-def test_the_second_turn_hits_what_prefill_and_decode_published(kind, tmp_path):
-    shared = MemoryStore(toy().layout)
+def test_the_second_turn_hits_what_prefill_and_decode_published(kind, window, tmp_path):
+    made = functools.partial(toy, window=window)
+    shared = MemoryStore(made().layout)
     shared.close = lambda: None
 
     def store(runner):
@@ -93,13 +97,13 @@ def test_the_second_turn_hits_what_prefill_and_decode_published(kind, tmp_path):
     sampling = greedy(3 * BLOCK, ignore_eos=True)
 
     async def body():
-        async with cluster(store=store) as it:
+        async with cluster(store=store, prefill_runner=made, decode_runner=made) as it:
             one = await ask(it.engine, request("one", first, sampling))
-            assert one.tokens == alone(first, sampling)
+            assert one.tokens == alone(first, sampling, window=window)
             assert (one.cached, one.usage.cached_tokens) == (0, 0)
             second = [*first, *one.tokens, 1, 2, 3]
             two = await ask(it.engine, request("two", second, sampling))
-            assert two.tokens == alone(second, sampling)
+            assert two.tokens == alone(second, sampling, window=window)
             assert two.cached == (len(first) + len(one.tokens) - 1) // BLOCK * BLOCK
             assert two.usage.cached_tokens == two.cached
             other = await ask(it.engine, request("three", second, sampling, salt="other"))

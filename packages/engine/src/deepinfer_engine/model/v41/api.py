@@ -23,6 +23,7 @@ from deepinfer_engine.adapters.dspark import Proposal
 from deepinfer_engine.core.device import CPU, Device
 from deepinfer_engine.errors import RequestError
 from deepinfer_engine.model.family import CacheQuant, ReplayMode
+from deepinfer_engine.model.names import model_directory
 from deepinfer_engine.model.placement import tensors_on
 from deepinfer_engine.model.sequence_rows import SequenceRows
 from deepinfer_engine.model.v41.assembly import Parts, assemble
@@ -55,7 +56,7 @@ def load_model(
     where = Device.parse(device)
     with tensors_on(where):
         parts = assemble(
-            Path(path),
+            model_directory(path),
             dtype=dtype,
             cache_quant=cache_quant,
             replay=replay,
