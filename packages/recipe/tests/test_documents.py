@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import subprocess
 import zlib
 from typing import Any
 
@@ -16,6 +17,7 @@ from deepinfer_recipe import (
     RecipeError,
     error_response,
 )
+from deepinfer_recipe.documents.reader import DocumentReader
 
 pypdf = pytest.importorskip("pypdf", reason="install the extra `pdf`")
 MODEL = "DeepSeek-V4.1-Flash"
@@ -151,29 +153,29 @@ def test_limits_on_size_count_text_and_pages() -> None:
         Exchange("responses", body, id="x", options=options)
 
 
-def bomb(expanded: int) -> bytes:
-    """A small PDF whose page expands to many bytes."""
-    packed = zlib.compress(b"BT (" + b"a" * expanded + b") Tj ET", 9)
+def content_pdf(content: bytes) -> bytes:
+    """A PDF of one page with these instructions, packed."""
+    packed = zlib.compress(content, 9)
     objects = [
         b"<</Type/Catalog/Pages 2 0 R>>",
         b"<</Type/Pages/Kids[3 0 R]/Count 1>>",
-        b"<</Type/Page/Parent 2 0 R/MediaBox[0 0 9 9]/Contents 4 0 R>>",
-        b"<</Filter/FlateDecode/Length %d>>stream\n%b\nendstream" % (len(packed), packed),
+        b"<</Type/Page/Parent 2 0 R/MediaBox[0 0 9 9]/Contents 4 0 R"
+        b"/Resources<</Font<</F 5 0 R>>>>>>",
+        b"<</Length %d/Filter/FlateDecode>>stream\n%b\nendstream" % (len(packed), packed),
+        b"<</Type/Font/Subtype/Type1/BaseFont/Helvetica>>",
     ]
-    out = b"%PDF-1.4\n"
-    offsets: list[int] = []
-    for number, data in enumerate(objects, start=1):
+    out, offsets = b"%PDF-1.4\n", []
+    for number, text in enumerate(objects, start=1):
         offsets.append(len(out))
-        out += b"%d 0 obj\n%b\nendobj\n" % (number, data)
+        out += b"%d 0 obj\n%b\nendobj\n" % (number, text)
     xref = len(out)
-    out += b"xref\n0 5\n0000000000 65535 f \n" + b"".join(
-        b"%010d 00000 n \n" % at for at in offsets
-    )
-    return out + b"trailer<</Size 5/Root 1 0 R>>\nstartxref\n%d\n%%%%EOF" % xref
+    out += b"xref\n0 6\n0000000000 65535 f \n"
+    out += b"".join(b"%010d 00000 n \n" % at for at in offsets)
+    return out + b"trailer<</Size 6/Root 1 0 R>>\nstartxref\n%d\n%%%%EOF" % xref
 
 
 def test_a_pdf_that_would_eat_memory_or_time_costs_its_limit_only() -> None:
-    hostile = bomb(80_000_000)
+    hostile = content_pdf(b"BT (" + b"a" * 80_000_000 + b") Tj ET")
     assert len(hostile) < 2_000_000
     limits = DocumentLimits(pdf_memory_bytes=200 * 2**20, pdf_timeout_s=20)
     assert "PDF" in refusal("chat", hostile, PDF, limits=limits)
@@ -208,3 +210,35 @@ def test_files_that_lie_elsewhere_are_refused() -> None:
         turn = {"role": "user", "content": [{"type": "file", "file": file}]}
         with pytest.raises(RecipeError, match=r"messages\[0\].content\[0\]"):
             Exchange("chat", {"model": MODEL, "messages": [turn]}, id="x")
+
+
+def test_what_a_small_pdf_unpacks_to_is_counted_before_it_is_read() -> None:
+    hostile = content_pdf(b"BT /F 1 Tf (a) Tj ET\n" * 500_000)
+    assert len(hostile) < 40_000
+    assert "unpacked" in refusal("chat", hostile, PDF)
+
+
+def test_the_pdfs_of_a_request_share_their_processor_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[Any] = []
+    real = subprocess.run
+    monkeypatch.setattr(subprocess, "run", lambda *a, **k: started.append(a) or real(*a, **k))
+    slow = content_pdf(b"BT /F 1 Tf (a) Tj ET\n" * 300_000)
+    limits = DocumentLimits(pdf_cpu_s=0.4)
+    told = refusal("chat", slow, PDF, limits=limits)
+    assert "0.4 s of processor time" in told
+    reader = DocumentReader(limits)
+    for place in ("a", "b"):
+        with pytest.raises(RecipeError, match=f"{place}: the PDFs of a request"):
+            reader.from_bytes(slow, PDF, None, place)
+    # The second one of the same request was refused without a process.
+    assert len(started) == 2
+
+
+def test_documents_are_counted_before_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subprocess, "run", lambda *a, **k: pytest.fail("a PDF was read"))
+    reader = DocumentReader(DocumentLimits(max_documents=0))
+    with pytest.raises(RecipeError, match="may have 0 documents"):
+        reader.from_bytes(pdf("x"), PDF, None, "here")
+    reader = DocumentReader(DocumentLimits(max_total_bytes=10))
+    with pytest.raises(RecipeError, match="may have 10 bytes"):
+        reader.from_bytes(pdf("x"), PDF, None, "here")

@@ -5,13 +5,18 @@ from __future__ import annotations
 import base64
 import contextlib
 import io
+import ipaddress
+import json
+import socket
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
+import deepinfer_recipe
 from deepinfer_recipe import (
     BytesImageSource,
     DataUrlImageSource,
@@ -200,12 +205,12 @@ def test_bad_data_urls_are_told_apart(url: str, kind: str) -> None:
     ],
 )
 def test_addresses_that_are_not_public_are_denied_by_default(address: str) -> None:
-    assert not is_public_address("host", address)
+    assert not is_public_address("host.example", address)
 
 
 @pytest.mark.parametrize("address", ["8.8.8.8", "93.184.216.34", "2606:4700::1111"])
 def test_public_addresses_are_allowed(address: str) -> None:
-    assert is_public_address("host", address)
+    assert is_public_address("host.example", address)
 
 
 class Site(BaseHTTPRequestHandler):
@@ -274,14 +279,14 @@ def site() -> Iterator[str]:
 
 
 def allowing_loopback(max_bytes: int = 4000) -> ImageFetcher:
-    return ImageFetcher.with_max_bytes(max_bytes).with_destination_filter(
+    return ImageFetcher(max_bytes=max_bytes, allows_any_port=True).with_destination_filter(
         lambda host, address: address == "127.0.0.1"
     )
 
 
 def test_loopback_is_rejected_by_default(site: str) -> None:
     with pytest.raises(ImageError) as caught:
-        ImageFetcher().fetch(site + "/picture")
+        ImageFetcher(allows_any_port=True).fetch(site + "/picture")
     assert caught.value.kind == "DestinationRejected"
 
 
@@ -300,7 +305,7 @@ def test_every_redirect_is_put_to_the_rule(site: str) -> None:
         asked.append((host, address))
         return len(asked) == 1
 
-    fetcher = ImageFetcher(destination_filter=once)
+    fetcher = ImageFetcher(destination_filter=once, allows_any_port=True)
     with pytest.raises(ImageError) as caught:
         fetcher.fetch(site + "/to-loopback")
     assert caught.value.kind == "DestinationRejected"
@@ -314,7 +319,7 @@ def broken_rule(host: str, address: str) -> bool:
 @pytest.mark.parametrize("rule", [broken_rule, lambda host, address: 1])
 def test_rule_that_fails_or_does_not_say_true_means_no(site: str, rule: Any) -> None:
     with pytest.raises(ImageError) as caught:
-        ImageFetcher(destination_filter=rule).fetch(site + "/picture")
+        ImageFetcher(destination_filter=rule, allows_any_port=True).fetch(site + "/picture")
     assert caught.value.kind == "DestinationRejected"
 
 
@@ -341,14 +346,20 @@ def test_what_is_no_http_url_is_refused(url: str) -> None:
 
 def test_fetch_gives_up_when_its_time_is_over(site: str) -> None:
     ticks = iter([0.0, 100.0])
-    fetcher = ImageFetcher(destination_filter=lambda host, address: True, clock=lambda: next(ticks))
+    fetcher = ImageFetcher(
+        destination_filter=lambda host, address: True,
+        allows_any_port=True,
+        clock=lambda: next(ticks),
+    )
     with pytest.raises(ImageError, match=r"no answer in 20\.0 s"):
         fetcher.fetch(site + "/picture")
 
 
 @pytest.mark.parametrize("path", ["/slow-head", "/slow-body"])
 def test_a_server_that_drips_does_not_hold_the_fetcher(site: str, path: str) -> None:
-    fetcher = ImageFetcher(destination_filter=lambda host, address: True, timeout_s=0.3)
+    fetcher = ImageFetcher(
+        destination_filter=lambda host, address: True, allows_any_port=True, timeout_s=0.3
+    )
     with pytest.raises(ImageError) as caught:
         fetcher.fetch(site + path)
     assert (caught.value.kind, caught.value.is_retryable) == ("Fetch", True)
@@ -363,3 +374,93 @@ def test_a_picture_that_ends_early_is_an_error(site: str) -> None:
 def test_filter_that_is_no_callable_is_misuse() -> None:
     with pytest.raises(TypeError):
         ImageFetcher().with_destination_filter(3)  # type: ignore[arg-type]
+
+
+def test_the_address_table_is_that_of_the_other_fetcher_of_this_repository() -> None:
+    own = Path(deepinfer_recipe.__file__).parent / "images" / "address_rules.json"
+    packages = Path(__file__).parents[2]
+    other = packages / "search_fetch/src/deepinfer_search_fetch/net/address_rules.json"
+    if not other.exists():
+        pytest.skip("search_fetch is not beside this package")
+    assert json.loads(own.read_text("utf-8")) == json.loads(other.read_text("utf-8"))
+
+
+RULES = json.loads(
+    (Path(deepinfer_recipe.__file__).parent / "images" / "address_rules.json").read_text("utf-8")
+)
+DENIED = [*RULES["denied_ipv4"], *RULES["denied_ipv6"], *RULES["nat64_ipv6"], "::/8", "4000::/3"]
+
+
+@pytest.mark.parametrize("network", DENIED)
+def test_both_ends_of_every_denied_range_are_denied(network: str) -> None:
+    found = ipaddress.ip_network(network)
+    for address in (found[0], found[-1]):
+        assert not is_public_address("host.example", str(address))
+
+
+@pytest.mark.parametrize("name", [*RULES["denied_names"], "single", "a.internal.", "LOCALHOST"])
+def test_private_names_are_denied_whatever_they_resolve_to(name: str) -> None:
+    assert not is_public_address(name, "93.184.216.34")
+    assert not is_public_address(f"a.{name}", "93.184.216.34") or name == "single"
+
+
+@pytest.mark.parametrize("port", [22, 25, 3306, 5432, 6379, 9200, 11211, 32526])
+def test_a_port_that_is_not_the_webs_is_never_connected_to(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *a, **k: asked.append(a))
+    with pytest.raises(ImageError, match=f"port {port} may not") as told:
+        ImageFetcher().fetch(f"http://victim.example:{port}/")
+    assert told.value.kind == "DestinationRejected"
+    assert asked == []
+
+
+def test_this_machines_own_addresses_are_denied(monkeypatch: pytest.MonkeyPatch) -> None:
+    bound: list[Any] = []
+
+    class Probe(socket.socket):
+        def bind(self, address: Any) -> None:
+            bound.append(address)
+
+    monkeypatch.setattr(socket, "socket", Probe)
+    assert not is_public_address("host.example", "8.8.8.8")
+    assert bound == [("8.8.8.8", 0)]
+
+
+def test_the_pixels_of_a_request_are_counted_before_any_is_decoded() -> None:
+    decoded: list[int] = []
+
+    class Counting(ImagePreprocessor):
+        def preprocess(self, data: bytes, options: PreprocessOptions) -> ImageInfo:
+            decoded.append(len(data))
+            return ImageInfo(b"", 14, 14)
+
+    large = picture((8192, 8192), mode="1")
+    assert len(large) < 40_000
+    sources = [BytesImageSource(large)] * 5
+    quota = ImageQuota()
+    with pytest.raises(ImageError, match="pixels together") as told:
+        ImageResolver(ImageFetcher(), Counting()).resolve(sources, quota)
+    assert told.value.kind == "TotalSizeTooLarge"
+    assert len(decoded) == 4
+    assert quota.image_count() == 0
+    resolver = ImageResolver(ImageFetcher(), Counting())
+    for _ in range(4):
+        resolver.resolve(sources[:1], quota)
+    with pytest.raises(ImageError, match="pixels together"):
+        resolver.resolve(sources[:1], quota)
+
+
+def test_a_large_picture_is_decoded_once_and_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    copies: list[str] = []
+    kind = pillow.Image
+    monkeypatch.setattr(kind, "copy", lambda self: pytest.fail("the picture was copied"))
+    real = kind.convert
+    monkeypatch.setattr(
+        kind,
+        "convert",
+        lambda self, mode, *a, **k: copies.append(mode) or real(self, mode, *a, **k),
+    )
+    ImagePreprocessor(output="rgb").preprocess(picture((64, 64)), HIGH)
+    assert copies == []

@@ -365,3 +365,61 @@ def test_paging_ends_where_a_client_gave_an_id_twice(make: Make) -> None:
 def test_metadata_comes_back() -> None:
     exchange = turn(MemoryResponseStore(), "r1", "x", "y", metadata={"job": "7"})
     assert exchange.response()["metadata"] == {"job": "7"}
+
+
+def test_one_owner_cannot_push_out_what_another_keeps(make: Make) -> None:
+    limits = StoreLimits(max_responses=20, max_owner_responses=8)
+    store = make(limits=limits)
+    assert store.put("alice", stored("a"))
+    for owner in ("mallory", "mallet", "trudy"):
+        for number in range(30):
+            assert store.put(owner, stored(f"{owner}{number}"))
+    assert store.get("alice", "a") is not None
+    assert len(store) == 20
+    # Their own newest are there: a share is a share for everybody.
+    for owner in ("mallory", "mallet", "trudy"):
+        assert store.get(owner, f"{owner}29") is not None
+        assert store.get(owner, f"{owner}0") is None
+
+
+def test_bytes_count_against_the_owners_share_too(make: Make) -> None:
+    size = len(stored("a", "x" * 100).to_json())
+    store = make(limits=StoreLimits(max_owner_bytes=2 * size, max_bytes=100 * size))
+    store.put("alice", stored("a"))
+    for number in range(5):
+        store.put("mallory", stored(str(number), "x" * 100))
+    kept = [str(n) for n in range(5) if store.get("mallory", str(n)) is not None]
+    assert kept == ["3", "4"]
+    assert store.get("alice", "a") is not None
+
+
+def test_a_deleted_answer_is_in_no_file_any_more(tmp_path: Path) -> None:
+    clock = Clock()
+    with SqliteResponseStore(tmp_path / "r.db", StoreLimits(max_age_s=10), clock=clock) as store:
+        for gone in ("deleted", "expired"):
+            store.put("alice", stored(gone, f"SECRET-{gone}"))
+        assert store.delete("alice", "deleted")
+        clock.now += 11
+        store.put("alice", stored("new", "KEPT"))
+        held = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert {"r.db", "r.db-wal"} <= set(held)
+    assert not [name for name, data in held.items() if b"SECRET-" in data]
+
+
+def test_a_file_that_others_could_read_is_closed_to_them(tmp_path: Path) -> None:
+    path = tmp_path / "r.db"
+    SqliteResponseStore(path).close()
+    path.chmod(0o644)
+    SqliteResponseStore(path).close()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_a_store_of_the_first_version_is_taken_over(tmp_path: Path) -> None:
+    path = tmp_path / "r.db"
+    with SqliteResponseStore(path) as store:
+        store.put("alice", stored("a"))
+    old = sqlite3.connect(path)
+    old.executescript("DROP INDEX responses_by_owner; PRAGMA user_version = 1")
+    old.close()
+    with SqliteResponseStore(path) as store:
+        assert store.get("alice", "a") is not None

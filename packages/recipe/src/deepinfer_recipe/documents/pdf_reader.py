@@ -10,20 +10,34 @@ import io
 import json
 import logging
 import resource
+import signal
 import sys
+import time
 from typing import Any
 
 
 def _limit(settings: dict[str, Any]) -> None:
     memory, seconds = settings["memory_bytes"], settings["cpu_s"]
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
-    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+    # The timer counts this process's own time in fractions of a second, and its signal ends it;
+    # the limit behind it holds if a library should catch the signal.
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    whole = int(seconds) + 2
+    resource.setrlimit(resource.RLIMIT_CPU, (whole, whole))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def _text(data: bytes, max_pages: int, max_chars: int) -> str:
+def _content_bytes(page: Any) -> int:
+    """Size of a page's instructions, unpacked; what it draws besides is left to the timer."""
+    contents = page.get_contents()
+    return 0 if contents is None else len(contents.get_data())
+
+
+def _text(data: bytes, settings: dict[str, Any]) -> str:
     from pypdf import PdfReader
 
+    max_pages, max_chars = settings["max_pages"], settings["max_chars"]
+    content_left = settings["max_content_bytes"]
     reader = PdfReader(io.BytesIO(data))
     if reader.is_encrypted:
         raise ValueError("it is encrypted")
@@ -33,6 +47,9 @@ def _text(data: bytes, max_pages: int, max_chars: int) -> str:
     texts: list[str] = []
     chars = 0
     for page in reader.pages:
+        content_left -= _content_bytes(page)
+        if content_left < 0:
+            raise ValueError(f"its pages hold over {settings['max_content_bytes']} bytes, unpacked")
         text = page.extract_text()
         chars += len(text)
         if chars > max_chars:
@@ -52,7 +69,7 @@ def main() -> None:
     _limit(settings)
     try:
         data = sys.stdin.buffer.read()
-        answer = {"text": _text(data, settings["max_pages"], settings["max_chars"])}
+        answer: dict[str, Any] = {"text": _text(data, settings)}
     except MemoryError:
         answer = {"error": "it needs more memory than it may have"}
     except RecursionError:
@@ -60,6 +77,7 @@ def main() -> None:
     except Exception as error:
         # The libraries raise whatever a damaged file makes them raise.
         answer = {"error": (str(error) or type(error).__name__)[:200]}
+    answer["cpu_s"] = time.process_time()
     sys.stdout.buffer.write(json.dumps(answer).encode())
 
 

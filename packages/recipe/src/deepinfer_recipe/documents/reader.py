@@ -10,6 +10,7 @@ import base64
 import binascii
 import json
 import re
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -45,15 +46,20 @@ _READER = Path(__file__).with_name("pdf_reader.py")
 class DocumentLimits:
     """What the documents of one request may cost.
 
-    max_bytes: size of one document; max_total_chars: text of all of them in the prompt.
-    pdf_timeout_s, pdf_memory_bytes: for reading one PDF.
+    max_bytes: size of one document, max_total_bytes: of all; max_total_chars: text of all of them
+        in the prompt.
+    pdf_cpu_s: processor time for all PDFs together; pdf_timeout_s, pdf_memory_bytes: for one.
+    pdf_max_content_bytes: instructions of one PDF's pages, unpacked, before they are read.
     """
 
     max_documents: int = 20
     max_bytes: int = 16 * 2**20
+    max_total_bytes: int = 32 * 2**20
     max_total_chars: int = 4_000_000
     pdf_max_pages: int = 300
-    pdf_timeout_s: float = 15.0
+    pdf_max_content_bytes: int = 8 * 2**20
+    pdf_cpu_s: float = 6.0
+    pdf_timeout_s: float = 30.0
     pdf_memory_bytes: int = 768 * 2**20
 
 
@@ -85,7 +91,10 @@ class DocumentReader:
     def __init__(self, limits: DocumentLimits) -> None:
         self._limits = limits
         self._documents = 0
+        self._bytes = 0
         self._chars = 0
+        self._pdf_cpu_s = limits.pdf_cpu_s
+        """What is left of it."""
 
     def from_encoded(self, data: str, title: str | None, place: str, stated: str = "") -> str:
         """A document given as a data URL or as plain base64."""
@@ -94,9 +103,8 @@ class DocumentReader:
             head, _, body = data.partition(",")
             if not any(part.strip().lower() == "base64" for part in head.split(";")[1:]):
                 self._check_size(len(body) // 3, place)
-                return self.from_bytes(
-                    unquote_to_bytes(body), _type_of(stated, title), title, place
-                )
+                raw = unquote_to_bytes(body)
+                return self.from_bytes(raw, _type_of(stated, title), title, place)
             data = body
         # Four characters carry three bytes: too much is refused before it is decoded.
         self._check_size(len(data) // 4 * 3, place)
@@ -110,10 +118,10 @@ class DocumentReader:
 
     def from_bytes(self, data: bytes, media_type: str, title: str | None, place: str) -> str:
         """A document given as bytes of a media type."""
-        self._check_size(len(data), place)
+        self._count(len(data), place)
         media_type = media_type.partition(";")[0].strip().lower()
         if media_type == PDF:
-            return self.from_text(self._pdf(data, place), title, place)
+            return self._shown(self._pdf(data, place), title, place)
         if not media_type.startswith("text/") and media_type not in _TEXT_LIKE:
             raise ConversionError(
                 f"{place}: documents are {_EXPECTED} or {PDF}, got {media_type[:60]!r}",
@@ -125,17 +133,32 @@ class DocumentReader:
             raise ConversionError(
                 f"{place}: expected a document in UTF-8, byte {error.start} is not", param=place
             ) from None
-        return self.from_text(text, title, place)
+        return self._shown(text, title, place)
 
     def from_text(self, text: str, title: str | None, place: str) -> str:
-        """The text of a document as the prompt shows it."""
+        """A document given as text."""
+        self._count(len(text), place)
+        return self._shown(text, title, place)
+
+    def _count(self, size: int, place: str) -> None:
+        """Charge a document before anything is done with it."""
+        self._check_size(size, place)
         limits = self._limits
         self._documents += 1
-        self._chars += len(text)
+        self._bytes += size
         if self._documents > limits.max_documents:
             raise ConversionError(
                 f"{place}: a request may have {limits.max_documents} documents", param=place
             )
+        if self._bytes > limits.max_total_bytes:
+            raise ConversionError(
+                f"{place}: the documents of a request may have {limits.max_total_bytes} bytes",
+                param=place,
+            )
+
+    def _shown(self, text: str, title: str | None, place: str) -> str:
+        limits = self._limits
+        self._chars += len(text)
         if self._chars > limits.max_total_chars:
             raise ConversionError(
                 f"{place}: the documents of a request may have {limits.max_total_chars} characters",
@@ -164,8 +187,11 @@ class DocumentReader:
             "max_pages": limits.pdf_max_pages,
             "max_chars": limits.max_total_chars,
             "memory_bytes": limits.pdf_memory_bytes,
-            "cpu_s": int(limits.pdf_timeout_s) + 1,
+            "max_content_bytes": limits.pdf_max_content_bytes,
+            "cpu_s": self._pdf_cpu_s,
         }
+        if self._pdf_cpu_s <= 0:
+            raise self._too_slow(place)
         try:
             done = subprocess.run(
                 [sys.executable, "-I", str(_READER), json.dumps(settings)],
@@ -175,15 +201,26 @@ class DocumentReader:
                 check=False,
             )
         except subprocess.TimeoutExpired:
+            self._pdf_cpu_s = 0.0
             raise ConversionError(
                 f"{place}: the PDF could not be read within {limits.pdf_timeout_s:g} s",
                 param=place,
             ) from None
+        if done.returncode == -signal.SIGPROF:
+            self._pdf_cpu_s = 0.0
+            raise self._too_slow(place)
         try:
             answer = json.loads(done.stdout)
         except ValueError:
-            # It was killed, or ran out of memory.
-            answer = {"error": "it needs more time or memory than it may have"}
+            answer = {"error": "it needs more memory than it may have"}
+        self._pdf_cpu_s -= answer.get("cpu_s", 0.0)
         if "error" in answer:
             raise ConversionError(f"{place}: cannot read the PDF: {answer['error']}", param=place)
         return answer["text"]
+
+    def _too_slow(self, place: str) -> ConversionError:
+        return ConversionError(
+            f"{place}: the PDFs of a request may take {self._limits.pdf_cpu_s:g} s of processor "
+            "time, and this takes more; send fewer pages, or the text",
+            param=place,
+        )

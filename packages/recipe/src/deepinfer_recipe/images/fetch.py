@@ -17,7 +17,12 @@ from collections.abc import Callable
 from urllib.parse import SplitResult, urljoin, urlsplit
 
 from deepinfer_recipe.base.errors import ImageError
-from deepinfer_recipe.images.destination import DestinationFilter, allows, is_public_address
+from deepinfer_recipe.images.destination import (
+    DestinationFilter,
+    allows,
+    is_public_address,
+    is_usual_port,
+)
 from deepinfer_recipe.images.source import MAX_IMAGE_BYTES
 
 _MAX_REDIRECTS = 5
@@ -48,18 +53,20 @@ class _PinnedConnection(http.client.HTTPConnection):
 class ImageFetcher:
     """Downloads external image URLs.
 
-    Without a filter of its own it connects only to globally reachable addresses. Size and
-    time are limited: `max_bytes` a picture, `timeout_s` for the whole fetch with its
+    Without a filter of its own it connects only to public addresses, and only to the usual ports
+    of the web; a filter decides about addresses alone, and `allows_any_port` opens the ports.
+    Size and time are limited: `max_bytes` a picture, `timeout_s` for the whole fetch with its
     redirects.
     """
 
-    __slots__ = ("_clock", "_filter", "_max_bytes", "_timeout_s")
+    __slots__ = ("_any_port", "_clock", "_filter", "_max_bytes", "_timeout_s")
 
     def __init__(
         self,
         *,
         max_bytes: int = MAX_IMAGE_BYTES,
         destination_filter: DestinationFilter = is_public_address,
+        allows_any_port: bool = False,
         timeout_s: float = 20.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -67,6 +74,7 @@ class ImageFetcher:
             raise TypeError("destination_filter must be callable: (host, address) -> bool")
         self._max_bytes = max_bytes
         self._filter = destination_filter
+        self._any_port = allows_any_port
         self._timeout_s = timeout_s
         self._clock = clock
 
@@ -85,6 +93,7 @@ class ImageFetcher:
         return ImageFetcher(
             max_bytes=self._max_bytes,
             destination_filter=destination_filter,
+            allows_any_port=self._any_port,
             timeout_s=self._timeout_s,
             clock=self._clock,
         )
@@ -108,6 +117,8 @@ class ImageFetcher:
     def _get(self, url: str, deadline: float) -> bytes | str:
         """The picture, or where a redirect leads."""
         parts, host, port = _checked(url)
+        if not self._any_port and not is_usual_port(port):
+            raise ImageError("DestinationRejected", f"port {port} may not be connected to")
         address = self._vetted_address(host, port)
         connection = _PinnedConnection(
             host, port, address, self._remaining(deadline), parts.scheme == "https"

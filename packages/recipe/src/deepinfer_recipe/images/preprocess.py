@@ -28,6 +28,22 @@ def _pillow() -> Any:
     return Image
 
 
+def source_pixels(data: bytes) -> int:
+    """Pixels of a picture by its header, nothing decoded; 0 where that cannot be told."""
+    try:
+        from PIL import Image
+    except ImportError:
+        return 0
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
+                return image.width * image.height
+    except Exception:
+        # Damaged files make the decoders raise all kinds; decoding will say what is wrong.
+        return 0
+
+
 class ImagePreprocessor:
     """Decodes WebP, PNG, JPEG or GIF (first frame) and makes an RGB picture of the fitted size.
 
@@ -87,7 +103,8 @@ class ImagePreprocessor:
         if self._applies_orientation:
             from PIL import ImageOps
 
-            picture = ImageOps.exif_transpose(image)
+            # In place: a copy of the largest picture takes 200 MB.
+            ImageOps.exif_transpose(image, in_place=True)
         width, height = picture.size
         if options.detail == "low":
             width, height = limited_size(width, height, options.low_detail_max_dimension_px)
@@ -104,10 +121,15 @@ def _resized(picture: Image, size: tuple[int, int]) -> Image:
     """RGB; transparency is laid on white after resizing, when there are fewer pixels."""
     pillow = _pillow()
     if not picture.has_transparency_data:
-        return picture.convert("RGB").resize(size, pillow.Resampling.BICUBIC)
-    with_alpha = picture.convert("RGBA").resize(size, pillow.Resampling.BICUBIC)
+        return _in_mode(picture, "RGB").resize(size, pillow.Resampling.BICUBIC)
+    with_alpha = _in_mode(picture, "RGBA").resize(size, pillow.Resampling.BICUBIC)
     white = pillow.new("RGBA", size, "white")
     return pillow.alpha_composite(white, with_alpha).convert("RGB")
+
+
+def _in_mode(picture: Image, mode: Literal["RGB", "RGBA"]) -> Image:
+    """The picture in this mode; itself, and no copy, if it is."""
+    return picture if picture.mode == mode else picture.convert(mode)
 
 
 OpenCvImagePreprocessor = ImagePreprocessor

@@ -8,6 +8,7 @@ from typing import Protocol
 from deepinfer_recipe.base.errors import ImageError
 from deepinfer_recipe.conversation.image_source import ImageSource
 from deepinfer_recipe.images.data_url import read_data_url
+from deepinfer_recipe.images.preprocess import source_pixels
 from deepinfer_recipe.images.source import (
     LOW_DETAIL_MAX_DIMENSION_PX,
     MAX_DIMENSION_PX,
@@ -52,12 +53,14 @@ class ImageResolver:
         """
         quota.check_count(len(sources))
         images: list[ImageInfo] = []
-        total = 0
+        total = pixels = 0
         for source in sources:
             try:
                 data = self._bytes(source)
                 total += len(data)
                 quota.check_bytes(total)
+                pixels += source_pixels(data)
+                quota.check_pixels(pixels)
                 options = PreprocessOptions(
                     source.detail, MAX_DIMENSION_PX, LOW_DETAIL_MAX_DIMENSION_PX
                 )
@@ -68,7 +71,7 @@ class ImageResolver:
                 raise ImageError(
                     error.kind, f"{source.path}: {error}", is_retryable=error.is_retryable
                 ) from None
-        quota.record(len(sources), total)
+        quota.record(len(sources), total, pixels)
         return MultiModalData(images)
 
     def _bytes(self, source: ImageSource) -> bytes:

@@ -12,6 +12,8 @@ from deepinfer_recipe.images.size import image_tokens
 MAX_IMAGES = 600
 MAX_IMAGE_BYTES = 32 * 2**20
 MAX_TOTAL_BYTES = 64 * 2**20
+MAX_TOTAL_PIXELS = 4 * 8192 * 8192
+"""Of the pictures of a request before they are resized: what decoding may cost."""
 MAX_DIMENSION_PX = 8192
 LOW_DETAIL_MAX_DIMENSION_PX = 544
 
@@ -59,11 +61,12 @@ class ImageQuota:
     adds nothing.
     """
 
-    __slots__ = ("_bytes", "_count")
+    __slots__ = ("_bytes", "_count", "_pixels")
 
     def __init__(self) -> None:
         self._count = 0
         self._bytes = 0
+        self._pixels = 0
 
     def image_count(self) -> int:
         """Pictures so far."""
@@ -91,8 +94,19 @@ class ImageQuota:
                 f"these have {total}",
             )
 
-    def record(self, images: int, more: int) -> None:
+    def check_pixels(self, more: int) -> None:
+        """Raise `ImageError` if so many more pixels to decode are too many."""
+        total = self._pixels + more
+        if total > MAX_TOTAL_PIXELS:
+            raise ImageError(
+                "TotalSizeTooLarge",
+                f"the images of a request may have {MAX_TOTAL_PIXELS} pixels together, "
+                f"these have {total}; send smaller ones",
+            )
+
+    def record(self, images: int, more: int, pixels: int = 0) -> None:
         """Count pictures that were prepared."""
+        self._pixels += pixels
         self._count += images
         self._bytes += more
 
