@@ -26,7 +26,7 @@ from deepinfer_recipe import (
     error_response,
     request_grammar,
 )
-from deepinfer_recipe.grammar.rewrite import enforceable, merge, safe_pattern
+from deepinfer_recipe.grammar.rewrite import SchemaRewriter, safe_pattern
 
 V41 = ModelVersion.DeepseekV41Flash
 
@@ -189,7 +189,7 @@ def test_depth_is_limited(keyword):
         if keyword == "items":
             schema = {"items": schema[keyword][0]}
     if keyword == "allOf":  # all of one thing is that thing
-        assert enforceable(schema) == {"type": "string"}
+        assert SchemaRewriter(schema).enforceable(schema) == {"type": "string"}
         return
     with pytest.raises(GrammarError, match=r"flatter"):
         grammar("json", json.dumps(schema))
@@ -200,8 +200,12 @@ def test_optional_groups_are_counted():
 
 
 def test_what_is_required_is_declared():
-    assert enforceable({"type": "object", "required": ["b"]})["properties"] == {"b": True}
-    made = enforceable({"required": ["b"], "additionalProperties": {"type": "null"}})
+    assert SchemaRewriter({}).enforceable({"type": "object", "required": ["b"]})["properties"] == {
+        "b": True
+    }
+    made = SchemaRewriter({}).enforceable(
+        {"required": ["b"], "additionalProperties": {"type": "null"}}
+    )
     assert made["properties"] == {"b": {"type": "null"}}
 
 
@@ -235,7 +239,7 @@ VALUES = st.sampled_from(
 @given(schema=SMALL, value=VALUES)
 def test_a_rewritten_schema_allows_the_same_values(schema, value):
     try:
-        made = enforceable(schema)
+        made = SchemaRewriter(schema).enforceable(schema)
     except GrammarError:
         assert not jsonschema_rs.is_valid(schema, value)
         return
@@ -246,7 +250,7 @@ def test_a_rewritten_schema_allows_the_same_values(schema, value):
 @settings(max_examples=200, deadline=None)
 def test_merging_allows_what_both_allow(left, right, value):
     try:
-        made = merge(left, right)
+        made = SchemaRewriter({}).merge(left, right)
     except GrammarError:
         return
     both = jsonschema_rs.is_valid(left, value) and jsonschema_rs.is_valid(right, value)

@@ -16,6 +16,7 @@ import sys
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote_to_bytes
 
 from deepinfer_recipe.base.errors import ConversionError
@@ -210,7 +211,7 @@ class DocumentReader:
             self._pdf_cpu_s = 0.0
             raise self._too_slow(place)
         try:
-            answer = json.loads(done.stdout)
+            answer: dict[str, Any] = json.loads(done.stdout)
         except ValueError:
             answer = {"error": "it needs more memory than it may have"}
         self._pdf_cpu_s -= answer.get("cpu_s", 0.0)

@@ -11,6 +11,7 @@ import json
 from typing import Any
 
 from deepinfer_recipe.base.errors import GrammarError
+from deepinfer_recipe.grammar.budget import Budget
 from deepinfer_recipe.grammar.formats import (
     Format,
     any_number,
@@ -23,7 +24,6 @@ from deepinfer_recipe.grammar.formats import (
     sequence,
     token,
 )
-from deepinfer_recipe.grammar.rewrite import enforceable
 from deepinfer_recipe.grammar.schema import ParameterSplitter, ParameterValues, check_schema
 from deepinfer_recipe.prompts.formats.prompt_format import PromptFormat
 
@@ -40,6 +40,7 @@ class CallsGrammar:
         """tools_json: the tool list of an `OutputConstraint`. Raises `GrammarError`."""
         self._form = form
         self._dsml = dsml
+        self._budget = Budget()
         tools = _read(tools_json)
         self._invocations = one_or_more(either([self._invocation(tool) for tool in tools]))
 
@@ -70,12 +71,14 @@ class CallsGrammar:
         check_schema(parameters)
         if not isinstance(parameters, dict):
             raise GrammarError("its parameters are not the schema of an object")
-        splitter = ParameterSplitter(parameters, self._dsml)
-        made = enforceable(splitter.resolve(parameters))
+        splitter = ParameterSplitter(parameters, self._dsml, self._budget)
+        made = splitter.rewriter.enforceable(splitter.resolve(parameters))
         if not isinstance(made, dict):
             raise GrammarError("its parameters are not the schema of an object")
         members = made.get("anyOf", made.get("oneOf"))
-        resolved = [enforceable(splitter.resolve(one)) for one in members or [made]]
+        resolved = [
+            splitter.rewriter.enforceable(splitter.resolve(one)) for one in members or [made]
+        ]
         # `true` asks nothing of the object, `false` is an alternative that nothing meets
         shapes = [
             shape if isinstance(shape, dict) else {} for shape in resolved if shape is not False

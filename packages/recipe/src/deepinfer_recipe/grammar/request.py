@@ -23,6 +23,7 @@ from deepinfer_recipe.base.json_text import compact_json
 from deepinfer_recipe.conversation.inference import OutputConstraint
 from deepinfer_recipe.conversation.parsing_options import ParsingOptions, ThinkingInitialStage
 from deepinfer_recipe.conversation.special_tokens import SpecialToken
+from deepinfer_recipe.grammar.budget import MAX_GRAMMAR_BYTES
 from deepinfer_recipe.grammar.calls import CallsGrammar
 from deepinfer_recipe.grammar.formats import (
     Format,
@@ -35,9 +36,6 @@ from deepinfer_recipe.grammar.formats import (
 from deepinfer_recipe.grammar.schema import answer_json
 from deepinfer_recipe.prompts.model_version import ModelVersion
 from deepinfer_recipe.protocols.common.conversation_request import ConversationRequest
-
-MAX_GRAMMAR_BYTES = 1 << 20
-"""Longest text of a grammar, in bytes of UTF-8."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from deepinfer_recipe.base.errors import GrammarError
+from deepinfer_recipe.base.json_text import compact_json
+from deepinfer_recipe.grammar.budget import Budget
 from deepinfer_recipe.grammar.formats import (
     Format,
     any_text,
@@ -20,14 +22,7 @@ from deepinfer_recipe.grammar.formats import (
     json_schema,
     regex,
 )
-from deepinfer_recipe.grammar.rewrite import (
-    ANNOTATIONS,
-    FORMATS,
-    MAX_DEPTH,
-    enforceable,
-    flattened,
-    merge,
-)
+from deepinfer_recipe.grammar.rewrite import ANNOTATIONS, MAX_DEPTH, SchemaRewriter, target
 from deepinfer_recipe.protocols.common.schema_check import schema_problem
 
 _MAX_REFERENCES = 32
@@ -51,7 +46,7 @@ _NUMBER = 'root ::= "-"? ("0" | [1-9] [0-9]{0,17}) ("." [0-9]{1,17})? ([eE] [+-]
 def answer_json(schema: Any, *, excluded: Sequence[str]) -> Format:
     """An answer that is JSON by `schema`; its strings hold none of `excluded`."""
     check_schema(schema)
-    made = enforceable(schema)
+    made = SchemaRewriter(schema).enforceable(schema)
     return json_schema(made, excluded=_excluded(made, *excluded), max_whitespace=_ANSWER_WHITESPACE)
 
 
@@ -85,8 +80,9 @@ class ParameterValues:
     json: list[Format] = field(default_factory=list[Format])
 
     def add(self, other: ParameterValues) -> None:
-        self.raw += other.raw
-        self.json += other.json
+        """More ways; those that are there already are not written twice."""
+        self.raw += [one for one in other.raw if one not in self.raw]
+        self.json += [one for one in other.json if one not in self.json]
 
 
 class ParameterSplitter:
@@ -96,9 +92,15 @@ class ParameterSplitter:
     mark: the token of the markup. It ends values, so no value may spell it.
     """
 
-    def __init__(self, root: dict[str, Any], mark: str) -> None:
+    def __init__(self, root: dict[str, Any], mark: str, budget: Budget) -> None:
         self._root = root
         self._mark = mark
+        self._budget = budget
+        self.rewriter = SchemaRewriter(root, budget)
+        self._split: dict[str, ParameterValues] = {}
+        """What a bare reference comes to: shared definitions are split once."""
+        self._definitions: dict[str, tuple[Any, int]] = {}
+        """Rewritten named schemas and the bytes they take."""
 
     def resolve(self, schema: Any) -> Any:
         """Follow references until there is none. Raises `GrammarError` for an endless chain."""
@@ -106,36 +108,36 @@ class ParameterSplitter:
             if not (isinstance(schema, dict) and isinstance(schema.get("$ref"), str)):
                 return schema
             beside = {key: value for key, value in schema.items() if key != "$ref"}
-            schema = merge(self._target(schema["$ref"]), beside)
+            schema = self.rewriter.merge(target(self._root, schema["$ref"]), beside)
         raise GrammarError("the schema's references lead in a circle without any value")
-
-    def _target(self, reference: str) -> Any:
-        found: Any = self._root
-        if reference != "#" and not reference.startswith("#/"):
-            raise GrammarError(f"the schema refers to {reference!r}; only `#/...` is followed")
-        for part in reference[1:].split("/")[1:]:
-            key = part.replace("~1", "/").replace("~0", "~")
-            if not isinstance(found, dict) or key not in found:
-                raise GrammarError(f"the schema refers to {reference!r}, which is no named schema")
-            found = found[key]
-        return found
 
     def split(self, schema: Any, depth: int = 0) -> ParameterValues:
         """How values of this schema are written. Both lists are empty if it allows none."""
         if depth > MAX_DEPTH:
             raise GrammarError(f"the schema nests deeper than {MAX_DEPTH} levels; make it flatter")
-        schema = self.resolve(schema)
+        self._budget.pay_nodes()
+        bare = schema.get("$ref") if isinstance(schema, dict) and len(schema) == 1 else None
+        if isinstance(bare, str) and bare in self._split:
+            return self._split[bare]
+        out = self._alternatives(self.resolve(schema), depth)
+        if isinstance(bare, str):
+            self._split[bare] = out
+        return out
+
+    def _alternatives(self, schema: Any, depth: int) -> ParameterValues:
         out = ParameterValues()
         if schema is False:
             return out
         if not isinstance(schema, dict):
             schema = {}
-        schema = flattened(schema)
+        schema = self.rewriter.flattened(schema)
         members = schema.get("anyOf", schema.get("oneOf"))
         if "enum" in schema or "const" in schema:
             self._constants(schema, out)
         elif isinstance(members, list):
+            self.rewriter.check_keywords(schema)
             for member in members:
+                self._budget.pay_nodes(len(out.raw) + len(out.json))
                 out.add(self.split(member, depth + 1))
         else:
             for kind in _types(schema):
@@ -146,6 +148,7 @@ class ParameterSplitter:
         values = schema["enum"] if "enum" in schema else [schema["const"]]
         if "const" in schema:
             values = [value for value in values if value == schema["const"]]
+        self._budget.pay_bytes(len(compact_json(values)))
         texts = [value for value in values if isinstance(value, str)]
         for text in texts:
             if self._mark in text:
@@ -161,7 +164,7 @@ class ParameterSplitter:
     def _typed(self, kind: str, schema: dict[str, Any], out: ParameterValues) -> None:
         own = {key: value for key, value in schema.items() if key not in ANNOTATIONS}
         if kind == "string":
-            out.raw.append(self._raw(schema))
+            out.raw.append(self._raw(self.rewriter.enforceable(schema)))
         elif kind == "number" and not any(key in _IMPLIED_TYPES["number"] for key in own):
             out.json.append(ebnf(_NUMBER))
         else:
@@ -174,8 +177,6 @@ class ParameterSplitter:
     def _raw(self, schema: dict[str, Any]) -> Format:
         if isinstance(schema.get("pattern"), str):
             return regex(schema["pattern"])
-        if schema.get("format") in FORMATS:
-            return regex(FORMATS[schema["format"]])
         low, high = schema.get("minLength", 0), schema.get("maxLength")
         if low or high is not None:
             # Counting and leaving out a whole word do not go together; one character does.
@@ -184,13 +185,22 @@ class ParameterSplitter:
         return any_text(self._mark)
 
     def _json(self, schema: dict[str, Any]) -> Format:
-        made = enforceable(schema)
+        made = self.rewriter.enforceable(schema)
         if _refers(made):
             for key in ("$defs", "definitions"):
                 if key in self._root:
-                    made[key] = enforceable(self._root[key])
+                    made[key] = self._named(key)
         excluded = _excluded(made, self._mark)
         return json_schema(made, excluded=excluded, max_whitespace=_CALL_WHITESPACE)
+
+    def _named(self, key: str) -> Any:
+        """All named schemas; each value that refers to one carries them along, and pays."""
+        if key not in self._definitions:
+            made = {n: self.rewriter.enforceable(one) for n, one in self._root[key].items()}
+            self._definitions[key] = made, len(compact_json(made))
+        made, size = self._definitions[key]
+        self._budget.pay_bytes(size)
+        return made
 
 
 _TYPED = frozenset(key for keys in _IMPLIED_TYPES.values() for key in keys) | {"type"}
