@@ -62,7 +62,7 @@ class Collected:
     def call_arguments(self, piece: str, raw: str | None = None) -> None:
         self._add("arguments", piece)
 
-    def call_ended(self) -> None:
+    def call_ended(self, meant: str | None = None) -> None:
         self.parts.append(["end", ""])
 
     def text(self, kind: str) -> str:
@@ -309,7 +309,8 @@ def test_empty_stop_sequence_and_empty_spelling_are_misuse() -> None:
 def test_newlines_before_a_tag_that_ends_an_unclosed_value_vanish_in_any_cut() -> None:
     value = '<｜DSML｜ invoke name="f"><｜DSML｜ parameter name="k" string="true">a\n\n\n'
     for end, wanted in (
-        ("<｜DSML｜ invoke", "a\n"),
+        ('<｜DSML｜ invoke name="g">', "a\n"),
+        ("<｜DSML｜ invoke", "a\n\n\n"),
         ("</｜DSML｜ parameter>", "a\n\n\n"),
         ("", "a\n\n\n"),
     ):

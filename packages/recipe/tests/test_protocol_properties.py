@@ -162,9 +162,23 @@ def test_cuts_between_tokens_and_inside_characters_change_nothing(
     tokens = own.encode(text)
     # Byte tokens: every cut of them may split a character.
     single = [t for byte in text.encode() for t in [byte_token(model, byte)]]
-    whole = answer(protocol, model, [text])
+    whole = answer(protocol, model, [tokens], ids=own)
     assert answer(protocol, model, cut(tokens, places), ids=own) == whole
-    assert answer(protocol, model, cut(single, places), ids=own) == whole
+    # Spelled by ordinary tokens nothing of it is markup, wherever it is cut.
+    plain = answer(protocol, model, [single], ids=own)
+    assert answer(protocol, model, cut(single, places), ids=own) == plain
+    assert "<｜DSML｜ calls>" not in text or "<｜DSML｜ calls>" in json.dumps(
+        plain, ensure_ascii=False
+    )
+
+
+@EACH
+def test_by_tokens_and_by_text_an_answer_that_ends_its_thinking_is_the_same(
+    protocol: str, model: str
+) -> None:
+    text = "r</think>\n\nso" + call("Oslo", 'say "hi"\n') + "\n\ndone"
+    own = tokenizer(model)
+    assert answer(protocol, model, [own.encode(text)], ids=own) == answer(protocol, model, [text])
 
 
 @cache

@@ -170,7 +170,7 @@ def test_what_training_teaches_is_parsed_back(
         def call_arguments(self, piece: str, raw: str | None = None) -> None:
             found["arguments"] += piece
 
-        def call_ended(self) -> None:
+        def call_ended(self, meant: str | None = None) -> None:
             found["ended"] = "yes"
 
     stage = ThinkingInitialStage.ReasoningStart

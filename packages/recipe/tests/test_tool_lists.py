@@ -58,9 +58,9 @@ def test_the_second_request_shares_the_tools_of_the_first(
     request_type: Any, model: Any, tools: Any
 ) -> None:
     for send in (lambda body: json.dumps(body).encode(), lambda body: body):
-        first = tool_lists.parse_request(model, send(body_with(tools)))
-        second = tool_lists.parse_request(model, send(body_with(tools, max_tokens=10)))
-        other = tool_lists.parse_request(model, send(body_with(tools[:1])))
+        first, _ = tool_lists.parse_request(model, send(body_with(tools)))
+        second, _ = tool_lists.parse_request(model, send(body_with(tools, max_tokens=10)))
+        other, _ = tool_lists.parse_request(model, send(body_with(tools[:1])))
         assert all(a is b for a, b in zip(first.tools, second.tools, strict=True))
         assert other.tools[0] is not first.tools[0]
         assert second.max_tokens == 10
@@ -113,7 +113,7 @@ def test_of_several_lists_of_tools_the_last_counts(
         (f'{start}, "x": {{"tools": {two}}}}}', None),
     ):
         for _ in range(2):
-            found = tool_lists.parse_request(model, text.encode()).tools
+            found = tool_lists.parse_request(model, text.encode())[0].tools
             assert (None if found is None else len(found)) == count
 
 

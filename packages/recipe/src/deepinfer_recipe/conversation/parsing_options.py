@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
 
 from deepinfer_recipe.conversation.special_tokens import DEFAULT_SPECIAL_TOKENS, SpecialTokens
@@ -41,6 +41,7 @@ class ParsingOptions:
         thinking mode is off. A stage also makes the processor report reasoning tokens.
     recover_tool_calls: mend malformed tool-call markup so that arguments are always a JSON
         object, keep further blocks of calls and the text behind them.
+    tool_parameters: the parameters that each declared tool has, where they are known.
     tool_call_logprobs: whether tokens of tool arguments have log probabilities too.
     """
 
@@ -53,6 +54,7 @@ class ParsingOptions:
         "starts_in_tool_calls",
         "thinking_initial_stage",
         "tool_call_logprobs",
+        "tool_parameters",
     )
 
     def __init__(
@@ -66,6 +68,7 @@ class ParsingOptions:
         special_tokens: SpecialTokens | None = None,
         recover_tool_calls: bool = False,
         tool_call_logprobs: bool = False,
+        tool_parameters: Mapping[str, frozenset[str]] | None = None,
     ) -> None:
         self.parse_tool_calls = parse_tool_calls
         self.starts_in_tool_calls = starts_in_tool_calls
@@ -73,6 +76,7 @@ class ParsingOptions:
         self.thinking_initial_stage = thinking_initial_stage
         self.recover_tool_calls = recover_tool_calls
         self.tool_call_logprobs = tool_call_logprobs
+        self.tool_parameters = dict(tool_parameters or {})
         self.stop_sequences = stop_sequences or ()
         self._special_tokens = special_tokens or DEFAULT_SPECIAL_TOKENS
 
@@ -98,6 +102,19 @@ class ParsingOptions:
     @special_tokens.setter
     def special_tokens(self, value: SpecialTokens) -> None:
         self._special_tokens = value
+
+    def at_stage(self, stage: ThinkingInitialStage | None) -> ParsingOptions:
+        """The same for the next turn of an answer, which begins at this stage."""
+        return ParsingOptions(
+            parse_tool_calls=self.parse_tool_calls,
+            parse_json_output=self.parse_json_output,
+            thinking_initial_stage=stage,
+            stop_sequences=self._stop_sequences,
+            special_tokens=self._special_tokens,
+            recover_tool_calls=self.recover_tool_calls,
+            tool_call_logprobs=self.tool_call_logprobs,
+            tool_parameters=self.tool_parameters,
+        )
 
     def __repr__(self) -> str:
         return (

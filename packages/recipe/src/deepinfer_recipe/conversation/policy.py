@@ -34,6 +34,10 @@ class Policy:
     """A web search may be shown to the model and run by the server."""
     uses_response_store: bool = False
     """Responses: `previous_response_id`, `store` and sealed reasoning mean something."""
+    takes_text_behind_calls: bool = False
+    """Responses, Messages: text and thinking behind the calls of a turn belong to it; a Messages
+    turn of the assistant may be empty. Answers of this package can look so.
+    """
     sorts_calls_by_id: bool = True
     """Responses: calls of a turn in the order of their ids, not in that of the list."""
     counts_dropped_tools: bool = True
@@ -73,6 +77,7 @@ EXTENDED = Policy(
     accepts_custom_tools=True,
     runs_server_tools=True,
     uses_response_store=True,
+    takes_text_behind_calls=True,
     sorts_calls_by_id=False,
     counts_dropped_tools=False,
     enforces_messages_choices=True,

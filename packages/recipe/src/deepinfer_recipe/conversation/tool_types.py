@@ -68,6 +68,7 @@ class ToolDefinition(Value):
         "_input_grammar",
         "_line",
         "_name",
+        "_names",
         "_parameters",
         "_strict",
     )
@@ -92,6 +93,7 @@ class ToolDefinition(Value):
         # Made on first use: tools are shared by the requests of a session.
         self._line: str | None = None
         self._constraint: str | None = None
+        self._names: frozenset[str] | None = None
 
     def _key(self) -> tuple[Any, ...]:
         return (
@@ -159,6 +161,16 @@ class ToolDefinition(Value):
         return self._parameters
 
     @property
+    def parameter_names(self) -> frozenset[str] | None:
+        """Names of the parameters that the schema declares, itself or in its alternatives.
+
+        None where it says nothing of the kind, or says it elsewhere (`$ref`).
+        """
+        if self._names is None:
+            self._names = frozenset(_declared_names(self._parameters))
+        return self._names or None
+
+    @property
     def strict(self) -> bool | None:
         """The `strict` setting, passed through without normalizing `parameters`."""
         return self._strict
@@ -175,3 +187,15 @@ class ToolDefinition(Value):
 
     def __repr__(self) -> str:
         return f"ToolDefinition({self._name!r}, {self._description!r}, {self._parameters!r})"
+
+
+def _declared_names(schema: Any, depth: int = 0) -> set[str]:
+    if not isinstance(schema, dict) or depth > 3 or "$ref" in schema:
+        return set()
+    properties = schema.get("properties")
+    names = set(properties) if isinstance(properties, dict) else set[str]()
+    for key in ("anyOf", "oneOf", "allOf"):
+        members = schema.get(key)
+        for member in members if isinstance(members, list) else ():
+            names |= _declared_names(member, depth + 1)
+    return names

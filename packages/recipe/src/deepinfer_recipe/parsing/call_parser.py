@@ -1,4 +1,4 @@
-"""The states inside a block of tool calls: names, parameters, values.
+"""The states inside a block of tool calls as the reference knows them.
 
 Both spellings of the tags (V4 and V4.1) are understood. Arguments come out as JSON text:
 string values are escaped and handed on as they arrive; other values are copied. A key is
@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 
 from deepinfer_recipe.base.json_closing import closing_of
-from deepinfer_recipe.base.json_text import loads, quote, saturated
+from deepinfer_recipe.base.json_text import quote
 from deepinfer_recipe.parsing.output_sink import OutputSink
 from deepinfer_recipe.parsing.partial_match import alternation, patterns_of
 
@@ -22,28 +22,21 @@ _PARAMETER = "parameter name="
 
 
 class CallParser:
-    """Parses the inside of one or more blocks of tool calls.
+    """Parses the inside of a block of tool calls as the reference does, losses included."""
 
-    recovers: also mend what the format forbids: a tag that was not closed is closed by the
-        next one, a value that is not JSON becomes a string.
-    """
-
-    def __init__(self, dsml: str, sink: OutputSink, *, recovers: bool) -> None:
+    def __init__(self, dsml: str, sink: OutputSink) -> None:
         self._sink = sink
-        self._recovers = recovers
         self._close = f"</{dsml}"
-        self._tag_open = f"<{dsml}"
         closers = [f"{self._close}{tag}>" for tag in ("tool_calls", " calls")]
         self._block_marks = alternation(_INVOKE, *closers)
         self._block_hold = max(map(len, closers)) - 1
-        argument_marks = [_PARAMETER, self._close, *([_INVOKE] if recovers else [])]
+        argument_marks = [_PARAMETER, self._close]
         self._argument_marks = alternation(*argument_marks)
         self._argument_hold = max(map(len, argument_marks)) - 1
-        value_ends = [self._close, *([self._tag_open] if recovers else [])]
-        self._value_marks = alternation(*value_ends)
-        self._value_patterns = patterns_of(*value_ends)
+        self._value_patterns = patterns_of(self._close)
         self._state: Callable[[str], str | None] = self._block
         self._held = ""
+        self._name_parts: list[str] = []
         self._parameters = 0
         self._in_call = False
         self._is_string = False
@@ -80,12 +73,13 @@ class CallParser:
 
     def _name(self, text: str) -> str | None:
         end = text.find('"')
+        self._name_parts.append(text if end < 0 else text[:end])
         if end < 0:
-            self._held = text
             return None
         self._in_call = True
         self._parameters = 0
-        self._sink.call_started(text[:end])
+        self._sink.call_started("".join(self._name_parts))
+        self._name_parts.clear()
         self._state = self._arguments
         return text[end + 1 :]
 
@@ -97,26 +91,9 @@ class CallParser:
         if mark.group() == _PARAMETER:
             self._state = self._header
         else:
-            if mark.group() == _INVOKE:
-                self.repairs.append("a call that was not closed ended where the next began")
             self._end_call()
-            self._state = self._name if mark.group() == _INVOKE else self._call_closed
+            self._state = self._block
         return text[mark.end() :]
-
-    def _call_closed(self, text: str) -> str | None:
-        """Behind `</` DSML that ended a call; when recovering it may have closed the block."""
-        self._state = self._block
-        if not self._recovers:
-            return text
-        for tag in ("tool_calls>", " calls>"):
-            if text.startswith(tag):
-                self._left_block = True
-                return text[len(tag) :]
-            if tag.startswith(text):
-                self._held = text
-                self._state = self._call_closed
-                return None
-        return text
 
     def _end_call(self) -> None:
         self._sink.call_arguments("}" if self._parameters else "{}")
@@ -149,46 +126,17 @@ class CallParser:
         return text[found.end() :]
 
     def _value_text(self, text: str) -> str | None:
-        mark = self._value_marks.search(text)
-        if mark is None:
+        end = text.find(self._close)
+        if end < 0:
             sure = len(text) - self._value_patterns.held(text)
-            sure -= self._line_ends(text[:sure])
             self._emit_value(text[:sure])
             self._held = text[sure:]
             return None
-        value = text[: mark.start()]
-        if mark.group() != self._close:
-            self.repairs.append("a parameter that was not closed ended where the next tag began")
-            value = value[: len(value) - self._line_ends(value)]
-        self._emit_value(value)
-        self._end_value()
-        self._state = self._value_closed if mark.group() == self._close else self._arguments
-        return text[mark.end() :]
-
-    def _line_ends(self, value: str) -> int:
-        """How many newlines at the end belong to the next tag if the value turns out unclosed."""
-        if not self._recovers or not value.endswith("\n"):
-            return 0
-        return 2 if value.endswith("\n\n") else 1
-
-    def _value_closed(self, text: str) -> str | None:
-        """Behind `</` DSML that ended a value; when recovering it may have closed the call."""
+        self._emit_value(text[:end])
+        if self._is_string:
+            self._sink.call_arguments('"')
         self._state = self._arguments
-        if not self._recovers:
-            return text
-        tags = (" invoke>", "invoke>", " calls>", "tool_calls>")
-        for tag in tags:
-            if text.startswith(tag):
-                self.repairs.append("a parameter that was not closed ended with its call")
-                self._end_call()
-                self._state = self._block
-                self._left_block = "calls" in tag
-                return text[len(tag) :]
-        if any(tag.startswith(text) for tag in tags):
-            self._held = text
-            self._state = self._value_closed
-            return None
-        return text
+        return text[end + len(self._close) :]
 
     def _emit_value(self, text: str) -> None:
         if not text:
@@ -197,26 +145,7 @@ class CallParser:
             self._sink.call_arguments(quote(text)[1:-1], text)
             return
         self._value.append(text)
-        # When recovering, a value is handed on only once it is known to be JSON.
-        if not self._recovers:
-            self._sink.call_arguments(text)
-
-    def _end_value(self) -> None:
-        if self._is_string:
-            self._sink.call_arguments('"')
-        elif self._recovers:
-            self._sink.call_arguments(self._as_json("".join(self._value)))
-
-    def _as_json(self, text: str) -> str:
-        if _is_json(text):
-            return text
-        # Numbers without bound are JSON, but readers refuse them, our own next turn included.
-        bounded = saturated(text)
-        if _is_json(bounded):
-            self.repairs.append("a number beyond a double became the largest one")
-            return bounded
-        self.repairs.append("a value that is not JSON became a string")
-        return quote(text)
+        self._sink.call_arguments(text)
 
     def finish(self, held: str, *, mends: bool) -> None:
         """The answer ended inside a call. `mends` makes its arguments a JSON object."""
@@ -237,9 +166,6 @@ class CallParser:
         text = "".join(self._value)
         if self._is_string:
             self._sink.call_arguments('"')
-        elif self._recovers:
-            closed = text + closing_of(text)
-            self._sink.call_arguments(self._as_json(closed))
         elif closing := closing_of(text):
             self._sink.call_arguments(closing)
 
@@ -251,11 +177,3 @@ class CallParser:
             self._sink.call_arguments(key)
         if space:
             self._sink.call_arguments(": ")
-
-
-def _is_json(text: str) -> bool:
-    try:
-        loads(text)
-    except ValueError:
-        return False
-    return True

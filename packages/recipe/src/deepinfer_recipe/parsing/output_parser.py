@@ -17,27 +17,60 @@ from deepinfer_recipe.conversation.special_tokens import SpecialToken
 from deepinfer_recipe.parsing.call_parser import CallParser
 from deepinfer_recipe.parsing.output_sink import OutputSink
 from deepinfer_recipe.parsing.partial_match import SHORT, Patterns, alternation, patterns_of
+from deepinfer_recipe.parsing.recovering_parser import RecoveringCallParser
 
 State = Callable[[str], str | None]
 """Consumes text; returns what is left for the (changed) current state, None to wait."""
 
 _FENCES = ("```json\n", "```\n")
 _JSON_END = "\n```"
-_OPENING_TAGS = (" calls>", "tool_calls>", ' invoke name="', 'invoke name="')
+_BLOCKS = ("calls", "tool_calls", "function_calls")
+_BLOCK_TAGS = tuple(f"{blank}{tag}>" for blank in (" ", "") for tag in _BLOCKS)
+_CALL_TAGS = tuple(f"{b}invoke name={q}" for b in (" ", "") for q in ('"', "'"))
+_OPENING_TAGS = (*_BLOCK_TAGS, *_CALL_TAGS)
+THINK_END_SIGN, DSML_SIGN = "\udbff", "\ud800"
+"""Stand for the special tokens in text made of token ids. No text that is decoded holds half of
+a surrogate pair, so nothing that ordinary tokens spell is taken for one of them."""
 
 
 class OutputParser:
     """Parses one answer. `feed` text in any cut, then `finish` once."""
 
-    def __init__(self, options: ParsingOptions, sink: OutputSink) -> None:
+    def __init__(
+        self, options: ParsingOptions, sink: OutputSink, *, reads_signs: bool = False
+    ) -> None:
+        """reads_signs: whether the special tokens are told apart by `THINK_END_SIGN` and
+        `DSML_SIGN`, in a recovering parser; otherwise whatever spells them is one.
+        """
         tokens = options.special_tokens
         dsml = tokens.token(SpecialToken.Dsml)
         self._sink = sink
         self._recovers = options.recover_tool_calls
         self._stops = tuple(options.stop_sequences)
+        self._stop_reach = max(map(len, self._stops), default=0)
         self._think_end = tokens.token(SpecialToken.ThinkingEnd)
+        self._signs: dict[int, str] = {}
+        self._calls: CallParser | RecoveringCallParser
+        if reads_signs and self._recovers:
+            self._signs = {ord(THINK_END_SIGN): self._think_end, ord(DSML_SIGN): dsml}
+            self._think_end, dsml = THINK_END_SIGN, DSML_SIGN
         self._open = f"<{dsml}" if options.parse_tool_calls else None
-        self._calls = CallParser(dsml, sink, recovers=self._recovers)
+        if self._recovers:
+            declared = options.tool_parameters
+            self._calls = RecoveringCallParser(dsml, sink, declared, self.spell)
+        else:
+            self._calls = CallParser(dsml, sink)
+        self._quote: list[str] = []
+        """A block of calls inside thinking, until what follows tells what it is."""
+        self._blanks: list[str] = []
+        """Blanks behind it."""
+        self._quote_ends = alternation(self._think_end, *(f"</{dsml}{tag}" for tag in _BLOCK_TAGS))
+        self._quote_patterns = patterns_of(
+            self._think_end, *(f"</{dsml}{tag}" for tag in _BLOCK_TAGS)
+        )
+        self._opening_newlines = 0
+        """Newlines in front of an opening that may turn out to be none."""
+        self._opened_in_reasoning = False
         self._held = ""
         self._newlines = 0
         """Newlines held back before `_held`: they vanish if it becomes a mark."""
@@ -96,6 +129,12 @@ class OutputParser:
         """Whether the text so far ends inside the thinking part."""
         return self._state in (self._reasoning, self._leading_reasoning)
 
+    def spell(self, text: str) -> str:
+        """Text to be shown, signs of special tokens spelled out."""
+        if self._signs and not text.isascii():
+            return text.translate(self._signs)
+        return text
+
     @property
     def repairs(self) -> list[str]:
         """What had to be mended in tool calls, in order."""
@@ -109,7 +148,8 @@ class OutputParser:
         else:
             if self._newlines:
                 # A long run of newlines must not be looked at again and again.
-                if not self._stops and not text.strip("\n"):
+                # Once it is longer than any stop sequence, one more newline completes none.
+                if self._newlines >= self._stop_reach and not text.strip("\n"):
                     self._newlines += len(text)
                     return
                 text = "\n" * self._newlines + text
@@ -126,11 +166,20 @@ class OutputParser:
 
     def finish(self, *, mends: bool) -> None:
         """The answer is over: what was held back leaves; `mends` closes a call cut short."""
+        if self._state == self._behind_quote:
+            self._take_quote()
         held = "\n" * self._newlines + self._held
         self._held, self._newlines = "", 0
         state = self._state
-        if self._calls.is_inside:
+        if isinstance(self._calls, RecoveringCallParser) and state == self._block:
+            self._calls.finish(held)
+            self._emit_lost()
+        elif self._calls.is_inside and isinstance(self._calls, CallParser):
             self._calls.finish(held, mends=mends)
+        elif state == self._opening_tag:
+            self._keep_opening(held)
+        elif state == self._quoted:
+            self._release_quote(held)
         elif not held:
             return
         elif state == self._reasoning:
@@ -139,8 +188,6 @@ class OutputParser:
             self._sink.content(held)
         elif state in (self._preamble, self._after_json):
             self._sink.content(" ")
-        elif state == self._opening_tag:
-            self._sink.content((self._open or "") + held)
 
     # -- thinking and text -------------------------------------------------------------
 
@@ -158,14 +205,18 @@ class OutputParser:
         before = text[: mark.start()].rstrip("\n")
         if before:
             self._sink.reasoning(before)
-        self._behind(mark.group(), self._leading_content)
+        self._behind(mark.group(), self._leading_content, mark.start() - len(before))
         return text[mark.end() :]
 
-    def _behind(self, mark: str, think_end_state: State) -> None:
+    def _behind(self, mark: str, think_end_state: State, newlines: int) -> None:
         if mark == self._think_end:
             self._go(think_end_state)
+        elif self._recovers:
+            self._opened_in_reasoning = self.in_reasoning
+            self._opening_newlines = newlines
+            self._go(self._opening_tag)
         else:
-            self._go(self._opening_tag if self._recovers else self._block)
+            self._go(self._block)
 
     def _keep(self, text: str, held: int, emit: Callable[[str], None]) -> None:
         """Hand on `text` but for its last `held` characters and the newlines before them."""
@@ -175,6 +226,10 @@ class OutputParser:
             emit(sure)
         self._newlines = len(rest) - len(sure)
         self._held = text[len(rest) :]
+        if self._held and not self._held.strip("\n"):
+            # The beginning of a stop sequence; counted with the others it is not copied again.
+            self._newlines += len(self._held)
+            self._held = ""
 
     def _leading_content(self, text: str) -> str | None:
         # Of the stop sequences only a single newline can match in what is skipped.
@@ -215,12 +270,13 @@ class OutputParser:
             before = text[position : mark.start()]
             position = mark.end()
             is_opening = mark.group() != self._think_end
+            newlines = len(before)
             if is_opening:
                 before = before.rstrip("\n")
             if before:
                 sink.content(before)
             if is_opening:
-                self._behind(mark.group(), self._content)
+                self._behind(mark.group(), self._content, newlines - len(before))
                 return text[position:]
         rest = text[position:]
         held = self._content_patterns.held(rest)
@@ -256,7 +312,7 @@ class OutputParser:
             if found == self._think_end:
                 continue
             if found == self._open:
-                self._behind(found, self._content)
+                self._behind(found, self._content, 0)
             else:
                 self._go(self._json)
                 if found not in _FENCES:
@@ -300,18 +356,91 @@ class OutputParser:
         """Behind an opening, when recovering: only a tag that opens calls makes it one."""
         for tag in _OPENING_TAGS:
             if text.startswith(tag):
-                self._go(self._block)
-                return text if "invoke" in tag else text[len(tag) :]
+                return self._opened(text, tag)
         if any(tag.startswith(text) for tag in _OPENING_TAGS):
             self._held = text
             return None
-        self._calls.repairs.append("markup that opens no call was kept as text")
-        self._sink.content(self._open or "")
-        self._go(self._answer)
+        self._keep_opening("")
         return text
+
+    def _opened(self, text: str, tag: str) -> str:
+        if self._opened_in_reasoning and not self._signs:
+            self._quote = ["\n" * self._opening_newlines, self._open or "", tag]
+            self._go(self._quoted)
+            return text[len(tag) :]
+        self._go(self._block)
+        if tag in _BLOCK_TAGS:
+            return text[len(tag) :]
+        return (self._open or "") + text
+
+    def _keep_opening(self, held: str) -> None:
+        """What looked like an opening is text, the newlines before it included."""
+        self._calls.repairs.append("markup that opens no call was kept as text")
+        text = "\n" * self._opening_newlines + (self._open or "") + held
+        if self._opened_in_reasoning:
+            self._sink.reasoning(text)
+            self._go(self._reasoning)
+        else:
+            self._sink.content(text)
+            self._go(self._answer)
+
+    # A block of calls inside thinking. By text alone a quoted one looks like any other; it is
+    # taken for calls only if the answer ends behind it, as it does when a model forgets to end
+    # its thinking.
+
+    def _quoted(self, text: str) -> str | None:
+        end = self._quote_ends.search(text)
+        if end is None:
+            sure = len(text) - self._quote_patterns.held(text)
+            self._quote.append(text[:sure])
+            self._held = text[sure:]
+            return None
+        if end.group() == self._think_end:
+            self._quote.append(text[: end.start()])
+            self._release_quote("", ends_thinking=True)
+            self._go(self._leading_content)
+            return text[end.end() :]
+        self._quote.append(text[: end.end()])
+        self._go(self._behind_quote)
+        return text[end.end() :]
+
+    def _behind_quote(self, text: str) -> str | None:
+        self._blanks.append(text)
+        if not text.strip():
+            return None
+        self._release_quote("")
+        self._go(self._reasoning)
+        text = "".join(self._blanks)
+        self._blanks.clear()
+        return text
+
+    def _release_quote(self, held: str, *, ends_thinking: bool = False) -> None:
+        text = "".join(self._quote) + held
+        self._quote = []
+        if ends_thinking:
+            text = text.rstrip("\n")
+        if text:
+            self._sink.reasoning(text)
+
+    def _take_quote(self) -> None:
+        """The answer ended behind a block: these are calls, and the thinking was not ended."""
+        text = "".join(self._quote).lstrip("\n")
+        self._quote = []
+        self._calls.repairs.append("calls that followed unended thinking were taken as calls")
+        self._go(self._block)
+        rest: str | None = text
+        while rest:
+            rest = self._state(rest)
+
+    # -- blocks of calls ---------------------------------------------------------------
 
     def _block(self, text: str) -> str | None:
         rest, self._held = self._calls.feed(text)
         if rest is not None:
+            self._emit_lost()
             self._go(self._leading_content if self._recovers else self._finished)
         return rest
+
+    def _emit_lost(self) -> None:
+        if isinstance(self._calls, RecoveringCallParser) and (lost := self._calls.take_lost()):
+            self._sink.content(lost)

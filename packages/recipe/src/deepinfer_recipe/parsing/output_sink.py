@@ -24,6 +24,9 @@ class OutputSink(Protocol):
         """More of the arguments' JSON text; `raw` is the piece unescaped, inside a string."""
         ...
 
-    def call_ended(self) -> None:
-        """The current call is complete."""
+    def call_ended(self, meant: str | None = None) -> None:
+        """The current call is complete.
+
+        meant: its arguments, where they are not what was written (a parameter came twice).
+        """
         ...

@@ -15,7 +15,7 @@ from deepinfer_recipe.conversation.inference import (
     PromptUsage,
 )
 from deepinfer_recipe.conversation.messages import AssistantMessage, Message, ToolMessage
-from deepinfer_recipe.conversation.parsing_options import ParsingOptions, ThinkingInitialStage
+from deepinfer_recipe.conversation.parsing_options import ThinkingInitialStage
 from deepinfer_recipe.conversation.server_tools import (
     RunTool,
     ServerToolOutcome,
@@ -221,17 +221,9 @@ class Answer(Generic[F]):
         self._conversation = self._conversation.continued([said, *results])
         if not self._exchange.render(self._conversation):
             return False
-        before = self._exchange.request.parsing_options
         thinks = self._conversation.thinking_mode
-        options = ParsingOptions(
-            parse_tool_calls=before.parse_tool_calls,
-            parse_json_output=before.parse_json_output,
-            thinking_initial_stage=ThinkingInitialStage.ReasoningStart if thinks else None,
-            stop_sequences=before.stop_sequences,
-            special_tokens=before.special_tokens,
-            recover_tool_calls=before.recover_tool_calls,
-            tool_call_logprobs=before.tool_call_logprobs,
-        )
+        stage = ThinkingInitialStage.ReasoningStart if thinks else None
+        options = self._exchange.request.parsing_options.at_stage(stage)
         self._turn = self._new_turn()
         self._processor = StreamProcessor(self._turn, options, self._tokenizer)
         return True

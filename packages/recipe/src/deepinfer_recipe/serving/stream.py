@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Generic, TypeVar
 
 from deepinfer_recipe.base.errors import EncodeError, StreamError
@@ -12,7 +13,7 @@ from deepinfer_recipe.conversation.inference import (
 )
 from deepinfer_recipe.conversation.parsing_options import ParsingOptions
 from deepinfer_recipe.conversation.special_tokens import SpecialToken
-from deepinfer_recipe.parsing.output_parser import OutputParser
+from deepinfer_recipe.parsing.output_parser import DSML_SIGN, THINK_END_SIGN, OutputParser
 from deepinfer_recipe.prompts.tokenizer import Tokenizer
 from deepinfer_recipe.protocols.common.generator import ChunkGenerator, Ending
 from deepinfer_recipe.protocols.common.stream_event import StreamEvent
@@ -48,12 +49,15 @@ class StreamProcessor(Generic[E]):
         "_counts_reasoning",
         "_finished",
         "_generator",
+        "_is_begun",
+        "_options",
         "_parser",
         "_reader",
         "_reasoning_tokens",
         "_recovers",
         "_reports_reasoning",
         "_started",
+        "_tokenizer",
     )
 
     def __init__(
@@ -65,24 +69,58 @@ class StreamProcessor(Generic[E]):
         """Consume the generator. The optional tokenizer decodes `tokens` chunks."""
         generator.consume()
         self._generator = generator
-        think_end = options.special_tokens.token(SpecialToken.ThinkingEnd)
-        self._reader = (
-            None
-            if tokenizer is None
-            else TokenReader(
-                tokenizer, generator, think_end, reports_arguments=options.tool_call_logprobs
-            )
-        )
-        self._parser = OutputParser(options, generator if self._reader is None else self._reader)
+        self._options = options
+        self._tokenizer = tokenizer
+        self._reader: TokenReader | None = None
+        self._parser = self._parser_of_tokens() or self._parser_of_text()
+        self._is_begun = False
         self._recovers = options.recover_tool_calls
         # The reference counts thinking only in token ids; a text chunk belongs to where it begins.
         self._reports_reasoning = options.thinking_initial_stage is not None
-        self._counts_reasoning = self._recovers and self._reports_reasoning and self._reader is None
+        self._counts_reasoning = self._recovers and self._reports_reasoning
         self._started = False
         self._finished = False
         self._closed = False
         self._completion_tokens = 0
         self._reasoning_tokens: int | None = None
+
+    def _parser_of_text(self) -> OutputParser:
+        return OutputParser(self._options, self._generator)
+
+    def _parser_of_tokens(self) -> OutputParser | None:
+        """A parser that tells special tokens from text that spells them; None without a tokenizer.
+
+        The reference does not tell them apart; neither does it here when it is not to recover.
+        """
+        tokenizer, options = self._tokenizer, self._options
+        if tokenizer is None:
+            return None
+        tokens = options.special_tokens
+        think_end, dsml = tokens.token(SpecialToken.ThinkingEnd), tokens.token(SpecialToken.Dsml)
+        signs: dict[int, str] = {}
+        if options.recover_tool_calls:
+            with contextlib.suppress(EncodeError):
+                signs = {
+                    tokenizer.special_id(think_end): THINK_END_SIGN,
+                    tokenizer.special_id(dsml): DSML_SIGN,
+                }
+        reader = self._reader = TokenReader(
+            tokenizer,
+            self._generator,
+            THINK_END_SIGN if signs else think_end,
+            reports_arguments=options.tool_call_logprobs,
+            signs=signs,
+        )
+        parser = OutputParser(options, reader, reads_signs=bool(signs))
+        reader.spell = parser.spell
+        return parser
+
+    def _begin_with_text(self) -> None:
+        """The backend decodes by itself: what spells a special token is one."""
+        self._is_begun = True
+        if self._recovers and self._reader is not None:
+            self._reader = None
+            self._parser = self._parser_of_text()
 
     @property
     def finished(self) -> bool:
@@ -107,8 +145,10 @@ class StreamProcessor(Generic[E]):
             if not self._started:
                 self._start(PromptUsage(), None)
             self._completion_tokens += chunk.token_count or 0
+            if not self._is_begun and chunk.content:
+                self._begin_with_text()
             parser = self._parser
-            if self._counts_reasoning and parser.in_reasoning:
+            if self._reader is None and self._counts_reasoning and parser.in_reasoning:
                 self._reasoning_tokens = (self._reasoning_tokens or 0) + (chunk.token_count or 0)
             parser.feed(chunk.content or "")
             if parser.stopped_by is not None:
@@ -127,7 +167,13 @@ class StreamProcessor(Generic[E]):
         """Decode and parse token ids; anything wrong with them closes the processor."""
         if self._reader is None:
             self._closed = True
-            raise StreamError("tokens chunks need a tokenizer: pass one to the processor")
+            raise StreamError(
+                "tokens chunks need a tokenizer, and an answer is text chunks or tokens chunks "
+                "throughout: pass a tokenizer to the processor, and push one kind"
+                if self._tokenizer is None or self._recovers
+                else "tokens chunks need a tokenizer: pass one to the processor"
+            )
+        self._is_begun = True
         if not self._started:
             self._start(PromptUsage(), None)
         ids, logprobs = chunk.token_ids or [], chunk.logprobs

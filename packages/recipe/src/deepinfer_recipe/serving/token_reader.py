@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import codecs
 from collections import deque
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,8 +38,15 @@ class TokenReader:
         think_end: str,
         *,
         reports_arguments: bool = False,
+        signs: Mapping[int, str] | None = None,
     ) -> None:
-        """`reports_arguments`: whether entries of tokens in tool arguments are handed on too."""
+        """reports_arguments: whether entries of tokens in tool arguments are handed on too.
+
+        signs: what stands for some special tokens in the text that is read.
+        """
+        self._signs = dict(signs or {})
+        self.spell: Callable[[str], str] = str
+        """Makes text to be shown of text that was read, signs spelled out."""
         self._reports_arguments = reports_arguments
         self._behind_colon = False
         """Whether the last piece of arguments announced a value."""
@@ -59,7 +67,8 @@ class TokenReader:
         A tracked token is counted, and its entry handed on, when its text is shown.
         """
         raw = self._tokenizer.token_bytes(token_id)
-        text = self._decoder.decode(raw)
+        sign = self._signs.get(token_id)
+        text = self._decoder.decode(raw) if sign is None else self.rest() + sign
         if logprob is not None:
             value, likeliest = logprob
             entry = self._entry(raw, value)
@@ -78,7 +87,9 @@ class TokenReader:
 
     def rest(self) -> str:
         """What is left of a character that never became whole."""
-        return self._decoder.decode(b"", final=True)
+        rest = self._decoder.decode(b"", final=True)
+        self._decoder.reset()
+        return rest
 
     def _entry(self, raw: bytes, logprob: float) -> dict[str, Any]:
         try:
@@ -122,6 +133,7 @@ class TokenReader:
     def reasoning(self, text: str) -> None:
         """More of the thinking."""
         tokens, entries = self._shown(text)
+        text = self.spell(text)
         self.reasoning_tokens += tokens
         if entries:
             self._generator.reasoning_with_logprobs(text, entries)
@@ -131,6 +143,7 @@ class TokenReader:
     def content(self, text: str) -> None:
         """More of the answer."""
         _, entries = self._shown(text)
+        text = self.spell(text)
         if entries:
             self._generator.content_with_logprobs(text, entries)
         else:
@@ -151,11 +164,13 @@ class TokenReader:
         entries: list[dict[str, Any]] = []
         if is_value and self._reports_arguments:
             _, entries = self._shown(piece if raw is None else raw)
+        if raw is not None:
+            raw = self.spell(raw)
         if entries:
             self._generator.call_arguments_with_logprobs(piece, raw, entries)
         else:
             self._generator.call_arguments(piece, raw)
 
-    def call_ended(self) -> None:
+    def call_ended(self, meant: str | None = None) -> None:
         """The current call is complete."""
-        self._generator.call_ended()
+        self._generator.call_ended(meant)

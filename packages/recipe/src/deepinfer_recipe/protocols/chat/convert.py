@@ -302,6 +302,7 @@ def _results(turns: Sequence[wire.Turn], index: int, builder: RequestBuilder) ->
     turn = turns[index]
     calls = turn.tool_calls if turn.role == "assistant" else None
     wanted = [call.id for call in calls or ()]
+    known = set(wanted)
     answered: dict[str, ToolMessage] = {}
     for place in range(index + 1, index + 1 + len(wanted)):
         result = turns[place] if place < len(turns) else None
@@ -317,7 +318,7 @@ def _results(turns: Sequence[wire.Turn], index: int, builder: RequestBuilder) ->
                 f"Duplicate value for 'tool_call_id' of {result.tool_call_id} in message[{place}]",
                 param=f"messages[{place}].tool_call_id",
             )
-        if result.tool_call_id not in wanted:
+        if result.tool_call_id not in known:
             raise ConversionError(
                 "An assistant message with 'tool_calls' must be followed by tool messages "
                 "responding to each 'tool_call_id', The following tool_call_ids did not have "

@@ -86,6 +86,8 @@ class ChatCompletionChunkGenerator(ChunkGenerator[ChatCompletionChunk]):
         "_policy",
         "_reasoning_head",
         "_reasoning_tail",
+        "_resumes",
+        "_said",
         "_stamp",
         "_starts_in_reasoning",
         "_thinking",
@@ -119,6 +121,10 @@ class ChatCompletionChunkGenerator(ChunkGenerator[ChatCompletionChunk]):
         self._index = index
         self._ledger = ledger or UsageLedger()
         self._calls = 0
+        self._said = False
+        """Whether the answer has text yet."""
+        self._resumes = False
+        """Whether the next text follows calls."""
 
     def start(self, usage: PromptUsage, fingerprint: str | None) -> None:
         self.prompt_usage = usage
@@ -172,6 +178,9 @@ class ChatCompletionChunkGenerator(ChunkGenerator[ChatCompletionChunk]):
         )
 
     def content(self, text: str) -> None:
+        if self._resumes:
+            text = self._resumed(text)
+        self._said = True
         self.out.append(
             _event("content", self._content_head, text, self._content_tail, self._index)
         )
@@ -181,7 +190,15 @@ class ChatCompletionChunkGenerator(ChunkGenerator[ChatCompletionChunk]):
         delta = {"content": None, "reasoning_content": text}
         self._with_logprobs("reasoning_content", delta, text, entries)
 
+    def _resumed(self, text: str) -> str:
+        """Text behind calls goes on where the text before them ended: two paragraphs."""
+        self._resumes = False
+        return f"\n\n{text}" if self._said else text
+
     def content_with_logprobs(self, text: str, entries: list[dict[str, Any]]) -> None:
+        if self._resumes:
+            text = self._resumed(text)
+        self._said = True
         delta: dict[str, Any] = {"content": text}
         if self._thinking:
             delta["reasoning_content"] = None
@@ -197,6 +214,7 @@ class ChatCompletionChunkGenerator(ChunkGenerator[ChatCompletionChunk]):
     def call_started(self, name: str) -> None:
         number = self._calls
         self._calls += 1
+        self._resumes = True
         function = {"name": name, "arguments": ""}
         call = {
             "index": number,
@@ -214,6 +232,17 @@ class ChatCompletionChunkGenerator(ChunkGenerator[ChatCompletionChunk]):
         self.out.append(
             _event("arguments", self._arguments_head, piece, self._arguments_tail, self._index)
         )
+
+    def call_ended(self, meant: str | None = None) -> None:
+        if meant is None:
+            return
+        # What was streamed holds a key twice, and readers take the last; the complete answer
+        # holds it once.
+        piece = self.out.pop().text or ""
+        number = self._calls - 1
+        delta = {"tool_calls": [{"index": number, "function": {"arguments": piece}}]}
+        data = (self._index, (number, meant))
+        self.out.append(ChatCompletionChunk("call_meant", self._choice(delta), data=data))
 
     def call_arguments_with_logprobs(
         self, piece: str, raw: str | None, entries: list[dict[str, Any]]
@@ -323,6 +352,9 @@ class ChatCompletionResponse:
             number, piece, entries = data[1]
             choice.arguments[number].append(piece)
             choice.call_logprobs.setdefault(number, []).extend(entries)
+        elif kind == "call_meant":
+            number, meant = data[1]
+            choice.arguments[number] = [meant]
         elif kind == "call":
             choice.calls.append(data[1])
             choice.arguments.append([])

@@ -11,7 +11,12 @@ from deepinfer_recipe.base.errors import ConversionError, UnknownModelError
 from deepinfer_recipe.base.json_text import compact_json
 from deepinfer_recipe.conversation.conversation import Conversation
 from deepinfer_recipe.conversation.inference import InferenceOptions, OutputConstraint
-from deepinfer_recipe.conversation.messages import AssistantMessage, Message, ReasoningEffort
+from deepinfer_recipe.conversation.messages import (
+    AssistantMessage,
+    Message,
+    ReasoningEffort,
+    ToolChoice,
+)
 from deepinfer_recipe.conversation.parsing_options import ParsingOptions, ThinkingInitialStage
 from deepinfer_recipe.conversation.policy import Policy
 from deepinfer_recipe.conversation.server_tools import ServerTool
@@ -344,10 +349,24 @@ def finish(builder: RequestBuilder) -> ConversationRequest:
     constraint = answer_constraint(builder.answer, builder.policy)
     if tools:
         constraint = tool_constraint(tools, mode)
-    temperature, top_p = resolve_temperature(builder, has_tools=bool(tools))
-    sampling, answer = builder.sampling, builder.answer
-    policy = builder.policy
-    conversation = Conversation(
+    return ConversationRequest(
+        _conversation(builder, tools, mode),
+        builder.version,
+        inference_options=_inference(builder, constraint, max_tokens, has_tools=bool(tools)),
+        parsing_options=_parsing(builder, tools, mode, stop),
+        stream=builder.stream,
+        include_usage=builder.include_usage,
+        user=builder.user,
+        profile=builder.policy.name,
+        server_tools=builder.server_tools if tools else {},
+    )
+
+
+def _conversation(
+    builder: RequestBuilder, tools: list[ToolDefinition], mode: ToolChoice
+) -> Conversation:
+    answer = builder.answer
+    return Conversation(
         builder.messages,
         thinking_mode=builder.thinking,
         tools=tools,
@@ -357,7 +376,18 @@ def finish(builder: RequestBuilder) -> ConversationRequest:
         response_schema=answer.schema if isinstance(answer, JsonSchemaFormat) else None,
         response_regex=answer.regex if isinstance(answer, RegexFormat) else None,
     )
-    inference = InferenceOptions(
+
+
+def _inference(
+    builder: RequestBuilder,
+    constraint: OutputConstraint | None,
+    max_tokens: int | None,
+    *,
+    has_tools: bool,
+) -> InferenceOptions:
+    sampling, honours = builder.sampling, builder.policy.honours_penalties
+    temperature, top_p = resolve_temperature(builder, has_tools=has_tools)
+    return InferenceOptions(
         max_tokens=max_tokens,
         temperature=temperature,
         top_p=top_p,
@@ -366,27 +396,23 @@ def finish(builder: RequestBuilder) -> ConversationRequest:
         seed=sampling.seed,
         output_constraint=constraint,
         n=sampling.n,
-        frequency_penalty=(sampling.frequency_penalty or 0.0) if policy.honours_penalties else 0.0,
-        presence_penalty=(sampling.presence_penalty or 0.0) if policy.honours_penalties else 0.0,
+        frequency_penalty=(sampling.frequency_penalty or 0.0) if honours else 0.0,
+        presence_penalty=(sampling.presence_penalty or 0.0) if honours else 0.0,
     )
-    parsing = ParsingOptions(
+
+
+def _parsing(
+    builder: RequestBuilder, tools: list[ToolDefinition], mode: ToolChoice, stop: tuple[str, ...]
+) -> ParsingOptions:
+    recovers = builder.policy.recovers_tool_calls
+    return ParsingOptions(
         parse_tool_calls=bool(tools),
         starts_in_tool_calls=bool(tools) and mode == "required",
-        parse_json_output=answer == "json_object",
+        parse_json_output=builder.answer == "json_object",
         thinking_initial_stage=_initial_stage(builder),
         stop_sequences=stop,
         special_tokens=builder.options.special_tokens,
-        recover_tool_calls=policy.recovers_tool_calls,
-        tool_call_logprobs=policy.recovers_tool_calls and builder.options.tool_call_logprobs,
-    )
-    return ConversationRequest(
-        conversation,
-        builder.version,
-        inference_options=inference,
-        parsing_options=parsing,
-        stream=builder.stream,
-        include_usage=builder.include_usage,
-        user=builder.user,
-        profile=policy.name,
-        server_tools=builder.server_tools if tools else {},
+        recover_tool_calls=recovers,
+        tool_parameters={tool.name: tool.parameter_names for tool in tools if tool.parameter_names},
+        tool_call_logprobs=recovers and builder.options.tool_call_logprobs,
     )

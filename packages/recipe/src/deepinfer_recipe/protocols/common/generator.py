@@ -118,8 +118,8 @@ class ChunkGenerator(ABC, Generic[E]):
         """More of the arguments, with an entry for each token that spells it."""
         self.call_arguments(piece, raw)
 
-    def call_ended(self) -> None:
-        """The current call is complete."""
+    def call_ended(self, meant: str | None = None) -> None:
+        """The current call is complete; `meant` are its arguments if others were written."""
         return
 
     def insert(self, block: Mapping[str, Any]) -> None:

@@ -150,12 +150,13 @@ class TurnGenerator(ChunkGenerator[Any]):
         else:
             self._arguments.append(piece)
 
-    def call_ended(self) -> None:
+    def call_ended(self, meant: str | None = None) -> None:
         name, self._current = self._current, None
         if name is None:
-            self._answer().call_ended()
+            self._answer().call_ended(meant)
         else:
-            self.calls.append(ServerCall(self._new_id(), name, "".join(self._arguments)))
+            arguments = "".join(self._arguments) if meant is None else meant
+            self.calls.append(ServerCall(self._new_id(), name, arguments))
 
     def end(self, ending: Ending) -> None:
         total = self._total(ending)

@@ -148,7 +148,7 @@ class MessagesChunkGenerator(ChunkGenerator[MessagesStreamEvent]):
     def call_arguments(self, piece: str, raw: str | None = None) -> None:
         self.out.append(_event("content_block_delta", self._head, piece, "}}", None))
 
-    def call_ended(self) -> None:
+    def call_ended(self, meant: str | None = None) -> None:
         self._close_block()
 
     def insert(self, block: Mapping[str, Any]) -> None:

@@ -56,7 +56,10 @@ class History:
             blocks = turn.content
             if isinstance(blocks, str):
                 blocks = [wire.TextBlock(type="text", text=blocks)]
-            if not blocks and turn.role != "system":
+            may_be_empty = turn.role == "system" or (
+                turn.role == "assistant" and self._builder.policy.takes_text_behind_calls
+            )
+            if not blocks and not may_be_empty:
                 raise ConversionError(
                     f"messages.{index}: all messages must have non-empty content",
                     param=f"messages[{index}].content",
@@ -187,16 +190,18 @@ class History:
         reasoning: list[str] = []
         texts: list[str] = []
         calls: list[ToolCall] = []
+        ids: set[str] = set()
         for position, block in enumerate(blocks):
             self._refuse_misplaced(block, "assistant", index)
             if isinstance(block, wire.ThinkingBlock):
                 reasoning.append(block.thinking)
             elif isinstance(block, wire.ToolUseBlock):
-                if any(call.id == block.id for call in calls):
+                if block.id in ids:
                     raise ConversionError(
                         f"{place}.content.{position}: `tool_use` ids must be unique",
                         param=f"messages[{index}].content[{position}].id",
                     )
+                ids.add(block.id)
                 calls.append(ToolCall(block.id, block.name, prompt_json(block.input)))
             elif isinstance(block, wire.ServerToolUseBlock | wire.WebSearchResultBlock):
                 if builder.options.messages_web_search is WebSearchBehavior.Reject:
@@ -205,8 +210,7 @@ class History:
                         param=f"messages[{index}].content[{position}]",
                     )
             else:
-                if calls:
-                    ids = [call.id for call in calls]
+                if calls and not builder.policy.takes_text_behind_calls:
                     raise self._missing(f"{place}.{position}: ", index, ids)
                 part = self._plain(block, f"{place}.content[{position}]")
                 if not isinstance(part, str):
@@ -232,6 +236,7 @@ class History:
         answered: set[str] = set()
         is_leading = True
         wanted = self._pending
+        known = set(wanted)
         for position, block in enumerate(blocks):
             self._refuse_misplaced(block, "user", index)
             place = f"messages.{index}.content"
@@ -242,7 +247,7 @@ class History:
                         f"multiple `tool_result` blocks with id: {block.tool_use_id}",
                         param=f"messages[{index}].content[{position}]",
                     )
-                if not is_leading or block.tool_use_id not in wanted:
+                if not is_leading or block.tool_use_id not in known:
                     raise ConversionError(
                         f"unexpected `{place}.{position}: tool_use_id` found in `tool_result` "
                         f"blocks: {block.tool_use_id}. Each `tool_result` block must have a "
@@ -252,9 +257,8 @@ class History:
                 answered.add(block.tool_use_id)
                 self._result(block, f"{place}.{position}", referenced)
                 continue
-            unanswered = [call_id for call_id in wanted if call_id not in answered]
-            if unanswered:
-                raise self._missing(f"messages.{index}: ", index, unanswered)
+            if is_leading and len(answered) < len(known):
+                raise self._missing(f"messages.{index}: ", index, known - answered)
             is_leading = False
             if isinstance(block, wire.TextBlock):
                 self._messages.append(UserMessage(block.text))

@@ -367,7 +367,9 @@ class ResponsesChunkGenerator(ChunkGenerator[ResponsesStreamEvent]):
             _DELTA[self._kind or "function_call"], {"delta": text, "logprobs": entries, **place}
         )
 
-    def call_ended(self) -> None:
+    def call_ended(self, meant: str | None = None) -> None:
+        if meant is not None and self._kind == "function_call":
+            self._texts = [meant]
         # The reference leaves the last call open, so that it counts as cut short when the
         # answer is, although it was complete.
         if self._policy.closes_last_call:

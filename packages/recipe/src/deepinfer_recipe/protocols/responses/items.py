@@ -70,7 +70,7 @@ class History:
         self._builder = builder
         self._messages: list[Message] = []
         self._turn: _Turn | None = None
-        self._waiting: list[str] = []
+        self._waiting: dict[str, None] = {}
         """Ids of the last turn's calls, in order, until another item follows their outputs."""
         self._outputs: dict[str, ToolMessage] = {}
         self._call_ids: set[str] = set()
@@ -142,7 +142,9 @@ class History:
         self._close_outputs()
         turn = self._turn
         is_empty = not any(texts) and len(texts) < 2
-        if turn is not None and (turn.calls or (turn.texts and not is_empty)):
+        joins = self._builder.policy.takes_text_behind_calls
+        goes_on = turn is not None and bool(turn.calls) and joins
+        if turn is not None and not goes_on and (turn.calls or (turn.texts and not is_empty)):
             self._close_turn()
             self._close_outputs()
             turn = None
@@ -168,7 +170,8 @@ class History:
             raise ConversionError(
                 f"{place}: Image in assistant message is unsupported", param=place
             )
-        if self._turn is None or self._turn.calls:
+        joins = self._builder.policy.takes_text_behind_calls
+        if self._turn is None or (self._turn.calls and not joins):
             self._close_turn()
             self._close_outputs()
             self._turn = _Turn()
@@ -218,7 +221,7 @@ class History:
         self._messages.append(
             AssistantMessage(SEPARATOR.join(turn.texts), reasoning, turn.calls or None)
         )
-        self._waiting = [call.id for call in turn.calls]
+        self._waiting = dict.fromkeys(call.id for call in turn.calls)
 
     def _close_outputs(self) -> None:
         """Something else follows: all calls must be answered."""
@@ -228,7 +231,7 @@ class History:
                     f"No tool output found for tool call {call_id}.", param="input"
                 )
         self._messages += [self._outputs[call_id] for call_id in self._waiting]
-        self._waiting = []
+        self._waiting = {}
         self._outputs = {}
         if self._announced:
             self._messages.append(SystemMessage("", tools=self._announced))
