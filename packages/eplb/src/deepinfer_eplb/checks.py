@@ -13,7 +13,11 @@ from deepinfer_eplb.errors import LoadError, PlanError, ShapeError, TopologyErro
 def as_numpy(x: Any) -> npt.NDArray[Any]:
     """numpy view or copy of an array-like; torch tensors are moved to the host."""
     if hasattr(x, "detach"):
-        x = x.detach().cpu().numpy()
+        x = x.detach().cpu()
+        try:
+            x = x.numpy()
+        except TypeError:  # bfloat16 and narrower types that numpy lacks: float32 holds them all
+            x = x.float().numpy()
     try:
         return np.asarray(x)
     except ValueError as e:  # ragged lists

@@ -19,6 +19,7 @@ from deepinfer_eplb.planning.hierarchy import check_nodes, layer_by_nodes
 from deepinfer_eplb.planning.load_model import MOVING_EXCESS, LoadModel, fit
 from deepinfer_eplb.planning.scenarios import blocks, moving_excess, scale
 from deepinfer_eplb.planning.solver import NARROW_SLOTS, Solver
+from deepinfer_eplb.planning.totals import never_worse
 
 Float = npt.NDArray[np.float64]
 Int = npt.NDArray[np.int64]
@@ -110,7 +111,8 @@ def plan(
     num_groups, num_nodes: when num_groups is a multiple of num_nodes > 1, whole expert groups
                 stay inside a node (group-limited routing). Otherwise the plan is global and
                 prefers moves inside a node, which cost an eighth of those between nodes.
-    objective:  "steps" balances typical steps, "totals" only sums over the window.
+    objective:  "steps" balances typical steps, "totals" only sums over the window: no layer's
+                busiest rank is then worse than the open EPLB algorithm's.
     scenarios:  most blocks the window is cut into to tell change from noise; "auto" = 50, or 100
                 when loads move.
     max_swaps:  most swaps a layer (of two experts) from an old placement; four times as many from
@@ -213,14 +215,23 @@ def _solve(request: _Request, loads: Float, start: Int | None) -> tuple[Int, Sol
     )
     budget = _budget(request, model, start is not None)
     out = np.empty((loads.shape[1], request.num_slots), dtype=np.int64)
+    sums = loads.sum(axis=0)
     for layer in range(out.shape[0]):
         late = request.deadline is not None and time.perf_counter() > request.deadline
         allowed = 0 if late else budget
         old = None if start is None else start[layer]
-        if request.groups > 1:
-            out[layer] = layer_by_nodes(solver, model, layer, old, allowed, request.groups)
-        else:
-            out[layer] = solver.layer(model, layer, old, allowed)
+
+        def again(start: Int | None, layer: int = layer, allowed: int = allowed) -> Int:
+            if request.groups > 1:
+                return layer_by_nodes(solver, model, layer, start, allowed, request.groups)
+            return solver.layer(model, layer, start, allowed)
+
+        out[layer] = again(old)
+        if request.totals:
+            nodes = request.nodes if request.groups > 1 else 1
+            out[layer] = never_worse(
+                out[layer], sums[layer], request.num_gpus, request.groups, nodes, again
+            )
     return out, solver
 
 
