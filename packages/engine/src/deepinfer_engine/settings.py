@@ -100,13 +100,33 @@ class Settings(BaseModel):
     api_key_file: Path | None = Field(
         None, description="one `key` or `id:key` a line; unset = open"
     )
+    open_to_all: bool = Field(
+        False, description="listen beyond this machine although no key is asked for"
+    )
+    allowed_hosts: tuple[str, ...] = Field(
+        (), description="names this server is called by, beside addresses and localhost; * = any"
+    )
+    cors_origins: tuple[str, ...] = Field(
+        (), description="origins of web pages that may use this server; * = any"
+    )
     admin_key_file: Path | None = Field(None, description="first line: key of the admin routes")
     responses_store: str | None = Field(
         None, description="where Responses answers are kept: memory or sqlite:PATH; unset = nowhere"
     )
+    max_connections: int = Field(1024, ge=1, description="open connections")
     max_body_bytes: int = Field(32 * 1024 * 1024, ge=1024, description="request body limit")
+    max_queued_bytes: int = Field(
+        256 * 1024 * 1024, ge=1024, description="bodies being received or read, all keys"
+    )
     max_concurrent_requests: int = Field(256, ge=1, description="requests in flight, all keys")
     max_concurrent_per_key: int = Field(64, ge=1, description="requests in flight of one key")
+    key_share: float = Field(
+        0.5, gt=0, le=1, description="part of the memory for bodies and pictures one key may hold"
+    )
+    requests_per_minute: int | None = Field(None, ge=1, description="of one key; unset = any")
+    tokens_per_minute: int | None = Field(
+        None, ge=1, description="prompt and output tokens of one key; unset = any"
+    )
 
     # Pictures
     max_images: int = Field(16, ge=0, le=600, description="pictures in one request")
@@ -126,6 +146,11 @@ class Settings(BaseModel):
     )
 
     # Time, in seconds
+    header_timeout_s: float = Field(10.0, gt=0, description="a request's header has come by then")
+    body_timeout_s: float = Field(
+        30.0, gt=0, description="and its body this long after, plus a second for each 16 KiB"
+    )
+    http_idle_s: float = Field(5.0, gt=0, description="an idle connection is kept open")
     first_byte_s: float = Field(5.0, gt=0, description="a stream's headers go out by then")
     keepalive_s: float = Field(10.0, gt=0, description="silence after which a keep-alive is sent")
     first_token_timeout_s: float = Field(600.0, gt=0, description="longest wait for a first token")
@@ -138,7 +163,9 @@ class Settings(BaseModel):
 
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="verbosity")
 
-    @field_validator("prefill", "decode", "served_model_name", mode="before")
+    @field_validator(
+        "prefill", "decode", "served_model_name", "allowed_hosts", "cors_origins", mode="before"
+    )
     @classmethod
     def _split_text(cls, value: Any) -> Any:
         # An environment variable holds a list as text with commas.
@@ -168,6 +195,16 @@ class Settings(BaseModel):
             parts = urlsplit(value)
             if parts.scheme not in ("http", "https") or not parts.hostname:
                 raise ValueError("wanted embedded or an http(s) URL")
+        return value
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _check_origins(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for origin in value:
+            parts = urlsplit(origin)
+            whole = f"{parts.scheme}://{parts.netloc}"
+            if origin != "*" and (not parts.netloc or whole != origin.rstrip("/")):
+                raise ValueError("an origin is scheme://host[:port]")
         return value
 
     @field_validator("prefill", "decode")

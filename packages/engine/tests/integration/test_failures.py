@@ -36,11 +36,16 @@ def cached(reply) -> int:
 
 
 def test_a_flushed_cache_survives_the_death_of_every_process(start, tmp_path, system_prompt):
-    server = start(cache_dir=tmp_path / "kv").wait_ready()
+    key = tmp_path / "admin"
+    key.write_text("0123456789abcdefghij")
+    key.chmod(0o600)
+    server = start("--admin-key-file", str(key), cache_dir=tmp_path / "kv").wait_ready()
     body = ask(server, system_prompt + " Hello!")
     first = server.post("/v1/chat/completions", body)
     assert cached(first) == 0
-    assert server.post("/admin/flush", None).json() == {"flushed": True}
+    assert server.post("/admin/flush", None).status_code == 403
+    admin = {"authorization": "Bearer 0123456789abcdefghij"}
+    assert server.post("/admin/flush", None, headers=admin).json() == {"flushed": True}
     server.kill_everything()
     again = start(cache_dir=tmp_path / "kv").wait_ready()
     second = again.post("/v1/chat/completions", body)

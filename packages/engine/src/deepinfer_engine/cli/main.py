@@ -102,6 +102,21 @@ Port = Annotated[int | None, typer.Option(help="Port to listen on; 0 = any free 
 KeyFile = Annotated[
     Path | None, typer.Option("--api-key-file", help="Accepted API keys, `key` or `id:key` a line.")
 ]
+AdminKeyFile = Annotated[
+    Path | None, typer.Option("--admin-key-file", help="First line: the key of the admin routes.")
+]
+OpenToAll = Annotated[
+    bool | None,
+    typer.Option("--open-to-all", help="Listen beyond this machine although no key is asked for."),
+]
+AllowedHosts = Annotated[
+    list[str] | None,
+    typer.Option("--allowed-host", help="Name this server is called by; repeatable."),
+]
+CorsOrigins = Annotated[
+    list[str] | None,
+    typer.Option("--cors-origin", help="Origin of web pages that may use it; repeatable."),
+]
 ResponsesStore = Annotated[
     str | None,
     typer.Option(help="Keep Responses answers: memory or sqlite:PATH; default: nowhere."),
@@ -178,7 +193,7 @@ def _settings(config: Path | None, **flags: Any) -> Settings:
     for name in ("cache", "vision"):
         if flags.pop(f"no_{name}", False):
             flags[name] = False
-    for name in ("prefill", "decode", "served_model_name"):
+    for name in ("prefill", "decode", "served_model_name", "allowed_hosts", "cors_origins"):
         flags[name] = flags.get(name) or None
     settings = load_settings(flags, config=config)
     Device.parse(settings.device)
@@ -225,6 +240,10 @@ def serve(
     search: Search = None,
     search_home: SearchHome = None,
     api_key_file: KeyFile = None,
+    admin_key_file: AdminKeyFile = None,
+    open_to_all: OpenToAll = None,
+    allowed_hosts: AllowedHosts = None,
+    cors_origins: CorsOrigins = None,
     drain_timeout_s: Drain = None,
     log_level: LogLevel = None,
     config: Config = None,
@@ -251,6 +270,10 @@ def router(
     search: Search = None,
     search_home: SearchHome = None,
     api_key_file: KeyFile = None,
+    admin_key_file: AdminKeyFile = None,
+    open_to_all: OpenToAll = None,
+    allowed_hosts: AllowedHosts = None,
+    cors_origins: CorsOrigins = None,
     drain_timeout_s: Drain = None,
     log_level: LogLevel = None,
     config: Config = None,

@@ -15,7 +15,9 @@ from rich.console import Console
 
 from deepinfer_engine import __version__
 from deepinfer_engine.cli.launch import build_codec, launched_engine, opened_search
-from deepinfer_engine.server.run import bind, listening, url_of
+from deepinfer_engine.server.auth import read_keys, read_secret
+from deepinfer_engine.server.exposure import check_exposure
+from deepinfer_engine.server.run import bind, listening, room_for_connections, url_of
 from deepinfer_engine.settings import Settings
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -24,6 +26,11 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 def run_serve(settings: Settings, console: Console) -> int:
     """Serve until SIGTERM or SIGINT, then drain; a second signal ends at once."""
     setup_logging(settings.log_level)
+    # What is not safe or not possible is told before a model is loaded.
+    keys, admin_key = read_keys(settings.api_key_file), read_secret(settings.admin_key_file)
+    check_exposure(settings, keys, admin_key)
+    room = room_for_connections(settings.max_connections)
+    settings = settings.model_copy(update={"max_connections": room})
     return asyncio.run(_serve_until_signal(settings, bind(settings.host, settings.port), console))
 
 

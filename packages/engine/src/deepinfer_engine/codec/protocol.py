@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from deepinfer_engine.codec.errors import ChatProtocol
@@ -142,8 +143,20 @@ class KeptResponses(Protocol):
     def delete(self, owner: str, response_id: str) -> bool: ...
 
 
+class Tokenising(Protocol):
+    """Where long texts are tokenised: in a process of their own, for one request."""
+
+    def encode(self, text: str, special_ranges: Sequence[tuple[int, int]] | None) -> list[int]:
+        """Ids of a prompt with its special ranges, or (None) of a text in which special spellings
+        count. Blocks. Raises InvalidRequest, EngineUnavailable."""
+        ...
+
+
 class Codec(Protocol):
-    """Protocol bodies to prompts, tokens to protocol bodies. Thread-safe."""
+    """Protocol bodies to prompts, tokens to protocol bodies. Thread-safe.
+
+    tokenising: what tokenises long texts; None: the calling thread.
+    """
 
     @property
     def blocks(self) -> bool:
@@ -161,20 +174,38 @@ class Codec(Protocol):
         """The store of Responses answers, None where nothing is kept."""
         ...
 
+    @property
+    def tokenizer_path(self) -> Path | None:
+        """The file that a process of its own can tokenise by, None where there is none."""
+        ...
+
+    def body_bytes(self, max_model_len: int) -> int | None:
+        """No body longer than this holds a prompt that fits; None where that cannot be said."""
+        ...
+
     def prepare(
-        self, protocol: WireProtocol, body: bytes, max_model_len: int, *, owner: str = ""
+        self,
+        protocol: WireProtocol,
+        body: bytes,
+        max_model_len: int,
+        *,
+        owner: str = "",
+        tokenising: Tokenising | None = None,
     ) -> PreparedRequest:
-        """Parse, validate, render, tokenise. Raises InvalidRequest, UnknownModel, PromptTooLong.
+        """Parse, validate, render, tokenise. Raises InvalidRequest, UnknownModel, PromptTooLong;
+        a prompt that cannot fit is refused by its bytes, before it is tokenised.
 
         owner: whose kept answers the request may go on from. With a store this may block.
         """
         ...
 
-    def count_tokens(self, protocol: ChatProtocol, body: bytes) -> int:
+    def count_tokens(
+        self, protocol: ChatProtocol, body: bytes, *, tokenising: Tokenising | None = None
+    ) -> int:
         """Prompt tokens of a request body, without the limits that need a running engine."""
         ...
 
-    def tokenize(self, text: str) -> list[int]:
+    def tokenize(self, text: str, *, tokenising: Tokenising | None = None) -> list[int]:
         """Plain text to ids; special-token spellings become their ids, nothing is added."""
         ...
 

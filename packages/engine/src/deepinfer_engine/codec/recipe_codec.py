@@ -40,7 +40,13 @@ from deepinfer_engine.codec.errors import (
 from deepinfer_engine.codec.extras import apply_extras
 from deepinfer_engine.codec.grammars import constrained, constraint_param
 from deepinfer_engine.codec.pictures import PictureIntake, PicturePolicy, param_of
-from deepinfer_engine.codec.protocol import NextTurn, Part, PreparedRequest, WireEvent
+from deepinfer_engine.codec.protocol import (
+    NextTurn,
+    Part,
+    PreparedRequest,
+    Tokenising,
+    WireEvent,
+)
 from deepinfer_engine.codec.responses import RecipeResponses
 from deepinfer_engine.core.pictures import Picture, place
 from deepinfer_engine.core.types import FinishReason, SamplingParams, TokensEvent, TrafficClass
@@ -60,6 +66,10 @@ FINISH: dict[str, Literal["stop", "length"]] = {
     # The codec has no such reason: it closes the answer as for a limit, and `_renamed` names it.
     _NO_RESOURCE: "length",
 }
+_ESCAPE_BYTES = 6
+"""JSON may write a byte of text as `\\u00ff`."""
+_OTHER_FIELDS_BYTES = 1 << 20
+"""Of a body, for everything that is not in the prompt."""
 _ANSWER_TOKENS = 256
 """Kept free for the answer when results of the server's tools are sized."""
 
@@ -79,6 +89,7 @@ class RecipeCodec:
         responses: ResponseStore | None = None,
         sealer: ReasoningSealer | None = None,
         web: WebSearch | None = None,
+        tokenizer_path: Path | None = None,
     ) -> None:
         """`new_seed` seeds requests that bring no seed; `wall` is the time stamp of answers.
 
@@ -87,6 +98,8 @@ class RecipeCodec:
         server for; None leaves them out of Responses and refuses them in Messages.
         """
         self._web = web
+        self.tokenizer_path = tokenizer_path
+        self._longest_token = longest_token_bytes(tokenizer)
         self._responses = responses
         self._sealer = sealer
         self._tokenizer = tokenizer
@@ -151,6 +164,7 @@ class RecipeCodec:
                 responses=responses,
                 sealer=sealer,
                 web=web,
+                tokenizer_path=path,
             )
         except OSError as exc:
             raise CheckpointError(f"cannot read the tokenizer {path}: {exc.strerror}") from exc
@@ -169,17 +183,29 @@ class RecipeCodec:
     def kept_responses(self) -> RecipeResponses | None:
         return None if self._responses is None else RecipeResponses(self._responses)
 
+    def body_bytes(self, max_model_len: int) -> int | None:
+        if self._pictures is not None or self._longest_token is None:
+            return None
+        return _ESCAPE_BYTES * max_model_len * self._longest_token + _OTHER_FIELDS_BYTES
+
     def prepare(
-        self, protocol: Protocol, body: bytes, max_model_len: int, *, owner: str = ""
+        self,
+        protocol: Protocol,
+        body: bytes,
+        max_model_len: int,
+        *,
+        owner: str = "",
+        tokenising: Tokenising | None = None,
     ) -> PreparedRequest:
         if protocol == "completions":
-            return self._completion(body, max_model_len)
+            return self._completion(body, max_model_len, tokenising)
         exchange = self._exchange(protocol, body, owner)
         request = exchange.request
         options = request.inference_options
         if options.n > completions.MAX_CHOICES:
             raise InvalidRequest(f"n: at most {completions.MAX_CHOICES}", param="n")
-        token_ids, pictures = self._encode(exchange.rendered)
+        self.check_bytes(exchange.rendered.prompt, max_model_len, "messages")
+        token_ids, pictures = self._encode(exchange.rendered, tokenising)
         overflow = _overflow(protocol, len(token_ids), options.max_tokens, max_model_len)
         if overflow is not None:
             raise overflow
@@ -208,10 +234,13 @@ class RecipeCodec:
             answers=options.n,
         )
 
-    def _completion(self, body: bytes, max_model_len: int) -> completions.CompletionRequest:
+    def _completion(
+        self, body: bytes, max_model_len: int, tokenising: Tokenising | None
+    ) -> completions.CompletionRequest:
+        bounded = _BoundedTokenizer(self, max_model_len, tokenising)
         request = completions.prepare(
             body,
-            self._vocabulary,
+            replace(self._vocabulary, tokenizer=bounded),
             max_model_len,
             created=int(self._wall()),
             new_seed=self._new_seed(),
@@ -229,11 +258,29 @@ class RecipeCodec:
         include: Any = exchange.fields.get("include") or ()
         return self._web.start(tool.dialect, tool.declaration, [str(i) for i in include])
 
-    def count_tokens(self, protocol: ChatProtocol, body: bytes) -> int:
-        return len(self._encode(self._exchange(protocol, body, "").rendered)[0])
+    def count_tokens(
+        self, protocol: ChatProtocol, body: bytes, *, tokenising: Tokenising | None = None
+    ) -> int:
+        return len(self._encode(self._exchange(protocol, body, "").rendered, tokenising)[0])
 
-    def tokenize(self, text: str) -> list[int]:
+    def tokenize(self, text: str, *, tokenising: Tokenising | None = None) -> list[int]:
+        if tokenising is not None:
+            return tokenising.encode(text, None)
         return self._tokenizer.encode(text)
+
+    def check_bytes(self, prompt: str, max_model_len: int, param: str) -> None:
+        """Refuse a prompt that no tokens of this context can spell, before it costs anything."""
+        if self._longest_token is None:
+            return
+        most = max_model_len * self._longest_token
+        if len(prompt) > most or (
+            4 * len(prompt) > most and len(prompt.encode(errors="replace")) > most
+        ):
+            raise ContextLengthExceeded(
+                f"the prompt has at least {len(prompt)} bytes, and {max_model_len} tokens, this "
+                f"model's context, spell at most {most}; shorten the conversation",
+                param=param,
+            )
 
     def detokenize(self, token_ids: Sequence[int]) -> str:
         for token in token_ids:
@@ -288,9 +335,12 @@ class RecipeCodec:
         images = [(p.width, p.height, p.pixels) for p in pictures]
         return place(token_ids, images, self._pictures.rules)
 
-    def _encode(self, rendered: RenderedPrompt) -> tuple[tuple[int, ...], tuple[Picture, ...]]:
+    def _encode(
+        self, rendered: RenderedPrompt, tokenising: Tokenising | None
+    ) -> tuple[tuple[int, ...], tuple[Picture, ...]]:
         """Tokens of the prompt, and its pictures, each in place of its placeholder."""
-        token_ids = self._tokenizer.encode_prompt(rendered.prompt, rendered.special_ranges)
+        encode = self._tokenizer.encode_prompt if tokenising is None else tokenising.encode
+        token_ids = encode(rendered.prompt, rendered.special_ranges)
         sources = rendered.image_sources
         if not sources:
             return tuple(token_ids), ()
@@ -299,6 +349,33 @@ class RecipeCodec:
                 "this server's model takes no pictures", param=param_of(sources[0])
             )
         return place(token_ids, self._pictures.of_request(sources), self._pictures.rules)
+
+
+@dataclass(frozen=True, slots=True)
+class _BoundedTokenizer:
+    """What completions tokenise with: a text that cannot fit is refused by its bytes."""
+
+    codec: RecipeCodec
+    max_model_len: int
+    tokenising: Tokenising | None
+
+    def encode(self, text: str) -> list[int]:
+        self.codec.check_bytes(text, self.max_model_len, "prompt")
+        return self.codec.tokenize(text, tokenising=self.tokenising)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return self.codec.tokenizer.token_bytes(token_id)
+
+
+def longest_token_bytes(tokenizer: Tokenizer) -> int | None:
+    """Bytes of text that one token stands for at most; None where a normaliser changes the text
+    before it is tokenised."""
+    if tokenizer.backend.normalizer is not None:
+        return None
+    spelled = tokenizer.backend.get_vocab(with_added_tokens=False)
+    added = (token.content for token in tokenizer.backend.get_added_tokens_decoder().values())
+    # A byte-level vocabulary writes a byte as a character.
+    return max([*map(len, spelled), *(len(text.encode()) for text in added)])
 
 
 class RecipeExchange(Exchange[WireEvent]):

@@ -13,7 +13,9 @@ router = APIRouter(tags=["operation"])
 async def metrics(request: Request) -> Response:
     """Prometheus text, or OpenMetrics when the `Accept` header asks for it."""
     services = services_of(request)
+    services.check_details(request.headers)
     workers = await services.engine.status()
+    services.metrics.edge.show(services.connections, services.tokenisers, services.bodies)
     body, content_type = services.metrics.render(workers, request.headers.get("accept", ""))
     return Response(body, headers={"content-type": content_type})
 
@@ -22,6 +24,6 @@ async def metrics(request: Request) -> Response:
 async def flush(request: Request) -> dict[str, bool]:
     """Returns when all that the prompt cache was given would survive `kill -9` of everything."""
     services = services_of(request)
-    services.admin.check(request.headers, request.client.host if request.client else None)
+    services.admin.check(request.headers)
     await services.engine.flush()
     return {"flushed": True}

@@ -1,5 +1,5 @@
-"""The life of a generating request, in order: declared size, key, limits, body, prompt, engine,
-answer.
+"""The life of a generating request, in order: key, rate, declared size, body, a place, prompt,
+engine, answer. What costs nothing to check comes before what does.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import logging
 import re
 from collections.abc import Sequence
 from contextlib import aclosing
-from functools import partial
 
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
@@ -17,8 +16,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from deepinfer_engine.codec.errors import InvalidRequest, Protocol, wire_error
-from deepinfer_engine.codec.protocol import PreparedRequest
+from deepinfer_engine.codec.protocol import PreparedRequest, Tokenising
 from deepinfer_engine.errors import ConstraintError
+from deepinfer_engine.server.auth import Caller
 from deepinfer_engine.server.generation import Generation
 from deepinfer_engine.server.limits import check_declared_length, read_body
 from deepinfer_engine.server.services import Services
@@ -26,6 +26,7 @@ from deepinfer_engine.server.streaming import (
     AnswerWriter,
     ClientGone,
     Timing,
+    unless_gone,
     wait_disconnect,
     watch,
 )
@@ -52,26 +53,28 @@ class AnswerResponse(Response):
         try:
             headers = Headers(scope=scope)
             arrived = services.clock.monotonic()
-            limit = services.settings.max_body_bytes
-            check_declared_length(headers.get("content-length"), limit)
             caller = services.keys.identify(headers)
-            with services.gate.enter(caller.key_id), metrics.in_flight.track_inprogress():
-                prepared = await self._prepare(await read_body(receive, limit), caller.owner)
-                writer.stream = prepared.stream
-                writer.headers |= _warning(prepared.warnings)
-                metrics.count_unknown_fields(self.protocol, len(prepared.warnings))
-                generation = Generation(
-                    engine=services.engine,
-                    prepared=prepared,
-                    protocol=self.protocol,
-                    metrics=metrics,
-                    clock=services.clock,
-                    salt=caller.salt(prepared.user_id),
-                    timeout_s=_timeout(headers),
-                    arrived=arrived,
-                )
-                with services.pixels.hold(sum(len(p.pixels) for p in prepared.pictures)):
-                    await self._answer(generation, writer, receive)
+            services.gate.check_open()
+            services.rates.take(caller.key_id)
+            writer.headers = services.rates.headers(caller.key_id, self.protocol)
+            info = await services.model_info()
+            limit = services.body_limit(info.max_model_len)
+            check_declared_length(headers.get("content-length"), limit)
+            with services.bodies.holding(caller.key_id) as held:
+                body = await read_body(receive, limit, held)
+                gone = asyncio.ensure_future(wait_disconnect(receive))
+                try:
+                    with services.gate.enter(caller.key_id), metrics.in_flight.track_inprogress():
+                        prepared = await unless_gone(
+                            self._prepare(body, caller, info.max_model_len), gone
+                        )
+                        del body
+                        held.let_go()
+                        await self._generate(
+                            prepared, caller, _timeout(headers), arrived, writer, gone
+                        )
+                finally:
+                    gone.cancel()
             await writer.end()
         except (ClientGone, ClientDisconnect) as exc:
             cause = exc.cause if isinstance(exc, ClientGone) else "disconnect"
@@ -81,17 +84,53 @@ class AnswerResponse(Response):
                 metrics.aborts.labels(self.protocol, "deadline").inc()
             await self._fail(exc, writer)
 
-    async def _prepare(self, body: bytes, owner: str) -> PreparedRequest:
-        services = self.services
-        info = await services.model_info()
-        prepare = partial(
-            services.codec.prepare, self.protocol, body, info.max_model_len, owner=owner
-        )
-        if self.protocol == "responses" and services.codec.kept_responses is not None:
-            return await asyncio.to_thread(prepare)  # it reads the store
-        return await services.off_loop(prepare, size=len(body))
+    async def _prepare(self, body: bytes, caller: Caller, max_model_len: int) -> PreparedRequest:
+        codec = self.services.codec
 
-    async def _answer(self, generation: Generation, writer: AnswerWriter, receive: Receive) -> None:
+        def prepare(tokenising: Tokenising | None) -> PreparedRequest:
+            return codec.prepare(
+                self.protocol, body, max_model_len, owner=caller.owner, tokenising=tokenising
+            )
+
+        reads_store = self.protocol == "responses" and codec.kept_responses is not None
+        return await self.services.off_loop(
+            prepare, size=len(body), caller=caller.key_id, blocks=reads_store
+        )
+
+    async def _generate(
+        self,
+        prepared: PreparedRequest,
+        caller: Caller,
+        timeout_s: float | None,
+        arrived: float,
+        writer: AnswerWriter,
+        gone: asyncio.Future[None],
+    ) -> None:
+        services = self.services
+        writer.stream = prepared.stream
+        writer.headers |= _warning(prepared.warnings)
+        services.metrics.count_unknown_fields(self.protocol, len(prepared.warnings))
+        services.rates.charge(caller.key_id, sum(len(p.token_ids) for p in prepared.parts))
+        generation = Generation(
+            engine=services.engine,
+            prepared=prepared,
+            protocol=self.protocol,
+            metrics=services.metrics,
+            clock=services.clock,
+            salt=caller.salt(prepared.user_id),
+            timeout_s=timeout_s,
+            arrived=arrived,
+        )
+        pixels = sum(len(p.pixels) for p in prepared.pictures)
+        try:
+            with services.pixels.holding(caller.key_id, pixels):
+                await self._answer(generation, writer, gone)
+        finally:
+            services.rates.charge(caller.key_id, generation.generated)
+
+    async def _answer(
+        self, generation: Generation, writer: AnswerWriter, gone: asyncio.Future[None]
+    ) -> None:
         settings = self.services.settings
         silence_first = settings.first_byte_s if writer.stream else settings.keepalive_s
         if generation.prepared.parts[0].sampling.constraint is not None:
@@ -106,7 +145,6 @@ class AnswerResponse(Response):
             slow_reader=settings.slow_reader_timeout_s,
             total=generation.timeout_s,
         )
-        gone = asyncio.ensure_future(wait_disconnect(receive))
         ending = asyncio.ensure_future(self.services.gate.ending())
         try:
             watched = watch(generation.events(), gone, ending, self.services.clock, timing)
@@ -123,7 +161,6 @@ class AnswerResponse(Response):
             exc.param = exc.param or generation.prepared.constraint_param
             raise
         finally:
-            gone.cancel()
             ending.cancel()
 
     async def _fail(self, exc: Exception, writer: AnswerWriter) -> None:

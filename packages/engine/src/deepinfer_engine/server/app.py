@@ -8,6 +8,7 @@ from collections.abc import Callable
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 
 from deepinfer_engine import __version__
 from deepinfer_engine.codec.errors import InvalidRequest, MethodNotAllowed, NotFound, wire_error
@@ -25,11 +26,15 @@ from deepinfer_engine.server import (
     tokens,
 )
 from deepinfer_engine.server.auth import AdminGate, KeyRing, read_keys, read_secret
+from deepinfer_engine.server.browser import BrowserRules
 from deepinfer_engine.server.clock import Clock, SystemClock
-from deepinfer_engine.server.limits import ByteBudget, Gate
+from deepinfer_engine.server.connections import ConnectionLimits, ConnectionTable
+from deepinfer_engine.server.exposure import is_loopback, refuse_open
+from deepinfer_engine.server.limits import ByteBudget, Gate, Rates
 from deepinfer_engine.server.metrics import Metrics
 from deepinfer_engine.server.request_id import RequestIdMiddleware
-from deepinfer_engine.server.services import Services, protocol_of
+from deepinfer_engine.server.services import TOKENISERS, Services, protocol_of
+from deepinfer_engine.server.tokenising import TokeniserProcesses
 from deepinfer_engine.settings import Settings
 
 
@@ -44,24 +49,54 @@ def create_app(
     """An ASGI application over `engine`; it does not own the engine and never closes it.
 
     `app.state.services.gate` is how a supervisor drains it: set `draining`, wait for `in_flight ==
-    0`. Raises ConfigError when a key file cannot be used.
+    0`. Raises ConfigError when a key file cannot be used, or the server would be open to strangers.
     """
+    clock = clock or SystemClock()
+    keys, admin_key = read_keys(settings.api_key_file), read_secret(settings.admin_key_file)
+    refuse_open(settings, keys)
+    tokenizer = codec.tokenizer_path
+    share = settings.key_share
     app = FastAPI(title="deepinfer", version=__version__, docs_url=None, redoc_url=None)
     app.state.started = wall()
     app.state.services = Services(
         engine=engine,
         codec=codec,
         settings=settings,
-        keys=KeyRing(read_keys(settings.api_key_file)),
-        admin=AdminGate(read_secret(settings.admin_key_file)),
+        keys=KeyRing(keys),
+        admin=AdminGate(admin_key),
         gate=Gate(settings.max_concurrent_requests, settings.max_concurrent_per_key),
         metrics=Metrics(),
-        clock=clock or SystemClock(),
+        clock=clock,
         wall=wall,
-        pixels=ByteBudget(settings.max_pixel_bytes, "decoded pictures"),
+        pixels=ByteBudget(settings.max_pixel_bytes, "decoded pictures", share),
+        bodies=ByteBudget(settings.max_queued_bytes, "bodies", share),
+        rates=Rates(settings.requests_per_minute, settings.tokens_per_minute, clock),
+        connections=ConnectionTable(
+            ConnectionLimits(
+                connections=settings.max_connections,
+                idle_s=settings.http_idle_s,
+                head_s=settings.header_timeout_s,
+                body_s=settings.body_timeout_s,
+            ),
+            clock,
+        ),
+        tokenisers=tokenizer and TokeniserProcesses(tokenizer, processes=TOKENISERS),
+        private=is_loopback(settings.host),
     )
     for module in (chat, completions, responses, messages, models, health, tokens, admin):
         app.include_router(module.router)
+    if settings.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.cors_origins,
+            allow_methods=["GET", "POST", "DELETE"],
+            allow_headers=["*"],
+            expose_headers=["*"],
+            max_age=600,
+        )
+    app.add_middleware(
+        BrowserRules, hosts=(settings.host, *settings.allowed_hosts), origins=settings.cors_origins
+    )
     app.add_middleware(RequestIdMiddleware)
     app.add_exception_handler(EngineError, _told)
     app.add_exception_handler(HTTPException, _told)

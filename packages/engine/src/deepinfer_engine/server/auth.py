@@ -59,21 +59,27 @@ class KeyRing:
 
 
 class AdminGate:
-    """Admin routes: the admin key where one is set, else only a peer on the loopback interface."""
+    """Admin routes answer to the admin key alone, also on the loopback interface: whatever else
+    runs on this machine, a browser for one, reaches that too."""
 
     def __init__(self, secret: str | None) -> None:
         self._digest = None if secret is None else _digest(secret)
 
-    def check(self, headers: Mapping[str, str], peer: str | None) -> None:
+    def admits(self, headers: Mapping[str, str]) -> bool:
+        secret = presented_key(headers)
+        return (
+            self._digest is not None
+            and secret is not None
+            and hmac.compare_digest(self._digest, _digest(secret))
+        )
+
+    def check(self, headers: Mapping[str, str]) -> None:
         """Raises PermissionDenied unless the caller may use admin routes."""
         if self._digest is None:
-            if peer not in ("127.0.0.1", "::1"):
-                raise PermissionDenied(
-                    "admin routes answer only to this machine; set admin_key_file"
-                )
-            return
-        secret = presented_key(headers)
-        if secret is None or not hmac.compare_digest(self._digest, _digest(secret)):
+            raise PermissionDenied(
+                "admin routes want a key, and this server has none: start it with --admin-key-file"
+            )
+        if not self.admits(headers):
             raise PermissionDenied("admin routes want the admin key in `Authorization: Bearer KEY`")
 
 

@@ -48,6 +48,8 @@ class Generation:
     arrived: float = 0.0
     usage: Usage | None = None
     ttft_s: float | None = None
+    generated: int = 0
+    """Tokens so far, of all turns."""
     response_id: str = ""
     encoders: list[AnswerEncoder] = field(init=False)
     _ended: list[tuple[str, Usage]] = field(init=False)
@@ -156,6 +158,7 @@ class Generation:
                 yield out
                 return
             generated += len(event.token_ids)
+            self.generated += len(event.token_ids)
             out += encoder.tokens(event)
             if encoder.finished or encoder.waits:
                 out += encoder.finish("stop")

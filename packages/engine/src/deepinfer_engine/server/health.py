@@ -8,6 +8,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from deepinfer_engine import __version__
+from deepinfer_engine.codec.errors import AuthenticationFailed
 from deepinfer_engine.router.client import WorkerStatus
 from deepinfer_engine.server.services import Services, services_of
 
@@ -36,11 +37,14 @@ async def ready(request: Request) -> Response:
     draining = services.gate.draining
     ok = can_serve(workers) and not draining
     state = "draining" if draining else "ready" if ok else "not ready"
-    body = {
-        "status": state,
-        "in_flight": services.gate.in_flight,
-        "workers": [_worker(worker) for worker in workers],
-    }
+    body: dict[str, Any] = {"status": state}
+    try:
+        services.check_details(request.headers)
+    except AuthenticationFailed:
+        pass  # a probe without a key learns what it needs
+    else:
+        body["in_flight"] = services.gate.in_flight
+        body["workers"] = [_worker(worker) for worker in workers]
     return JSONResponse(body, 200 if ok else 503)
 
 

@@ -6,8 +6,9 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
+from deepinfer_engine.codec.protocol import Tokenising
 from deepinfer_engine.server.answer import AnswerResponse
-from deepinfer_engine.server.intake import small_body
+from deepinfer_engine.server.intake import answered, taken
 from deepinfer_engine.server.services import services_of
 
 router = APIRouter(tags=["messages"])
@@ -24,7 +25,11 @@ async def messages(request: Request) -> Response:
 @router.post("/anthropic/v1/messages/count_tokens", include_in_schema=False)
 async def count_tokens(request: Request) -> dict[str, Any]:
     """How many prompt tokens this conversation has; nothing is generated."""
-    body = await small_body(request)
     services = services_of(request)
-    count = services.codec.count_tokens
-    return {"input_tokens": await services.off_loop(count, "messages", body, size=len(body))}
+    async with taken(request) as intake:
+
+        def count(tokenising: Tokenising | None) -> int:
+            return services.codec.count_tokens("messages", intake.body, tokenising=tokenising)
+
+        work = services.off_loop(count, size=len(intake.body), caller=intake.caller.key_id)
+        return {"input_tokens": await answered(request, work)}

@@ -17,6 +17,9 @@ from prometheus_client.registry import Collector
 
 from deepinfer_engine.core.types import Usage
 from deepinfer_engine.router.client import WorkerStatus
+from deepinfer_engine.server.connections import ConnectionTable
+from deepinfer_engine.server.limits import ByteBudget
+from deepinfer_engine.server.tokenising import TokeniserProcesses
 
 _TTFT = (
     0.001,
@@ -50,7 +53,9 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self._workers = _WorkerCollector()
+        self.edge = EdgeCollector()
         self.registry.register(self._workers)
+        self.registry.register(self.edge)
         registry = self.registry
         self.requests = Counter(
             "deepinfer_requests",
@@ -133,6 +138,48 @@ class Metrics:
         self._workers.snapshot = tuple(workers)
         encoder, content_type = choose_encoder(accept)
         return encoder(self.registry), content_type
+
+
+class EdgeCollector(Collector):
+    """Connections by phase, those that were ended, and what is held for bodies."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, int] = {}
+        self._closed: dict[str, int] = {}
+        self._tokenised: dict[str, int] = {}
+        self._body_bytes = 0
+
+    def show(
+        self,
+        connections: ConnectionTable,
+        tokenisers: TokeniserProcesses | None,
+        bodies: ByteBudget,
+    ) -> None:
+        """What the next rendering tells."""
+        self._open = connections.counts()
+        self._closed = dict(connections.closed)
+        self._tokenised = {} if tokenisers is None else dict(tokenisers.counters)
+        self._body_bytes = bodies.held
+
+    def collect(self) -> Iterable[Metric]:
+        connections = GaugeMetricFamily(
+            "deepinfer_http_connections", "Open connections", labels=["phase"]
+        )
+        for phase, number in self._open.items():
+            connections.add_metric([phase], number)
+        yield connections
+        ended = CounterMetricFamily(
+            "deepinfer_http_connections_ended", "Connections that the server ended",
+            labels=["reason"],
+        )  # fmt: skip
+        for reason, number in self._closed.items():
+            ended.add_metric([reason], number)
+        yield ended
+        yield GaugeMetricFamily(
+            "deepinfer_http_body_bytes", "Bodies being received or read", self._body_bytes
+        )
+        for name, number in self._tokenised.items():
+            yield CounterMetricFamily(f"deepinfer_{name}", name.replace("_", " "), value=number)
 
 
 class _WorkerCollector(Collector):

@@ -6,15 +6,23 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
+import math
+import resource
 import socket
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
 
 from deepinfer_engine.errors import ConfigError
+from deepinfer_engine.server.clock import Clock
+from deepinfer_engine.server.connections import protocol_factory
 from deepinfer_engine.server.services import Services
+
+log = logging.getLogger(__name__)
 
 # Time for an error event to reach a client whose answer had to be cut.
 _LAST_WORDS_S = 5.0
@@ -38,6 +46,51 @@ def bind(host: str, port: int) -> socket.socket:
         sock.close()
         raise ConfigError(f"cannot listen on {host}:{port}: {exc}") from exc
     return sock
+
+
+_FILES_BESIDE_CONNECTIONS = 128
+_QUIET_S = 10.0
+
+
+def room_for_connections(wanted: int) -> int:
+    """How many connections the system lets this process hold, of those wanted: its limit of open
+    files is raised where it may be."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = wanted + _FILES_BESIDE_CONNECTIONS
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        if soft < needed:
+            room = max(1, soft - _FILES_BESIDE_CONNECTIONS)
+            log.warning(
+                "this process may open %d files: at most %d connections instead of %d", soft,
+                room, wanted,
+            )  # fmt: skip
+            return room
+    return wanted
+
+
+def quiet_accepts(loop: asyncio.AbstractEventLoop, clock: Clock) -> None:
+    """Where connections cannot be accepted for want of files or memory, asyncio says so thousands
+    of times a second: one line in ten seconds tells how often."""
+    before = loop.get_exception_handler()
+    told, skipped = -math.inf, 0
+
+    def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        nonlocal told, skipped
+        if "socket.accept()" not in str(context.get("message")):
+            if before is None:
+                loop.default_exception_handler(context)
+            else:
+                before(loop, context)
+            return
+        now = clock.monotonic()
+        skipped += 1
+        if now - told >= _QUIET_S:
+            log.error("cannot accept connections (%d times): %s", skipped, context.get("exception"))
+            told, skipped = now, 0
+
+    loop.set_exception_handler(handle)
 
 
 def url_of(sock: socket.socket) -> str:
@@ -67,6 +120,11 @@ async def listening(
     services: Services = app.state.services
     config = uvicorn.Config(
         app,
+        http=protocol_factory(services.connections),  # type: ignore[arg-type]  # a maker of one
+        ws="none",
+        # The address of a connection is its peer's, whatever a header says.
+        proxy_headers=False,
+        timeout_keep_alive=math.ceil(services.connections.limits.idle_s),
         log_config=None,
         access_log=False,
         server_header=False,
@@ -74,7 +132,9 @@ async def listening(
         timeout_graceful_shutdown=int(_LAST_WORDS_S),
     )
     server = _Server(config)
+    quiet_accepts(asyncio.get_running_loop(), services.clock)
     running = asyncio.create_task(server.serve(sockets=[sock]))
+    sweeping = asyncio.create_task(services.connections.sweeping())
     try:
         while not server.started and not running.done():
             # uvicorn has no awaitable for this; it takes one or two turns of the loop.
@@ -87,4 +147,8 @@ async def listening(
     finally:
         services.gate.draining = True
         server.should_exit = True
-        await running
+        try:
+            await running
+        finally:
+            sweeping.cancel()
+            services.close()

@@ -5,8 +5,9 @@ leave.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Coroutine
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from starlette.types import Receive, Send
 
@@ -14,6 +15,8 @@ from deepinfer_engine.codec.errors import Draining, Protocol, WireError
 from deepinfer_engine.codec.protocol import WireEvent
 from deepinfer_engine.errors import EngineError
 from deepinfer_engine.server.clock import Clock
+
+T = TypeVar("T")
 
 # Messages has an event for it; in Chat a comment line is what every SSE parser skips.
 _KEEPALIVE = {
@@ -120,6 +123,20 @@ async def wait_disconnect(receive: Receive) -> None:
     """Return when the client closed the connection."""
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+async def unless_gone(work: Coroutine[Any, Any, T], gone: asyncio.Future[None]) -> T:
+    """The result of `work`; it is cancelled, and ClientGone raised, when the client leaves."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise ClientGone("disconnect")
+    finally:
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task})
 
 
 @dataclass(slots=True)

@@ -47,7 +47,9 @@ def ask(make_app):
         async def go():
             app, engine, _ = make_app(script, **(settings or {}))
             transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-            async with httpx.AsyncClient(transport=transport, base_url="http://t") as client:
+            async with httpx.AsyncClient(
+                transport=transport, base_url="http://localhost"
+            ) as client:
                 whole = {**BODIES[protocol], **body}
                 reply = await client.post(PATHS[protocol], json=whole, headers=headers)
                 return reply, engine
@@ -427,7 +429,7 @@ def test_a_drained_server_says_so(make_app, say):
         app, _, _ = make_app(say("x"))
         app.state.services.gate.draining = True
         async with httpx.AsyncClient(
-            transport=httpx.ASGITransport(app), base_url="http://t"
+            transport=httpx.ASGITransport(app), base_url="http://localhost"
         ) as client:
             return await client.post(PATHS["chat"], json=CHAT)
 

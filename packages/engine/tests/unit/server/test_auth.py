@@ -76,16 +76,11 @@ def test_a_missing_key_file_is_a_configuration_error(tmp_path):
         read_secret(tmp_path / "none")
 
 
-def test_admin_without_a_key_is_for_this_machine_only():
-    AdminGate(None).check({}, "127.0.0.1")
-    AdminGate(None).check({}, "::1")
-    for peer in ("10.0.0.1", None):
-        with pytest.raises(PermissionDenied):
-            AdminGate(None).check({}, peer)
-
-
-def test_admin_with_a_key_wants_the_key_even_from_this_machine():
+def test_admin_routes_want_the_admin_key_and_where_there_is_none_answer_nobody():
     gate = AdminGate("k")
-    gate.check({"authorization": "Bearer k"}, "10.0.0.1")
-    with pytest.raises(PermissionDenied):
-        gate.check({}, "127.0.0.1")
+    gate.check({"authorization": "Bearer k"})
+    for headers in ({}, {"authorization": "Bearer other"}, {"x-api-key": ""}):
+        with pytest.raises(PermissionDenied):
+            gate.check(headers)
+        with pytest.raises(PermissionDenied, match="admin-key-file"):
+            AdminGate(None).check(headers)

@@ -49,7 +49,7 @@ def test_a_prompt_of_ids_is_taken_as_it_is(make_app, codec, say, model):
     ids = codec.tokenize("abc")
 
     async def go():
-        async with AsyncClient(transport=ASGITransport(app), base_url="http://t") as client:
+        async with AsyncClient(transport=ASGITransport(app), base_url="http://localhost") as client:
             return await client.post(PATH, json=body_of(model=model, prompt=ids))
 
     assert asyncio.run(go()).status_code == 200

@@ -48,7 +48,7 @@ def post(url: str, path: str, body: dict) -> socket.socket:
     host, port = url.removeprefix("http://").split(":")
     raw = json.dumps(body).encode()
     sock = socket.create_connection((host, int(port)), timeout=10)
-    head = f"POST {path} HTTP/1.1\r\nHost: t\r\nContent-Length: {len(raw)}\r\n\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(raw)}\r\n\r\n"
     sock.sendall(head.encode() + raw)
     return sock
 
@@ -109,7 +109,7 @@ def test_a_body_over_the_limit_still_gets_its_answer_through(codec):
     with serving(build) as server:
         host, port = server.url.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port)), timeout=10) as sock:
-            head = f"POST {PATHS['chat']} HTTP/1.1\r\nHost: t\r\n".encode()
+            head = f"POST {PATHS['chat']} HTTP/1.1\r\nHost: localhost\r\n".encode()
             head += b"Transfer-Encoding: chunked\r\n\r\n"
             sock.sendall(
                 head
@@ -134,6 +134,7 @@ def test_a_refused_key_is_told_even_to_a_client_with_megabytes_to_send(codec, tm
     with serving(build) as server:
         host, port = server.url.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port)), timeout=20) as sock:
-            head = f"POST {PATHS['chat']} HTTP/1.1\r\nHost: t\r\nContent-Length: {size}\r\n\r\n"
+            head = f"POST {PATHS['chat']} HTTP/1.1\r\nHost: localhost\r\n"
+            head += f"Content-Length: {size}\r\n\r\n"
             sock.sendall(head.encode() + b"x" * size)
             assert sock.recv(12) == b"HTTP/1.1 401"

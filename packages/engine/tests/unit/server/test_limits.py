@@ -8,11 +8,22 @@ import re
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from server_fakes import FakeClock
 
-from deepinfer_engine.codec.errors import BodyTooLarge, Draining, LimitExceeded
+from deepinfer_engine.codec.errors import (
+    BodyTooLarge,
+    ContextLengthExceeded,
+    Draining,
+    LimitExceeded,
+)
 from deepinfer_engine.errors import EngineUnavailable
 from deepinfer_engine.server.limits import (
+    MAX_JSON_MARKS,
+    BodyLimit,
+    ByteBudget,
+    FairSlots,
     Gate,
+    Rates,
     check_declared_length,
     read_body,
     request_id,
@@ -32,23 +43,148 @@ def arriving(parts):
     return receive, feed
 
 
+def read(receive, size, budget=None):
+    async def go():
+        with (budget or ByteBudget(1 << 30, "bodies")).holding(None) as held:
+            body = await read_body(receive, BodyLimit(size), held)
+            assert held.size == len(body)
+            return body
+
+    return asyncio.run(go())
+
+
 def test_a_body_in_parts_is_put_together():
     receive, _ = arriving([b"ab", b"", b"c"])
-    assert asyncio.run(read_body(receive, 3)) == b"abc"
+    assert read(receive, 3) == b"abc"
 
 
 def test_reading_stops_at_the_limit_and_not_at_the_end():
     receive, rest = arriving([b"ab", b"cd", b"ef"])
     with pytest.raises(BodyTooLarge):
-        asyncio.run(read_body(receive, 3))
+        read(receive, 3)
     assert len(list(rest)) == 1
 
 
 def test_a_declared_length_over_the_limit_is_refused_unread():
-    check_declared_length("3", 3)
-    check_declared_length(None, 3)
+    check_declared_length("3", BodyLimit(3))
+    check_declared_length(None, BodyLimit(3))
     with pytest.raises(BodyTooLarge, match="4 bytes"):
-        check_declared_length("4", 3)
+        check_declared_length("4", BodyLimit(3))
+    with pytest.raises(ContextLengthExceeded, match="context of 8 tokens"):
+        check_declared_length("4", BodyLimit(3, context=8))
+    with pytest.raises(BodyTooLarge):
+        check_declared_length("9" * 10_000, BodyLimit(3))
+
+
+def test_bodies_together_are_bounded_and_what_was_read_is_given_back():
+    budget = ByteBudget(4, "bodies")
+    with budget.holding(None, 2):
+        receive, rest = arriving([b"ab", b"cd", b"ef"])
+        with pytest.raises(EngineUnavailable, match="4 of 4"):
+            read(receive, 100, budget)
+        assert len(list(rest)) == 1
+    assert budget.held == 0
+
+
+def test_one_key_fills_its_own_share_of_the_bytes_alone():
+    budget = ByteBudget(10, "bodies", share=0.5)
+    with budget.holding("a", 4):
+        with pytest.raises(LimitExceeded, match="this key"), budget.holding("a", 2):
+            pass
+        with budget.holding("b", 5):
+            assert budget.held == 9
+    with pytest.raises(BodyTooLarge), budget.holding("a", 6):
+        pass
+    assert (budget.held, dict(budget._by_key)) == (0, {})
+
+
+def test_a_body_of_nothing_but_small_values_is_refused_before_it_is_parsed():
+    receive, _ = arriving([b"[" + b"0," * MAX_JSON_MARKS + b"0]"])
+    with pytest.raises(BodyTooLarge, match="JSON values"):
+        read(receive, 1 << 30)
+
+
+def test_costly_work_goes_round_by_key():
+    order = []
+
+    async def go():
+        slots = FairSlots(1)
+
+        async def work(key, number):
+            async with slots.hold(key):
+                order.append((key, number))
+                await asyncio.sleep(0)
+
+        many = [asyncio.create_task(work("a", n)) for n in range(4)]
+        await asyncio.sleep(0)
+        other = asyncio.create_task(work("b", 0))
+        await asyncio.gather(*many, other)
+
+    asyncio.run(go())
+    assert order.index(("b", 0)) <= 2
+    assert [n for key, n in order if key == "a"] == [0, 1, 2, 3]
+
+
+def test_a_turn_that_nobody_waits_for_any_more_goes_to_the_next():
+    async def go():
+        slots = FairSlots(1)
+        reached = []
+
+        async def work(key):
+            async with slots.hold(key):
+                reached.append(key)
+
+        async with slots.hold("a"):
+            left, stays = asyncio.create_task(work("b")), asyncio.create_task(work("c"))
+            await asyncio.sleep(0)
+            left.cancel()
+        # The turn was given to the one that leaves in this very moment.
+        await asyncio.wait({left, stays})
+        assert reached == ["c"]
+        assert slots._free == 1
+        assert not slots._running
+
+    asyncio.run(go())
+
+
+def test_requests_a_minute_of_one_key_do_not_touch_another():
+    clock = FakeClock()
+    rates = Rates(requests=2, tokens=None, clock=clock)
+    rates.take("a")
+    rates.take("a")
+    with pytest.raises(LimitExceeded, match="2 requests a minute") as refused:
+        rates.take("a")
+    assert refused.value.retry_after_s == pytest.approx(30)
+    rates.take("b")
+    clock.now += 30
+    rates.take("a")
+
+
+def test_tokens_are_charged_when_they_are_known_and_debt_is_waited_off():
+    clock = FakeClock()
+    rates = Rates(requests=None, tokens=60, clock=clock)
+    rates.take("a")
+    rates.charge("a", 100)
+    with pytest.raises(LimitExceeded, match="60 tokens") as refused:
+        rates.take("a")
+    assert refused.value.retry_after_s == pytest.approx(41)
+    clock.now += 41
+    rates.take("a")
+
+
+def test_what_is_left_stands_in_the_headers_of_each_protocol():
+    clock = FakeClock()
+    rates = Rates(requests=2, tokens=None, clock=clock)
+    rates.take("a")
+    assert rates.headers("a", "chat") == {
+        "x-ratelimit-limit-requests": "2",
+        "x-ratelimit-remaining-requests": "1",
+        "x-ratelimit-reset-requests": "30.000s",
+    }
+    assert rates.headers("a", "messages") == {
+        "anthropic-ratelimit-requests-limit": "2",
+        "anthropic-ratelimit-requests-remaining": "1",
+    }
 
 
 def test_a_key_over_its_share_gets_429_while_others_still_enter():

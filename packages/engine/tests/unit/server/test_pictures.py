@@ -78,7 +78,9 @@ def send(make_app):
         async def once() -> tuple[httpx.Response, FakeEngine]:
             app, engine, _ = make_app(script, **settings)
             transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
-            async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            async with httpx.AsyncClient(
+                transport=transport, base_url="http://localhost"
+            ) as client:
                 answer = await client.post(path, json=body)
             assert app.state.services.pixels.held == 0
             return answer, engine
@@ -189,11 +191,15 @@ def test_pixels_of_requests_in_flight_are_bounded(send) -> None:
     )
     assert (answer.status_code, asked) == (413, [])
     budget = ByteBudget(10, "things")
-    with budget.hold(6), pytest.raises(EngineUnavailable, match="6 of 10"), budget.hold(5):
+    with (
+        budget.holding(None, 6),
+        pytest.raises(EngineUnavailable, match="6 of 10"),
+        budget.holding(None, 5),
+    ):
         pass
-    with pytest.raises(BodyTooLarge), budget.hold(11):
+    with pytest.raises(BodyTooLarge), budget.holding(None, 11):
         pass
-    with budget.hold(10):
+    with budget.holding(None, 10):
         assert budget.held == 10
     assert budget.held == 0
 

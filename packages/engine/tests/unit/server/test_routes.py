@@ -209,7 +209,7 @@ def test_ready_means_a_request_could_be_served(make_app, workers, status):
             WorkerStatus(f"w{i}", role, ready) for i, (role, ready) in enumerate(workers)
         ]
         async with httpx.AsyncClient(
-            transport=httpx.ASGITransport(app), base_url="http://t"
+            transport=httpx.ASGITransport(app), base_url="http://localhost"
         ) as client:
             replies = [(await client.get(p)) for p in ("/health", "/health/ready", "/health/live")]
             app.state.services.gate.draining = True
@@ -251,7 +251,7 @@ def test_wrong_tokenizer_bodies_are_400(request_json, path, body):
 def test_a_long_text_is_tokenised_beside_the_event_loop(request_json, codec, monkeypatch):
     threads = []
 
-    def tokenize(self, text):
+    def tokenize(self, text, *, tokenising):
         threads.append(threading.current_thread())
         return [1]
 
@@ -275,7 +275,7 @@ def test_count_tokens_equals_the_prompt_that_would_be_sent(make_app, say):
     async def go():
         app, engine, _ = make_app(say("ok"))
         async with httpx.AsyncClient(
-            transport=httpx.ASGITransport(app), base_url="http://t"
+            transport=httpx.ASGITransport(app), base_url="http://localhost"
         ) as client:
             count = await client.post("/v1/messages/count_tokens", json=MESSAGES)
             await client.post("/v1/messages", json=MESSAGES)
@@ -285,7 +285,7 @@ def test_count_tokens_equals_the_prompt_that_would_be_sent(make_app, say):
     assert count == {"input_tokens": sent}
 
 
-def test_flush_is_for_this_machine_or_the_admin_key(make_app, tmp_path):
+def test_flush_wants_the_admin_key_from_wherever_it_is_asked(make_app, tmp_path):
     import asyncio
 
     import httpx
@@ -296,15 +296,34 @@ def test_flush_is_for_this_machine_or_the_admin_key(make_app, tmp_path):
     async def go(settings, peer, headers=None):
         app, engine, _ = make_app(Script(), **settings)
         transport = httpx.ASGITransport(app, client=(peer, 1))
-        async with httpx.AsyncClient(transport=transport, base_url="http://t") as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             reply = await client.post("/admin/flush", headers=headers)
         return reply.status_code, engine.flushed
 
-    assert asyncio.run(go({}, "127.0.0.1")) == (200, 1)
-    assert asyncio.run(go({}, "10.1.2.3")) == (403, 0)
-    guarded = {"admin_key_file": key}
-    assert asyncio.run(go(guarded, "127.0.0.1")) == (403, 0)
-    assert asyncio.run(go(guarded, "10.1.2.3", {"authorization": "Bearer root"})) == (200, 1)
+    guarded, with_key = {"admin_key_file": key}, {"authorization": "Bearer root"}
+    for peer in ("127.0.0.1", "10.1.2.3"):
+        assert asyncio.run(go({}, peer)) == (403, 0)
+        assert asyncio.run(go({}, peer, with_key)) == (403, 0)
+        assert asyncio.run(go(guarded, peer)) == (403, 0)
+        assert asyncio.run(go(guarded, peer, with_key)) == (200, 1)
+
+
+def test_beyond_this_machine_metrics_and_details_of_health_want_a_key(request_json, tmp_path):
+    keys, admin = tmp_path / "keys", tmp_path / "admin"
+    keys.write_text("a:some key\n")
+    admin.write_text("root\n")
+    settings = {"host": "0.0.0.0", "api_key_file": keys, "admin_key_file": admin}
+
+    def get(path, key=None, **settings):
+        headers = {"authorization": f"Bearer {key}"} if key else {}
+        return request_json(Script(), "GET", path, settings=settings, headers=headers)
+
+    assert get("/metrics", **settings).status_code == 401
+    assert get("/health", **settings).json() == {"status": "ready"}
+    for key in ("some key", "root"):
+        assert get("/metrics", key, **settings).status_code == 200
+        assert get("/health", key, **settings).json()["workers"]
+    assert get("/metrics", api_key_file=keys).status_code == 200
 
 
 def test_metrics_tell_requests_tokens_errors_and_workers(make_app, say):
@@ -315,7 +334,7 @@ def test_metrics_tell_requests_tokens_errors_and_workers(make_app, say):
     async def go():
         app, _, _ = make_app(say("hello", cached=5))
         async with httpx.AsyncClient(
-            transport=httpx.ASGITransport(app), base_url="http://t"
+            transport=httpx.ASGITransport(app), base_url="http://localhost"
         ) as client:
             await client.post("/v1/chat/completions", json=CHAT)
             await client.post("/v1/messages", content=b"{")

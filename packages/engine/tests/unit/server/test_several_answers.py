@@ -63,7 +63,7 @@ def test_a_failure_of_one_answer_ends_them_all(make_app, codec):
     app, engine, _ = make_app(speak)
 
     async def go():
-        async with AsyncClient(transport=ASGITransport(app), base_url="http://t") as client:
+        async with AsyncClient(transport=ASGITransport(app), base_url="http://localhost") as client:
             return await client.post(CHAT, json=chat(codec, n=3, seed=5))
 
     reply = asyncio.run(go())

@@ -202,7 +202,9 @@ def test_results_that_leave_no_room_pause_the_answer(home: Path, prompts: Prompt
             prompt = codec.prepare("messages", json.dumps(body).encode(), 32768).token_ids
             engine.info = type(engine.info)(len(prompt) + 250, 512, 2, "h")
             transport = httpx.ASGITransport(app=create_app(engine, codec, Settings()))
-            async with httpx.AsyncClient(transport=transport, base_url="http://t") as client:
+            async with httpx.AsyncClient(
+                transport=transport, base_url="http://localhost"
+            ) as client:
                 return (await client.post("/v1/messages", json=body, timeout=60)).json()
 
     message = asyncio.run(main())
