@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from deepinfer_eplb.bench.loads import generate
+from deepinfer_eplb.errors import LoadError
 from deepinfer_eplb.evaluation import evaluate
 from deepinfer_eplb.placement import initial_placement, moved_share
 from deepinfer_eplb.planning.planner import Plan, plan
@@ -41,8 +43,9 @@ class Row:
     """One policy on one trace.
 
     B, floor: on the counts of unseen steps; sys: B - 1 on their expectations (perfect is 0);
-    ratio: sys relative to the per-step policy's; moved: share of slots filled from another rank;
-    swaps: moves of the search in all layers; cpu_s: median CPU seconds.
+    ratio: sys relative to the per-step policy's (of excesses where no expectations are
+    known); moved: share of slots filled from another rank; swaps: moves of the search in all
+    layers; cpu_s: median CPU seconds.
     """
 
     kind: str
@@ -64,7 +67,8 @@ class Row:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """For JSON, which has no NaN: figures that do not exist are None."""
+        return {k: None if v != v else v for k, v in asdict(self).items()}
 
 
 def timed(make: Callable[[], Any], repeats: int) -> tuple[Any, float]:
@@ -80,10 +84,25 @@ def timed(make: Callable[[], Any], repeats: int) -> tuple[Any, float]:
 
 def compare(kind: str, seed: int, case: Case, repeats: int = 1) -> list[Row]:
     """Place by the first 100 steps, plan on the next 100, judge on the 100 after those."""
-    G, S = case.ranks, case.slots
     trace = generate(kind, seed, steps=3 * STEPS, layers=case.layers, experts=case.experts)
     past, window = trace.counts[:STEPS], trace.counts[STEPS : 2 * STEPS]
     unseen, truth = trace.counts[2 * STEPS :], trace.expected[2 * STEPS :]
+    return _rows(kind, seed, case, past, window, unseen, truth, repeats)
+
+
+def compare_recorded(name: str, loads: Any, case: Case, repeats: int = 1) -> list[Row]:
+    """The same on recorded loads [steps, layers, experts], a third of the steps each."""
+    third = loads.shape[0] // 3
+    if third < 1:
+        raise LoadError(f"bench wants at least 3 recorded steps, got {loads.shape[0]}")
+    past, window, unseen = loads[:third], loads[third : 2 * third], loads[2 * third :]
+    return _rows(name[:8], 0, case, past, window, unseen, None, repeats)
+
+
+def _rows(
+    kind: str, seed: int, case: Case, past: Any, window: Any, unseen: Any, truth: Any, repeats: int
+) -> list[Row]:
+    G, S = case.ranks, case.slots
     old = plan(past, G, S).phy2log
     ours: dict[str, Callable[[], Plan]] = {
         "plan, from old": lambda: plan(window, G, S, old),
@@ -99,10 +118,18 @@ def compare(kind: str, seed: int, case: Case, repeats: int = 1) -> list[Row]:
     for name, make in ours.items():
         made, seconds = timed(make, repeats)
         results[name] = (made.phy2log, seconds, made.swaps + made.replica_moves)
-    base = evaluate(truth, results["per-step"][0], G).B - 1.0
+
+    def judged(placement: Any) -> tuple[Any, float, float]:
+        seen = evaluate(unseen, placement, G)
+        if truth is None:
+            return seen, math.nan, seen.excess
+        expected = evaluate(truth, placement, G).B - 1.0
+        return seen, expected, expected
+
+    base = judged(results["per-step"][0])[2]
     rows: list[Row] = []
     for name, (placement, seconds, swaps) in results.items():
-        seen, expected = evaluate(unseen, placement, G), evaluate(truth, placement, G).B - 1.0
+        seen, expected, compared = judged(placement)
         rows.append(
             Row(
                 kind=kind,
@@ -111,7 +138,7 @@ def compare(kind: str, seed: int, case: Case, repeats: int = 1) -> list[Row]:
                 B=seen.B,
                 floor=seen.floor,
                 sys=expected,
-                ratio=expected / base,
+                ratio=compared / base if base > 0 else math.nan,
                 moved=moved_share(old, placement, G),
                 swaps=swaps,
                 cpu_s=seconds,
