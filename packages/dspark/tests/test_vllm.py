@@ -1,6 +1,7 @@
 """The vLLM proposer, driven as vLLM's documentation of its custom proposer says vLLM drives it.
 
-Interface: vllm.v1.spec_decode.custom_class_proposer, vLLM 0.22. Not run inside vLLM.
+Interface: vllm.v1.spec_decode.custom_class_proposer, vLLM 0.32; `test_vllm_engine.py` runs the
+real one.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ def config(drafts: int = 4, length: int = LENGTH) -> SimpleNamespace:
     return SimpleNamespace(
         speculative_config=SimpleNamespace(
             num_speculative_tokens=drafts,
-            custom_proposer_backend="deepinfer_dspark.vllm.NGramProposer",
+            method="custom_class",
+            model="deepinfer_dspark.vllm.NGramProposer",
         ),
         model_config=SimpleNamespace(max_model_len=length),
     )
@@ -119,8 +121,9 @@ def test_signatures_are_the_documented_ones() -> None:
         "self", "sampled_token_ids", "num_tokens_no_spec", "token_ids_cpu", "slot_mappings",
     ]  # fmt: skip
     assert list(inspect.signature(NGramProposer.__init__).parameters) == ["self", "vllm_config"]
-    module, name = config().speculative_config.custom_proposer_backend.rsplit(".", 1)
+    module, name = config().speculative_config.model.rsplit(".", 1)
     made = getattr(importlib.import_module(module), name)(config())
+    made.load_model(object())  # vLLM hands every proposer its target
     assert made.num_speculative_tokens == 4
 
 

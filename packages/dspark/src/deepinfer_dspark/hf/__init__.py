@@ -1,5 +1,7 @@
-"""transformers models as target and as draft model (needs the `hf` extra)."""
+"""transformers models as target and as draft model, and their `generate` with drafts."""
 
-from deepinfer_dspark.hf.models import HFCausal, HFState, HFTarget
+from deepinfer_dspark.hf.models import HFCausal, HFState, HFTarget  # names the extra if missing
 
-__all__ = ["HFCausal", "HFState", "HFTarget"]
+from deepinfer_dspark.hf.generate import Speculation, generate  # isort: skip
+
+__all__ = ["HFCausal", "HFState", "HFTarget", "Speculation", "generate"]

@@ -114,13 +114,14 @@ class Masks:
                 f"this adapter was written for and tested on the CPU: got a model on {model.device}"
             )
         self._kinds, self._window, self._dtype = kinds, int(window or 0), model.dtype
+        self.windowed = "sliding_attention" in kinds
 
     def of(self, at: Tensor, top: int) -> Any:
         """Additive [R, 1, width, top], or one for each kind of layer. at: positions [R, width]."""
         column = torch.arange(top)
         seen = column <= at[:, :, None]
         masks = {"full_attention": seen}
-        if "sliding_attention" in self._kinds:
+        if self.windowed:
             masks["sliding_attention"] = seen & (column > at[:, :, None] - self._window)
         lowest = torch.finfo(self._dtype).min
         made = {
