@@ -10,7 +10,16 @@ from torch import Tensor
 from deepinfer_kernels.errors import ShapeError
 from deepinfer_kernels.formats.records import record_bytes
 
-__all__ = ["FLOATING", "check_angles", "check_pages", "floating", "integer", "require", "shape"]
+__all__ = [
+    "FLOATING",
+    "check_angles",
+    "check_head_pages",
+    "check_pages",
+    "floating",
+    "integer",
+    "require",
+    "shape",
+]
 
 FLOATING = frozenset({torch.float32, torch.bfloat16, torch.float64})
 
@@ -68,3 +77,14 @@ def check_angles(op: str, cos: Tensor, sin: Tensor, n: int, dim: int) -> None:
     shape(op, "cos", cos, (n, None))
     shape(op, "sin", sin, cos.shape)
     require(2 * cos.shape[1] <= dim, op, f"cos has at most {dim // 2} columns, got {cos.shape[1]}")
+
+
+def check_head_pages(op: str, keys: Tensor, values: Tensor, dim: int, dtype: torch.dtype) -> None:
+    """keys and values are [P, B, kv_heads, dim] of that dtype, the channels of a head adjacent."""
+    for name, pages in (("keys", keys), ("values", values)):
+        shape(op, name, pages, (None, None, None, dim))
+        require(pages.dtype is dtype, op, f"{name} is {dtype} like the rows, got {pages.dtype}")
+        adjacent = pages.stride(3) == 1 or dim <= 1
+        require(adjacent, op, f"channels of {name} are adjacent in memory")
+    shape(op, "values", values, keys.shape)
+    require(keys.shape[2] >= 1, op, "there is at least one key head")

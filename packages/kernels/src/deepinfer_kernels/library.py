@@ -27,7 +27,9 @@ def _chosen(name: str, device_type: str) -> Kernel:
     choose = default_registry.choose
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        return choose(name, device_type).impl.fn(*args, **kwargs)
+        # A subclass that torch brought here is wrapped again on the way out.
+        plain = [a.as_subclass(Tensor) if isinstance(a, Tensor) else a for a in args]
+        return choose(name, device_type).impl.fn(*plain, **kwargs)
 
     return call
 

@@ -87,6 +87,7 @@ class OpSpec:
     cost:      (bytes moved at least, floating point operations) of one call, from its arguments
     cases:     draws the arguments of one fuzz case: (generator, dtype) -> arguments
     shapes:    arguments of the shapes that matter in serving, by label, for the bench
+    writes:    positions of the arguments that are written in place
     twin:      whether the float64 form of the same arguments is a meaningful oracle
     """
 
@@ -100,6 +101,7 @@ class OpSpec:
     cases: Callable[[torch.Generator, torch.dtype], tuple[Any, ...]]
     shapes: Callable[[torch.dtype], Mapping[str, tuple[Any, ...]]]
     twin: bool = True
+    writes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +114,8 @@ class Impl:
     requires: Requirement
     maturity: Maturity = "stable"
     evidence: str | None = None
+    differentiable: bool = False
+    """Autograd knows its derivative; calls that need one go to the reference otherwise."""
     unavailable: Callable[[], str | None] = lambda: None
     """Why this machine cannot run it (a missing compiler, say), or None."""
 
@@ -162,7 +166,9 @@ class Registry:
         self._specs[spec.name] = spec
         everywhere = frozenset({"cpu", "cuda", "npu", "meta"})
         self._impls[spec.name] = {
-            "reference": Impl(spec.name, "reference", spec.reference, Requirement(everywhere))
+            "reference": Impl(
+                spec.name, "reference", spec.reference, Requirement(everywhere), differentiable=True
+            )
         }
 
     def add_impl(self, impl: Impl) -> None:

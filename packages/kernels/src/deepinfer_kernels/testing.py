@@ -103,22 +103,37 @@ def check_impl(
 ) -> Mismatch:
     """Compare ``fn`` on a device with the reference on the CPU, on one seeded case.
 
-    Returns the worst of the outputs; buffers of arguments must be equal bit for bit.
+    Returns the worst of the outputs. Buffers of arguments must be equal bit for bit, but for
+    numbers that the operator itself writes into one: they are compared like outputs.
     """
     args = spec.cases(seeded(seed), dtype)
     wanted = run_case(spec.reference, args)
     got = run_case(fn, args, device)
     if len(got) != len(wanted):
         raise NumericsError(f"{spec.name}: wanted {len(wanted)} results, got {len(got)}")
-    outputs = len(wanted) - sum(isinstance(arg, Tensor) for arg in args)
+    tensors = [i for i, arg in enumerate(args) if isinstance(arg, Tensor)]
+    outputs = len(wanted) - len(tensors)
     found: list[Mismatch] = []
     for i, (g, w) in enumerate(zip(got, wanted, strict=True)):
         place = f"{spec.name}[{i}] seed {seed} {dtype}"
         if i < outputs:
             found.append(compare(g, w, spec.tolerance, dtype, place))
+            continue
+        place += ": buffer of a tensor argument"
+        position = tensors[i - outputs]
+        if position in spec.writes and w.is_floating_point():
+            # What the operator wrote is as near as an output; every other value is as it was.
+            before = run_case(lambda *_: None, (args[position],))[0]
+            kept = _bits(w) == _bits(before)
+            found.append(_same_bits(g[kept], w[kept], place))
+            found.append(compare(g[~kept], w[~kept], spec.tolerance, dtype, place))
         else:
-            found.append(_same_bits(g, w, f"{place}: buffer of a tensor argument"))
+            found.append(_same_bits(g, w, place))
     return _worst(found)
+
+
+def _bits(x: Tensor) -> Tensor:
+    return x.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[x.itemsize])
 
 
 def check_twin(spec: OpSpec, seed: int, dtype: torch.dtype) -> Mismatch:

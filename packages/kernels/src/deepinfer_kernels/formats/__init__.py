@@ -1,4 +1,4 @@
-"""Cache record formats: sizes, codes, pack, unpack and fake quantisation."""
+"""Cache records (sizes, pack, unpack, fake quantisation) and weights as GGUF stores them."""
 
 from __future__ import annotations
 
@@ -12,16 +12,28 @@ from deepinfer_kernels.formats.records import (
     record_format,
     section_bytes,
 )
+from deepinfer_kernels.formats.stored import (
+    STORED,
+    STORED_BLOCK,
+    store_weight,
+    stored_row_bytes,
+    widen_weight,
+)
 
 __all__ = [
     "RECORDS",
+    "STORED",
+    "STORED_BLOCK",
     "RecordFormat",
     "fake_quant",
     "pack",
     "record_bytes",
     "record_format",
     "section_bytes",
+    "store_weight",
+    "stored_row_bytes",
     "unpack",
+    "widen_weight",
 ]
 
 

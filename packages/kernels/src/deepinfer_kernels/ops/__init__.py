@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from importlib import import_module
 
+from deepinfer_kernels.ops.add_rms_norm.spec import add_rms_norm
 from deepinfer_kernels.ops.candidate_blocks.spec import candidate_blocks
 from deepinfer_kernels.ops.candidate_mask.spec import candidate_mask
 from deepinfer_kernels.ops.compress_pool.spec import compress_pool
 from deepinfer_kernels.ops.engram_gate.spec import engram_gate
 from deepinfer_kernels.ops.engram_hash.spec import engram_hash
 from deepinfer_kernels.ops.fake_quant.spec import fake_quant
+from deepinfer_kernels.ops.gqa_attention.spec import gqa_attention
 from deepinfer_kernels.ops.index_logits.spec import index_logits
 from deepinfer_kernels.ops.kv_load.spec import kv_load
 from deepinfer_kernels.ops.kv_store.spec import kv_store
@@ -29,18 +31,24 @@ from deepinfer_kernels.ops.moe_experts.spec import moe_experts
 from deepinfer_kernels.ops.moe_gate.spec import moe_gate
 from deepinfer_kernels.ops.moe_layer.spec import moe_layer
 from deepinfer_kernels.ops.norm_rope_quant.spec import norm_rope_quant
+from deepinfer_kernels.ops.qkv_rope_store.spec import qkv_rope_store
+from deepinfer_kernels.ops.quant_linear.spec import quant_linear
 from deepinfer_kernels.ops.rms_norm.spec import rms_norm
 from deepinfer_kernels.ops.rope.spec import rope
+from deepinfer_kernels.ops.rope_half.spec import rope_half
+from deepinfer_kernels.ops.silu_mul.spec import silu_mul
 from deepinfer_kernels.ops.swiglu.spec import swiglu
 from deepinfer_kernels.ops.topk_select.spec import topk_select
 
 __all__ = [
+    "add_rms_norm",
     "candidate_blocks",
     "candidate_mask",
     "compress_pool",
     "engram_gate",
     "engram_hash",
     "fake_quant",
+    "gqa_attention",
     "index_logits",
     "kv_load",
     "kv_store",
@@ -56,8 +64,12 @@ __all__ = [
     "moe_gate",
     "moe_layer",
     "norm_rope_quant",
+    "qkv_rope_store",
+    "quant_linear",
     "rms_norm",
     "rope",
+    "rope_half",
+    "silu_mul",
     "swiglu",
     "topk_select",
 ]

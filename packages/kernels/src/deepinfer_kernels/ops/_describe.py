@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from inspect import signature
 from typing import Any
 
 import torch
@@ -55,4 +56,5 @@ def describe(
         cases=cases,
         shapes=shapes,
         twin=twin,
+        writes=tuple(list(signature(function).parameters).index(name) for name in mutates),
     )

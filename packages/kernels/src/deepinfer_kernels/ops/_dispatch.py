@@ -26,6 +26,7 @@ def dispatch(op: str, *args: Any) -> Any:
     if torch.compiler.is_compiling():
         return getattr(torch.ops.deepinfer, op)(*args)
     device: torch.device | None = None
+    needs_gradient = False
     wrapped = dispatch_modes() > 0 or is_traced()
     for arg in args:
         if isinstance(arg, Tensor):
@@ -38,8 +39,12 @@ def dispatch(op: str, *args: Any) -> Any:
             if arg.layout is not torch.strided:
                 raise ShapeError(f"{op}: every tensor is dense, got {arg.layout}")
             wrapped = wrapped or type(arg) not in _PLAIN
+            needs_gradient = needs_gradient or arg.requires_grad
     if in_transform():
         return default_registry.spec(op).reference(*args)
     if wrapped or (device is not None and device.type == "meta"):
         return getattr(torch.ops.deepinfer, op)(*args)
-    return _choose(op, device or torch.device("cpu")).impl.fn(*args)
+    impl = _choose(op, device or torch.device("cpu")).impl
+    if needs_gradient and torch.is_grad_enabled() and not impl.differentiable:
+        return default_registry.spec(op).reference(*args)
+    return impl.fn(*args)

@@ -161,36 +161,6 @@ struct Attention {
   }
 };
 
-template <class T>
-int mla_sparse(const T* q, const T* kv, const int64_t* idx, const acc_t<T>* sink, double scale,
-               int64_t n, int heads, int64_t dim, int64_t rows, int64_t keys, T* out,
-               acc_t<T>* lse) {
-  using A = acc_t<T>;
-  for (int64_t i = 0; i < n * keys; ++i)
-    if (idx[i] >= rows) return kIndexOutOfRange;
-  const A* wide;
-  if constexpr (std::is_same_v<T, A>) {
-    wide = kv;
-  } else {  // once a key, not once a row that lists it
-    A* copy = scratch<A>(rows * dim, 3);
-    widen(kv, copy, rows * dim);
-    wide = copy;
-  }
-  const Attention<T> attention(sink, scale, heads, dim, keys);
-  parallel_rows(n, attention.operations(), [=, &attention](int64_t row, int64_t last) {
-    std::vector<const A*> listed;
-    listed.reserve(keys);
-    for (; row < last; ++row) {
-      listed.clear();
-      for (const int64_t* at = idx + row * keys; at < idx + (row + 1) * keys; ++at)
-        if (*at >= 0) listed.push_back(wide + *at * dim);
-      attention.attend_row(q + row * heads * dim, listed, out + row * heads * dim,
-                           lse + row * heads);
-    }
-  });
-  return kOk;
-}
-
 // Distinct slots of one cache, each decoded once however many rows list it: the query rows of one
 // request share almost their whole window.
 template <class T>
@@ -223,6 +193,14 @@ class DecodedSlots {
     dim_ = dim;
     kv_load<T>(cache, distinct_.data(), distinct(), dim, pages, stride, entries, record, rows);
   }
+  void widen_rows(const T* kv, int64_t dim, A* rows) {
+    rows_ = rows;
+    dim_ = dim;
+    for (int64_t slot : distinct_) {
+      widen(kv + slot * dim, rows, dim);
+      rows += dim;
+    }
+  }
   int64_t distinct() const { return distinct_.size(); }
   void list(const int64_t* idx, int64_t count, std::vector<const A*>* listed) const {
     for (int64_t i = 0; i < count; ++i)
@@ -235,6 +213,49 @@ class DecodedSlots {
   const A* rows_ = nullptr;
   int64_t dim_ = 0;
 };
+
+template <class T>
+int mla_sparse(const T* q, const T* kv, const int64_t* idx, const acc_t<T>* sink, double scale,
+               int64_t n, int heads, int64_t dim, int64_t rows, int64_t keys, T* out,
+               acc_t<T>* lse) {
+  using A = acc_t<T>;
+  for (int64_t i = 0; i < n * keys; ++i)
+    if (idx[i] >= rows) return kIndexOutOfRange;
+  const Attention<T> attention(sink, scale, heads, dim, keys);
+  static thread_local std::vector<int64_t> table;
+  DecodedSlots<T> decoded(table);
+  const A* wide = nullptr;
+  bool few = false;
+  if constexpr (std::is_same_v<T, A>) {
+    wide = kv;
+  } else {  // widened once a key, not once a row that lists it, and only what is listed
+    few = n * keys < rows;
+    if (few) {
+      decoded.collect(idx, n * keys, rows);
+      decoded.widen_rows(kv, dim, scratch<A>(decoded.distinct() * dim, 3));
+    } else {
+      A* copy = scratch<A>(rows * dim, 3);
+      widen(kv, copy, rows * dim);
+      wide = copy;
+    }
+  }
+  parallel_rows(n, attention.operations(), [=, &attention, &decoded](int64_t row, int64_t last) {
+    std::vector<const A*> listed;
+    listed.reserve(keys);
+    for (; row < last; ++row) {
+      listed.clear();
+      const int64_t* own = idx + row * keys;
+      if (few)
+        decoded.list(own, keys, &listed);
+      else
+        for (const int64_t* at = own; at < own + keys; ++at)
+          if (*at >= 0) listed.push_back(wide + *at * dim);
+      attention.attend_row(q + row * heads * dim, listed, out + row * heads * dim,
+                           lse + row * heads);
+    }
+  });
+  return kOk;
+}
 
 struct CacheSource {
   const uint8_t* cache;

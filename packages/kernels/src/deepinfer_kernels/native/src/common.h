@@ -169,6 +169,23 @@ DI_INLINE A sigmoid(A x) {
   return A(1) / (A(1) + std::exp(-x));
 }
 
+// a * b + c rounded once where the machine does so: a loop's last elements are then rounded like
+// those of its vectors, whatever the compiler makes of the loop.
+DI_INLINE float mul_add(float a, float b, float c) {
+#ifdef __FMA__
+  return __builtin_fmaf(a, b, c);
+#else
+  return a * b + c;
+#endif
+}
+DI_INLINE double mul_add(double a, double b, double c) {
+#ifdef __FMA__
+  return __builtin_fma(a, b, c);
+#else
+  return a * b + c;
+#endif
+}
+
 template <class A>
 inline A* scratch(int64_t count, int which = 0) {
   static thread_local std::vector<A> buffers[4];
@@ -230,7 +247,8 @@ DI_INLINE void product_tile(const T* w, int64_t ldw, const A* x, int64_t ldx, in
     else
       totals[0] = sum_lanes<A>(sums[n][0]);
     for (int m = 0; m < M; ++m) {
-      for (int64_t j = i; j < k; ++j) totals[m] += load(w[m * ldw + j]) * x[n * ldx + j];
+      for (int64_t j = i; j < k; ++j)
+        totals[m] = mul_add(A(load(w[m * ldw + j])), x[n * ldx + j], totals[m]);
       c[n * ldc + m] = totals[m];
     }
   }

@@ -13,6 +13,12 @@ struct Router {
   double scaling;
 };
 
+// NaN before everything, as in a descending sort of torch: a broken row stays visible.
+template <class A>
+DI_INLINE bool ranks_before(A a, A b) {
+  return a > b || (a != a && b == b);
+}
+
 // rows [n, width]; idx, w [n, topk].
 template <class A>
 void route(const A* rows, const Router<A>& r, const A* bias, int64_t n, int64_t* idx, A* w) {
@@ -32,7 +38,7 @@ void route(const A* rows, const Router<A>& r, const A* bias, int64_t n, int64_t*
       for (int64_t e = 0; e < r.experts; ++e) {
         bool taken = false;
         for (int64_t before = 0; before < k; ++before) taken |= idx[before] == e;
-        if (!taken && (best < 0 || ranks[e] > ranks[best])) best = e;
+        if (!taken && (best < 0 || ranks_before(ranks[e], ranks[best]))) best = e;
       }
       idx[k] = best;
       total += w[k] = scores[best];

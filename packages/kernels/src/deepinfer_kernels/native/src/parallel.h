@@ -32,18 +32,18 @@ inline int wanted_threads() {
 
 class Pool {
  public:
-  // Calls run(context, slice) for every slice, each once. Not reentrant: a slice that comes back
-  // here is run by its own thread. The first exception of a slice is thrown again here.
-  void run(int slices, void (*body)(void*, int), void* context) {
+  // Calls body(context, slice) for every slice, each once, on at most `threads` threads. A slice that
+  // comes back here is run by its own thread. The first exception of a slice is thrown again here.
+  void run(int64_t slices, int threads, void (*body)(void*, int64_t), void* context) {
     std::unique_lock<std::mutex> busy(caller_, std::defer_lock);
     if (inside_ || !busy.try_lock()) {  // nested, or another thread of the program is in
-      for (int i = 0; i < slices; ++i) body(context, i);
+      for (int64_t i = 0; i < slices; ++i) body(context, i);
       return;
     }
-    Job job{body, context, slices};
+    Job job{body, context, slices, threads - 1};
     {
       std::lock_guard<std::mutex> lock(mutex_);
-      while (workers_ < slices - 1) start_worker();
+      while (workers_ < threads - 1) start_worker();
       job_ = &job;
       ++round_;
     }
@@ -70,10 +70,11 @@ class Pool {
 
  private:
   struct Job {
-    void (*body)(void*, int);
+    void (*body)(void*, int64_t);
     void* context;
-    int slices;
-    std::atomic<int> next{0};
+    int64_t slices;
+    int places;  // for workers that have not joined yet; guarded by mutex_
+    std::atomic<int64_t> next{0};
     int members = 0;  // workers inside; guarded by mutex_
     std::exception_ptr error = nullptr;
     std::atomic<bool> failed{false};
@@ -81,7 +82,7 @@ class Pool {
 
   static void work(Job& job) {
     inside_ = true;
-    for (int i; (i = job.next.fetch_add(1)) < job.slices;) {
+    for (int64_t i; (i = job.next.fetch_add(1)) < job.slices;) {
       try {
         job.body(job.context, i);
       } catch (...) {
@@ -106,7 +107,8 @@ class Pool {
       wake_.wait(lock, [&] { return job_ && round_ != seen; });
       seen = round_;
       Job& job = *job_;
-      if (job.next.load() >= job.slices) continue;
+      if (job.places == 0 || job.next.load() >= job.slices) continue;
+      --job.places;
       ++job.members;
       lock.unlock();
       work(job);
@@ -140,12 +142,26 @@ void parallel_rows(int64_t n, int64_t operations_per_row, const Body& body) {
     int64_t n, slices;
   } context{body, n, slices};
   Pool::of_process().run(
-      static_cast<int>(slices),
-      [](void* from, int i) {
+      slices, static_cast<int>(slices),
+      [](void* from, int64_t i) {
         const Context& c = *static_cast<Context*>(from);
         c.body(c.n * i / c.slices, c.n * (i + 1) / c.slices);
       },
       &context);
+}
+
+// Calls body(i) for every i below n, work of unequal size: each thread takes the next when it is free.
+template <class Body>
+void parallel_units(int64_t n, int64_t operations, const Body& body) {
+  const int64_t wanted = std::min(operations / kOperationsPerThread, n);
+  const int threads = wanted < 2 ? 1 : std::min<int64_t>(wanted, wanted_threads());
+  if (threads < 2) {
+    for (int64_t i = 0; i < n; ++i) body(i);
+    return;
+  }
+  Pool::of_process().run(
+      n, threads, [](void* from, int64_t i) { (*static_cast<const Body*>(from))(i); },
+      const_cast<Body*>(&body));
 }
 
 }  // namespace di

@@ -12,6 +12,7 @@ def candidate_blocks(x: Tensor, visible: Tensor, block_size: int, topk_blocks: i
     plain(x, visible)
     x, visible = dense(x), dense(visible)
     rows, columns = x.shape
+    block_size = min(block_size, max(columns, 1))  # sums of both must fit
     out = x.new_empty((rows, -(-columns // block_size)), dtype=torch.bool)
     LIBRARY.di_candidate_blocks(
         CODE[x.dtype],

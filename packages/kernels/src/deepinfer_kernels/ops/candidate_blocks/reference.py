@@ -8,12 +8,14 @@ from torch import Tensor
 
 def candidate_blocks(x: Tensor, visible: Tensor, block_size: int, topk_blocks: int) -> Tensor:
     rows, entries = x.shape
+    block_size = min(block_size, max(entries, 1))
     blocks = -(-entries // block_size)
     if blocks == 0:
         return torch.zeros((rows, 0), dtype=torch.bool, device=x.device)
     visible = visible.clamp(0, entries).unsqueeze(-1)
     hidden = torch.arange(entries, device=x.device) >= visible
     limits = torch.finfo(x.dtype)
+    x = torch.where(x.isnan(), -torch.inf, x)  # counts for nothing, as in topk_select
     # Clamped to finite, so that +inf is the newest block's alone and -inf means "nothing visible".
     scores = x.clamp(limits.min, limits.max).masked_fill(hidden, -torch.inf)
     scores = torch.nn.functional.pad(scores, (0, blocks * block_size - entries), value=-torch.inf)

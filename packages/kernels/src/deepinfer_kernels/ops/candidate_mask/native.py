@@ -15,6 +15,7 @@ def candidate_mask(x: Tensor, blocks: Tensor, block_size: int) -> Tensor:
     if torch_form(x.dtype, (x,), blocks):
         return reference_candidate_mask(x, blocks, block_size)
     x, blocks = dense(x), dense(blocks)
+    block_size = min(block_size, max(x.shape[1], 1))  # sums of both must fit
     out = torch.empty_like(x)
     LIBRARY.di_candidate_mask(
         CODE[x.dtype],

@@ -13,7 +13,7 @@ def index_logits(q: Tensor, k: Tensor, w: Tensor, visible: Tensor) -> Tensor:
     sequences, queries, heads, dim = q.shape
     entries = k.shape[1]
     acc = acc_dtype(q.dtype)
-    out = torch.empty((sequences, queries, entries), dtype=acc)
+    out = torch.empty((sequences, queries, entries), dtype=acc, device=q.device)
     if out.numel() == 0:
         return out
     keys = k.to(acc).transpose(1, 2)
@@ -25,5 +25,5 @@ def index_logits(q: Tensor, k: Tensor, w: Tensor, visible: Tensor) -> Tensor:
         scores = scores.view(-1, heads, entries)
         weights = w[:, rows].to(acc).reshape(-1, 1, heads)
         out[:, rows] = torch.bmm(weights, scores).view(sequences, -1, entries)
-    hidden = torch.arange(entries) >= visible.unsqueeze(-1)
+    hidden = torch.arange(entries, device=q.device) >= visible.unsqueeze(-1)
     return out.masked_fill_(hidden, -torch.inf)

@@ -6,12 +6,12 @@ from torch import Tensor
 
 from deepinfer_kernels.accumulate import acc_dtype
 from deepinfer_kernels.native.call import CODE, LIBRARY, dense, torch_form
-from deepinfer_kernels.ops.index_logits.cpu import index_logits as cpu_index_logits
+from deepinfer_kernels.ops.index_logits.reference import index_logits as reference_index_logits
 
 
 def index_logits(q: Tensor, k: Tensor, w: Tensor, visible: Tensor) -> Tensor:
     if torch_form(q.dtype, (q, k, w), visible):
-        return cpu_index_logits(q, k, w, visible)
+        return reference_index_logits(q, k, w, visible)
     sequences, queries, heads, dim = q.shape
     entries = k.shape[1]
     q, k, w, visible = dense(q), dense(k), dense(w), dense(visible)

@@ -7,12 +7,12 @@ from torch import Tensor
 
 from deepinfer_kernels.accumulate import acc_dtype
 from deepinfer_kernels.native.call import CODE, LIBRARY, as_dtype, dense, torch_form
-from deepinfer_kernels.ops.mhc_post.cpu import mhc_post as cpu_mhc_post
+from deepinfer_kernels.ops.mhc_post.reference import mhc_post as reference_mhc_post
 
 
 def mhc_post(y: Tensor, S: Tensor, post: Tensor, comb: Tensor) -> Tensor:
     if torch_form(S.dtype, (S, y), post, comb):
-        return cpu_mhc_post(y, S, post, comb)
+        return reference_mhc_post(y, S, post, comb)
     n, h, width = S.shape
     acc = acc_dtype(S.dtype)
     y, streams, post, comb = dense(y), dense(S), as_dtype(post, acc), as_dtype(comb, acc)

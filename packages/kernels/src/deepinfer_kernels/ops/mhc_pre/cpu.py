@@ -37,7 +37,9 @@ def mhc_pre(
     inverse_rms = torch.linalg.vecdot(flat, flat).div_(flat.shape[1]).add_(rms_eps).rsqrt_()
     mixes = (flat @ fn.to(acc).T).mul_(inverse_rms.unsqueeze(-1))
     scale, base = scale.to(acc), base.to(acc)
-    spread = scale.repeat_interleave(torch.tensor([h, h, h * h]), output_size=h * (h + 2))
+    spread = scale.repeat_interleave(
+        torch.tensor([h, h, h * h], device=scale.device), output_size=h * (h + 2)
+    )
     mixes.mul_(spread).add_(base)
     pre = torch.sigmoid(mixes[:, :h]).add_(hc_eps)
     post = torch.sigmoid(mixes[:, h : 2 * h]).mul_(2)

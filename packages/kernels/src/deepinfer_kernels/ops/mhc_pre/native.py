@@ -6,7 +6,7 @@ from torch import Tensor
 
 from deepinfer_kernels.accumulate import acc_dtype
 from deepinfer_kernels.native.call import CODE, LIBRARY, as_dtype, dense, torch_form
-from deepinfer_kernels.ops.mhc_pre.cpu import mhc_pre as cpu_mhc_pre
+from deepinfer_kernels.ops.mhc_pre.reference import mhc_pre as reference_mhc_pre
 
 MAX_STREAMS = 8
 """As kMaxStreams in mhc.h."""
@@ -23,7 +23,7 @@ def mhc_pre(
 ) -> tuple[Tensor, Tensor, Tensor]:
     n, h, width = S.shape
     if h > MAX_STREAMS or torch_form(S.dtype, (S,), fn, base, scale):
-        return cpu_mhc_pre(S, fn, base, scale, rms_eps, hc_eps, iters)
+        return reference_mhc_pre(S, fn, base, scale, rms_eps, hc_eps, iters)
     acc = acc_dtype(S.dtype)
     streams, fn, base, scale = (
         dense(S),

@@ -22,7 +22,7 @@ def mla_sparse(
     acc = acc_dtype(q.dtype)
     sink = sink.to(acc)
     if n == 0 or rows == 0 or keys == 0:
-        lse = torch.full((n, heads), torch.inf, dtype=acc)
+        lse = torch.full((n, heads), torch.inf, dtype=acc, device=q.device)
         return torch.zeros_like(q, memory_format=torch.contiguous_format), lse
     # Many queries over few rows: one product with every row beats a gather for each query.
     dense = n >= DENSE_FROM_QUERIES and rows <= DENSE_UP_TO_ROWS_PER_KEY * keys
@@ -36,7 +36,7 @@ def mla_sparse(
     if n <= step:
         return attend(q, wide, idx, sink, scale)
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
-    lse = torch.empty((n, heads), dtype=acc)
+    lse = torch.empty((n, heads), dtype=acc, device=q.device)
     for start in range(0, n, step):
         part = slice(start, start + step)
         out[part], lse[part] = attend(q[part], wide, idx[part], sink, scale)
@@ -51,10 +51,8 @@ def _gathered(
     # A missing entry reads a row this query does attend to, so that stale NaN elsewhere in the
     # cache cannot reach it through 0 * NaN; a query without any key is zeroed at the end.
     read = torch.where(missing, idx.amax(dim=1, keepdim=True).clamp_(min=0), idx)
-    gathered = kv.index_select(0, read.view(-1)).to(sink.dtype).view(n, keys, -1)
-    bias = torch.zeros((n, 1, keys), dtype=sink.dtype).masked_fill_(
-        missing.unsqueeze(1), -torch.inf
-    )
+    gathered = kv.index_select(0, read.reshape(-1)).to(sink.dtype).reshape(n, keys, -1)
+    bias = sink.new_zeros((n, 1, keys)).masked_fill_(missing.unsqueeze(1), -torch.inf)
     logits = torch.baddbmm(bias, q.to(sink.dtype), gathered.transpose(1, 2), alpha=scale)
     weights, denominator, lse = _softmax_with_sink(logits, sink)
     out = torch.bmm(weights, gathered).div_(denominator)
@@ -68,15 +66,15 @@ def _dense(q: Tensor, kv: Tensor, idx: Tensor, sink: Tensor, scale: float) -> tu
     if int(idx.max()) >= rows:
         raise IndexError(f"mla_sparse: idx holds {int(idx.max())}, kv has {rows} rows")
     # How often each row is listed; a row listed twice counts twice, as in the gathered form.
-    times = torch.zeros((n, rows + 1), dtype=sink.dtype)
+    times = sink.new_zeros((n, rows + 1))
     times.scatter_add_(1, torch.where(missing, rows, idx), torch.ones_like(idx, dtype=sink.dtype))
     listed = times[:, :rows]
     # Rows nobody lists may hold stale NaN, which 0 * NaN would spread to every query.
     kv = torch.where((listed.amax(dim=0) > 0).unsqueeze(-1), kv, 0)
-    logits = torch.mm(q.reshape(-1, dim).to(sink.dtype), kv.T).view(n, heads, rows)
+    logits = torch.mm(q.reshape(-1, dim).to(sink.dtype), kv.T).reshape(n, heads, rows)
     logits.mul_(scale).add_(listed.log().unsqueeze(1))
     weights, denominator, lse = _softmax_with_sink(logits, sink)
-    out = torch.mm(weights.view(-1, rows), kv).view(n, heads, dim).div_(denominator)
+    out = torch.mm(weights.reshape(-1, rows), kv).reshape(n, heads, dim).div_(denominator)
     return _without_empty_rows(out.to(q.dtype), lse, missing.all(dim=1))
 
 
@@ -93,6 +91,6 @@ def _softmax_with_sink(logits: Tensor, sink: Tensor) -> tuple[Tensor, Tensor, Te
 
 def _without_empty_rows(out: Tensor, lse: Tensor, empty: Tensor) -> tuple[Tensor, Tensor]:
     return (
-        out.masked_fill_(empty.view(-1, 1, 1), 0),
+        out.masked_fill_(empty.reshape(-1, 1, 1), 0),
         lse.masked_fill_(empty.unsqueeze(-1), torch.inf),
     )

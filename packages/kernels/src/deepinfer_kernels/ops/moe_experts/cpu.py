@@ -46,13 +46,13 @@ def _sorted(
     touched, counts = torch.unique_consecutive(expert[order], return_counts=True)
     capacity = int(counts.max())
     starts = counts.cumsum(0) - counts
-    place = torch.arange(expert.shape[0]) - starts.repeat_interleave(counts)
-    group = torch.arange(touched.shape[0]).repeat_interleave(counts)
+    place = torch.arange(expert.shape[0], device=x.device) - starts.repeat_interleave(counts)
+    group = torch.arange(touched.shape[0], device=x.device).repeat_interleave(counts)
     padded = x.new_zeros((touched.shape[0], capacity, x.shape[1]))
     padded[group, place] = x[order // topk]
     gate = torch.bmm(padded, w1.index_select(0, touched).transpose(1, 2))
     up = torch.bmm(padded, w3.index_select(0, touched).transpose(1, 2))
     down = torch.bmm(reference_swiglu(gate, up, limit), w2.index_select(0, touched).transpose(1, 2))
-    unsorted = torch.empty((expert.shape[0], x.shape[1]), dtype=x.dtype)
+    unsorted = x.new_empty((expert.shape[0], x.shape[1]))
     unsorted[order] = down[group, place]
     return unsorted

@@ -7,12 +7,12 @@ from torch import Tensor
 
 from deepinfer_kernels.accumulate import acc_dtype
 from deepinfer_kernels.native.call import CODE, LIBRARY, as_dtype, dense, torch_form
-from deepinfer_kernels.ops.rope.cpu import rope as cpu_rope
+from deepinfer_kernels.ops.rope.reference import rope as reference_rope
 
 
 def rope(x: Tensor, cos: Tensor, sin: Tensor, inverse: bool = False) -> Tensor:
     if torch_form(x.dtype, (x,), cos, sin):
-        return cpu_rope(x, cos, sin, inverse)
+        return reference_rope(x, cos, sin, inverse)
     acc = acc_dtype(x.dtype)
     x, cos, sin = dense(x), as_dtype(cos, acc), as_dtype(sin, acc)
     out = torch.empty_like(x)

@@ -18,7 +18,7 @@ def topk_select(x: Tensor, k: int) -> Tensor:
     wide = x.float()
     bits = torch.where(wide.isnan(), -torch.inf, wide + 0.0).view(torch.int32)  # -0.0 becomes 0.0
     ordered = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(torch.int64)
-    keys = (ordered << 32) | torch.arange(columns - 1, -1, -1)
+    keys = (ordered << 32) | torch.arange(columns - 1, -1, -1, device=x.device)
     best = torch.topk(keys, taken, dim=-1, sorted=False).values
     column = columns - 1 - (best & 0xFFFFFFFF)
     nothing = (best >> 32) == _ORDERED_MINUS_INF
