@@ -276,7 +276,7 @@ CASES: list[tuple[str, str, list[str]]] = [
     ),
     (
         "tabpanel",
-        "<div role=tabpanel hidden><p>They fly about forty kilometres every day in the summer season.</p></div>",
+        "<div role=tablist><a role=tab>Range</a></div><div role=tabpanel hidden><p>They fly about forty kilometres every day in the summer season.</p></div>",
         ["forty kilometres"],
     ),
     (

@@ -1,283 +1,263 @@
 """Removes what a reader of the page cannot see: a favourite place for injected instructions.
 
-Tabs, accordions and `details` are reachable by a click and are not hidden text.
+One filter on one tree, for every mode. An element goes when its computed style shows nothing of it
+(`visibility`), when an attribute hides it (hidden, aria-hidden, inert, popover, closed dialogs), or
+when its class is one of those that hide text for screen readers. What a click opens is not hidden:
+`details`, and the parts of tabs and accordions that a control of the page names or stands before.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from itertools import islice
+from collections import Counter
 
-from lxml import etree, html  # pyright: ignore[reportAttributeAccessIssue]
+from lxml import html
 
+from deepinfer_search_fetch.extract.stylesheets import Sheets, read_sheets
+from deepinfer_search_fetch.extract.visibility import State, own_style, step, unseen_text
+
+# Never shown, or shown as something else than the text inside.
 _DROP_TAGS = (
-    "script",
-    "style",
-    "template",
-    "noscript",
-    "iframe",
-    "object",
-    "embed",
-    "applet",
-    "canvas",
-    "svg",
-    "datalist",
-    "dialog",
-)
-REACHABLE = re.compile(
-    r"accordion|collaps|tab-?(?:pane|panel|content)|expand|toggle|faq|spoiler|read-?more", re.I
+    "script", "style", "template", "noscript", "iframe", "object", "embed", "applet", "canvas",
+    "svg", "datalist", "dialog", "audio", "video", "noframes", "noembed", "frameset", "progress",
+    "meter", "param", "area", "input",
+)  # fmt: skip
+_COLLAPSIBLE = re.compile(
+    r"accordion|collaps|tab-?(?:pane|panel|content)|expand|toggle|faq|spoiler|read-?more|panel"
+    r"|dropdown|drawer|answer",
+    re.I,
 )
 _MATH = re.compile(r"katex|mathjax|mjx", re.I)
-_RULE = re.compile(r"([^{}@]{1,400})\{([^{}]{1,2000})\}")
-_COMPOUND = re.compile(r"([a-z][a-z0-9]*)?((?:[.#][A-Za-z_-][\w-]{0,80})*)", re.I)
-HIDING_RULES_MAX = 2000
-_RULES_A_NAME = 50
-_MAX_STYLESHEET = 256 * 1024
-_OFFSCREEN = re.compile(
-    r"(?:left|top|text-indent|right|margin-left)\s*:\s*-(\d{1,6})(?:\.\d+)?(px|em|rem|%|)"
-)
-_LENGTH = re.compile(r"(?:^|;)\s*{}\s*:\s*(\d*\.?\d+)\s*(px|em|rem|pt|%|)")
-_COLOR = re.compile(r"(?:^|;)\s*(color|background(?:-color)?)\s*:\s*([^;!]+)")
-_NAMED_COLORS = {"white": (255, 255, 255), "black": (0, 0, 0), "#fff": (255, 255, 255)}
-# A page that shows its content by script starts with it hidden; such a part is not an injection.
-MAX_HIDDEN_SHARE = 0.5
-_NOSCRIPT_MIN_CHARS = 400
-REACHABLE_LEVELS = 5
+# Text for screen readers alone. It repeats what the page shows, or names controls: dropped.
+_SCREEN_READER_NAMES = """
+sr-only visually-hidden visuallyhidden visually-hidden-focusable sr-only-focusable
+screen-reader-text screen-reader-only screenreader-only screenreader u-visually-hidden a11y-hidden
+assistive-text hidden-accessible ui-helper-hidden-accessible show-for-sr element-invisible
+"""
+_SCREEN_READER = frozenset(_SCREEN_READER_NAMES.split())
+# Parts that a script fades in when the reader scrolls to them, by the marks of such scripts.
+_REVEALED = ("data-aos", "data-w-id", "data-sr-id", "data-sal", "data-scroll-reveal")
+_CONTROLS = frozenset({"button", "summary"})
+_HEADINGS = frozenset({"h2", "h3", "h4", "h5", "h6", "dt"})
+_CONTROL_REACH = 3  # how many siblings in front of a part its control may stand
+_REACHABLE_LEVELS = 5
+_SHELL_SHARE = 0.5
+_NOSCRIPT_CHARS = 400
+_NOSCRIPT_ELEMENTS = 5
+_ROOT_IDS = frozenset({"root", "app", "__next", "__nuxt", "react-root", "application"})
 
 
 def remove_invisible(tree: html.HtmlElement) -> dict[str, int]:
     """Drop invisible elements in place; returns counts by reason ("css", "attribute", …)."""
-    sheet = _hiding_selectors(tree)
-    controlled = _controlled_ids(tree)
-    _open_noscript(tree)
-    for element in list(tree.iter(*_DROP_TAGS, "input")):
-        if element.getparent() is not None and not (
-            element.tag == "dialog" and "open" in element.attrib
-        ):
+    return _Filter(tree).run()
+
+
+class _Filter:
+    def __init__(self, tree: html.HtmlElement) -> None:
+        self._tree = tree
+        _open_shadow_roots(tree)
+        self._sheets: Sheets = read_sheets(tree)
+        self._controlled = _controlled_ids(tree)
+        self._has_tabs = any(e.get("role") == "tab" for e in tree.iter())
+        self._counts: Counter[str] = Counter()
+        self._doomed: list[tuple[html.HtmlElement, str]] = []
+        _open_noscript(tree)
+
+    def run(self) -> dict[str, int]:
+        for element in list(self._tree.iter(*_DROP_TAGS)):
+            self._drop_unshown(element)
+        self._walk()
+        for element, reason in self._doomed:
+            if element.getparent() is None:
+                continue
+            chars = visible_chars(element)
+            if reason != "attribute" and self._is_shell(element, chars):
+                continue
+            if chars:
+                self._counts[reason] += 1
             element.drop_tree()
-    doomed: list[tuple[html.HtmlElement, str]] = []
-    for element in tree.iter(etree.Element):
-        reason = _reason(element, sheet, controlled)
-        if reason is not None and element.tag not in ("html", "body"):
-            doomed.append((element, reason))
-    total = max(_visible_chars(tree), 1) if doomed else 1
-    counts: dict[str, int] = {}
-    for element, reason in doomed:
-        chars = _visible_chars(element)
-        if chars > MAX_HIDDEN_SHARE * total or element.getparent() is None:
-            continue
-        if chars:
-            counts[reason] = counts.get(reason, 0) + 1
+        return dict(self._counts)
+
+    def _drop_unshown(self, element: html.HtmlElement) -> None:
+        parent = element.getparent()
+        if parent is None or (element.tag == "dialog" and "open" in element.attrib):
+            return
         element.drop_tree()
-    return counts
+
+    def _walk(self) -> None:
+        """Every element with the state its ancestors hand down, in document order."""
+        stack = [(self._tree, State(back=self._canvas()), False)]
+        sheets = self._sheets
+        every = "*" in sheets.simple
+        while stack:
+            element, state, unseen = stack.pop()
+            if every or element.attrib or element.tag in sheets.simple or element in sheets.matched:
+                hidden, below = self._look(element, state)
+                if hidden:
+                    continue
+                if below is not state:
+                    state, unseen = below, unseen_text(below)
+            if unseen:
+                self._blank(element)
+            stack.extend((c, state, unseen) for c in reversed(element) if isinstance(c.tag, str))
+
+    def _canvas(self) -> tuple[float, float, float] | None:
+        # A linked sheet may paint the page in any colour.
+        return None if self._sheets.linked else (1.0, 1.0, 1.0)
+
+    def _look(self, element: html.HtmlElement, state: State) -> tuple[bool, State]:
+        reason = self._by_attribute(element)
+        style = own_style(element, self._sheets)
+        below = state
+        if style is not None:
+            below, by_css = step(state, style, self._sheets)
+            reason = reason or by_css
+            if state.visible and not below.visible and self._reachable(element):
+                below.visible = True
+            if reason == "css" and _is_revealed(element):
+                below.opacity, reason = state.opacity, None
+        if element.tag in ("html", "body"):
+            # A page that fades itself in starts with all of it unseen.
+            below.visible, below.opacity = True, 1.0
+            return False, below
+        if reason == "closed" and self._reachable(element):
+            reason = None
+        if reason is not None:
+            self._doomed.append((element, "attribute" if reason == "attribute" else "css"))
+            return True, below
+        return False, below
+
+    def _blank(self, element: html.HtmlElement) -> None:
+        """Take the text out of an element; what stands in elements of its own is looked at too."""
+        taken = [element.text, *(child.tail for child in element)]
+        if any(text and text.strip() for text in taken):
+            self._counts["css"] += 1
+        element.text = None
+        element.attrib.pop("alt", None)
+        for child in element:
+            child.tail = None
+
+    def _by_attribute(self, element: html.HtmlElement) -> str | None:
+        attributes = element.attrib
+        if attributes.get("aria-hidden", "").strip().lower() == "true" and not is_math(
+            element.tag, attributes.get("class") or ""
+        ):
+            return None if self._reachable(element) else "attribute"
+        if "inert" in attributes:
+            return "attribute"
+        classes = attributes.get("class")
+        if classes:
+            named = _SCREEN_READER.intersection(classes.split())
+            if named and not is_math(element.tag, classes):
+                return "attribute"
+        return None
+
+    def _is_shell(self, element: html.HtmlElement, chars: int) -> bool:
+        """Whether this is the page itself, hidden until its script runs: most of its text, with
+        the page's main heading or in the position an animation begins with."""
+        if chars <= _SHELL_SHARE * visible_chars(self._tree):
+            return False
+        style = element.get("style") or ""
+        if element.tag == "main" or ("opacity" in style and "transform" in style):
+            return True
+        return next(element.iter("h1", "main", "article"), None) is not None
+
+    def _reachable(self, element: html.HtmlElement) -> bool:
+        """Whether a control of the page opens this: it names the part, or stands before it."""
+        current: html.HtmlElement | None = element
+        for _ in range(_REACHABLE_LEVELS):
+            if current is None or current.tag == "body":
+                return False
+            if current.tag == "details" or (current.get("id") or "") in self._controlled:
+                return True
+            named = f"{current.get('class') or ''} {current.get('id') or ''}"
+            if self._has_tabs and current.get("role") == "tabpanel":
+                return True
+            if _COLLAPSIBLE.search(named) and _has_control(current):
+                return True
+            current = current.getparent()
+        return False
+
+
+def _is_revealed(element: html.HtmlElement) -> bool:
+    return any(name in element.attrib for name in _REVEALED)
 
 
 def _open_noscript(tree: html.HtmlElement) -> None:
-    """Where the page's text is in `noscript` (it draws itself by script), use that text."""
-    blocks = list(tree.iter("noscript"))
-    inside = [(block, _visible_chars(block)) for block in blocks]
-    if not any(chars >= _NOSCRIPT_MIN_CHARS for _, chars in inside):
+    """A page that draws itself by script may bring its whole text along in `noscript`."""
+    blocks = [(b, visible_chars(b)) for b in tree.iter("noscript")]
+    if not any(chars >= _NOSCRIPT_CHARS for _, chars in blocks):
         return
-    scripts = sum(_visible_chars(e) for e in tree.iter("script", "style", "template", "title"))
-    outside = _visible_chars(tree) - scripts - sum(chars for _, chars in inside)
-    for block, chars in inside:
-        if chars >= max(_NOSCRIPT_MIN_CHARS, outside):
+    drawn = any(e.get("id") in _ROOT_IDS and not visible_chars(e) for e in tree.iter("div"))
+    unseen = sum(visible_chars(e) for e in tree.iter("script", "style", "template", "title"))
+    outside = visible_chars(tree) - unseen - sum(chars for _, chars in blocks)
+    for block, chars in blocks:
+        page_like = drawn or sum(1 for _ in block.iterdescendants()) >= _NOSCRIPT_ELEMENTS
+        if page_like and chars >= max(_NOSCRIPT_CHARS, outside):
             block.tag = "div"
 
 
-def _reason(element: html.HtmlElement, sheet: Sheet, controlled: frozenset[str]) -> str | None:
-    attributes = element.attrib
-    if not attributes and element.tag not in sheet:
-        return None
-    reason = None
-    if ("hidden" in attributes and attributes["hidden"] != "until-found") or (
-        attributes.get("aria-hidden") == "true"
-        and not is_math(element.tag, attributes.get("class") or "")
-    ):
-        reason = "attribute"
-    elif (style := attributes.get("style")) and style_hides(style):
-        reason = "css"
-    elif sheet and _matches_sheet(element, sheet):
-        reason = "stylesheet"
-    return None if reason is None or _reachable(element, controlled) else reason
+def _has_control(element: html.HtmlElement) -> bool:
+    """Whether something that is clicked stands before the part, or before what wraps it."""
+    for current in (element, element.getparent()):
+        before = current
+        for _ in range(_CONTROL_REACH):
+            before = None if before is None else before.getprevious()
+            if before is None:
+                break
+            if before.tag in _HEADINGS or any(_is_control(e) for e in before.iter()):
+                return True
+    return False
+
+
+def _is_control(element: html.HtmlElement) -> bool:
+    if not isinstance(element.tag, str):
+        return False
+    if element.tag in _CONTROLS or element.get("role") in ("button", "tab"):
+        return True
+    if "aria-expanded" in element.attrib or "onclick" in element.attrib:
+        return True
+    href = element.get("href")
+    opens = href is not None and href.strip().lower().startswith(("#", "javascript:"))
+    return (element.tag == "a" and opens) or (element.tag == "label" and "for" in element.attrib)
 
 
 def _controlled_ids(tree: html.HtmlElement) -> frozenset[str]:
     """Ids of the parts that a button or tab of the page opens."""
     found: set[str] = set()
     for element in tree.iter("button", "a", "summary", "div", "li", "span", "h2", "h3", "h4"):
+        if not element.attrib:
+            continue
         for name in ("aria-controls", "data-bs-target", "data-target"):
             if value := element.get(name):
                 found.update(v.removeprefix("#") for v in value.split()[:8])
+        if element.tag == "a" and element.get("role") == "tab" and (href := element.get("href")):
+            found.add(href.removeprefix("#"))
     return frozenset(found)
 
 
-def style_hides(style: str) -> bool:
-    """True if declarations alone make the text invisible."""
-    s = style[:4000].lower()
-    compact = re.sub(r"\s+", "", s)
-    if "display:none" in compact or re.search(r"visibility:(?:hidden|collapse)", compact):
-        return True
-    if _below(compact, "opacity", 0.05) or _below(compact, "font-size", 2.0):
-        return True
-    off = _OFFSCREEN.search(compact)
-    if off and int(off.group(1)) >= (500 if off.group(2) in ("px", "%", "") else 30):
-        return True
-    if re.search(r"clip:rect\((?:0(?:px)?|1px)[, ]", compact) or re.search(
-        r"clip-path:inset\((?:[5-9]\d|100)%", compact
-    ):
-        return True
-    if "overflow:hidden" in compact and _below(compact, "height", 2.0):
-        return True
-    return _same_colours(s)
-
-
-def _below(compact: str, name: str, bound: float) -> bool:
-    match = re.search(_LENGTH.pattern.replace("{}", name), compact)
-    if match is None or match.group(2) in ("%", "em", "rem"):
-        return bool(match and float(match.group(1)) == 0)
-    return float(match.group(1)) < bound
-
-
-def _same_colours(style: str) -> bool:
-    colours: dict[str, tuple[int, int, int]] = {}
-    for name, value in _COLOR.findall(style):
-        rgb = _rgb(value.strip())
-        if rgb is not None:
-            colours["text" if name == "color" else "back"] = rgb
-    if len(colours) < 2:
-        return False
-    return max(abs(a - b) for a, b in zip(colours["text"], colours["back"], strict=True)) <= 8
-
-
-def _rgb(value: str) -> tuple[int, int, int] | None:
-    if value in _NAMED_COLORS:
-        return _NAMED_COLORS[value]
-    if match := re.fullmatch(r"#([0-9a-f]{3})", value):
-        r, g, b = (int(c * 2, 16) for c in match.group(1))
-        return r, g, b
-    if match := re.fullmatch(r"#([0-9a-f]{6})", value):
-        v = int(match.group(1), 16)
-        return v >> 16, (v >> 8) & 255, v & 255
-    if match := re.match(r"rgba?\(\s*(\d{1,3})[, ]+(\d{1,3})[, ]+(\d{1,3})", value):
-        return int(match.group(1)), int(match.group(2)), int(match.group(3))
-    return None
-
-
-# A compound selector: tag or None, then the classes (".x") and ids ("#x") an element must have.
-Compound = tuple[str | None, frozenset[str]]
-# By one name of the last compound: the whole chain, last compound first.
-Sheet = dict[str, list[tuple[Compound, ...]]]
-
-
-def _hiding_selectors(tree: html.HtmlElement) -> Sheet:
-    """Selectors of tags, classes and ids below each other whose in-page rule hides."""
-    found: Sheet = {}
-    selectors = (r for s in tree.iter("style") for r in hiding_rules(s.text or "", s.get("media")))
-    for selector in islice(selectors, HIDING_RULES_MAX):
-        chain = _compounds(selector)
-        if chain:
-            tag, names = chain[0]
-            rules = found.setdefault(min(names) if names else tag or "", [])
-            if len(rules) < _RULES_A_NAME and chain not in rules:
-                rules.append(chain)
-    return found
-
-
-def hiding_rules(css: str, media: str | None) -> Iterator[str]:
-    """Selectors of one in-page stylesheet that make invisible what they match."""
-    if media is not None and media not in ("all", "screen"):
-        return
-    for selectors, declarations in _top_level_rules(css[:_MAX_STYLESHEET]):
-        if style_hides(declarations):
-            yield from (s for s in selectors.split(",") if _compounds(s))
-
-
-def _compounds(selector: str) -> tuple[Compound, ...] | None:
-    """None where the selector says more than this matcher knows (states, attributes, siblings).
-
-    A child is treated as a descendant: what a page hides one level down it rarely shows at two.
-    """
-    chain: list[Compound] = []
-    for part in selector.replace(">", " ").split():
-        match = _COMPOUND.fullmatch(part)
-        if match is None or not part:
-            return None
-        names = re.findall(r"[.#][^.#]+", match.group(2))
-        chain.append(((match.group(1) or "").lower() or None, frozenset(names)))
-    return tuple(reversed(chain)) or None
-
-
-def _top_level_rules(css: str) -> Iterator[tuple[str, str]]:
-    css = re.sub(r"/\*.*?\*/", "", css, flags=re.S)
-    depth = 0
-    start = 0
-    prelude = ""
-    for match in re.finditer(r"[{}]", css):
-        if match.group() == "{":
-            if depth == 0:
-                prelude = css[start : match.start()].strip()
-                start = match.end()
-            depth += 1
-        elif depth:
-            depth -= 1
-            if depth == 0:
-                if not prelude.startswith("@"):
-                    yield prelude[-400:], css[start : match.start()]
-                start = match.end()
-
-
-def _matches_sheet(element: html.HtmlElement, sheet: Sheet) -> bool:
-    for name in (element.tag, *_names(element)):
-        for chain in sheet.get(name, ()):
-            if _fits(element, chain[0]) and _ancestors_fit(element, chain[1:]):
-                return True
-    return False
-
-
-def _names(element: html.HtmlElement) -> list[str]:
-    names = ["." + c for c in (element.get("class") or "").split()]
-    return [*names, "#" + element.get("id", "")] if element.get("id") else names
-
-
-def _fits(element: html.HtmlElement, compound: Compound) -> bool:
-    tag, names = compound
-    return (tag is None or tag == element.tag) and names.issubset(_names(element))
-
-
-def _ancestors_fit(element: html.HtmlElement, chain: tuple[Compound, ...]) -> bool:
-    above = element.getparent()
-    for compound in chain:
-        while above is not None and not _fits(above, compound):
-            above = above.getparent()
-        if above is None:
-            return False
-        above = above.getparent()
-    return True
-
-
-def _reachable(element: html.HtmlElement | None, controlled: frozenset[str]) -> bool:
-    """True inside a tab or accordion: its class or id, or that of a near ancestor, says so."""
-    for _ in range(REACHABLE_LEVELS):
-        if element is None or element.tag == "body":
-            return False
-        if element.get("role") == "tabpanel" or element.tag == "details":
-            return True
-        identifier = element.get("id") or ""
-        if identifier in controlled or REACHABLE.search(
-            f"{element.get('class') or ''} {identifier}"
-        ):
-            return True
-        element = element.getparent()
-    return False
+def _open_shadow_roots(tree: html.HtmlElement) -> None:
+    """A declarative shadow root is what is shown of its host: its template becomes the content,
+    and the host's own children are shown where it has a slot for them."""
+    for template in list(tree.iter("template")):
+        host = template.getparent()
+        if "shadowrootmode" not in template.attrib or host is None:
+            continue
+        slots = next(template.iter("slot"), None) is not None
+        if not slots:
+            for child in list(host):
+                if child is not template:
+                    child.drop_tree()
+            host.text = None
+        template.tag = "div"
+        template.attrib.clear()
 
 
 def is_math(tag: str, classes: str) -> bool:
     return tag == "math" or bool(_MATH.search(classes))
 
 
-def _visible_chars(element: html.HtmlElement) -> int:
+def visible_chars(element: html.HtmlElement) -> int:
     return sum(len(text.strip()) for text in element.itertext())
 
 
