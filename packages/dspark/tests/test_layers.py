@@ -15,7 +15,7 @@ def name_of(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-LAYERS = (("",), ("drafters",), ("hf", "sim", "vllm"), ("cli",))
+LAYERS = (("",), ("drafters",), ("hf", "sim", "vllm", "check"), ("cli",))
 """Folders and, at the top, single modules; "" is every other module at the top. Each may import
 its own layer's members of the same name and the layers before it."""
 

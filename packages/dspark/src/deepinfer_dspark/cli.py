@@ -1,15 +1,19 @@
-"""`deepinfer-dspark`: simulate scheduled verification and draw the result."""
+"""`deepinfer-dspark`: check a speculative decoder, simulate scheduled verification, draw it."""
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from deepinfer_dspark.check import check_budget, check_completions, check_verify
+from deepinfer_dspark.check.completions import http_post
 from deepinfer_dspark.errors import DsparkError, TableError
 from deepinfer_dspark.sim import simulate_group
 from deepinfer_dspark.sim.published import Curve, gain_curves, rocm_curve
@@ -37,12 +41,78 @@ def main(argv: Sequence[str] | None = None) -> int:
     plot.add_argument("rows", type=Path)
     plot.add_argument("output", type=Path)
     plot.add_argument("--curve", choices=sorted(TITLES), default="gain")
+    _check_arguments(commands)
     args = parser.parse_args(argv)
     try:
+        if args.command == "check":
+            return _check(args)
         return _sim(args) if args.command == "sim" else _plot(args)
     except (DsparkError, OSError) as e:
         print(f"deepinfer-dspark: {e}", file=sys.stderr)
         return 1
+
+
+def _check_arguments(commands: Any) -> None:
+    check = commands.add_parser("check", help="does an engine keep the target's distribution?")
+    kinds = check.add_subparsers(dest="kind", required=True)
+    verify = kinds.add_parser("verify", help="a function verify(p, q, drafts, uniform) -> tokens")
+    verify.add_argument("function", help="MODULE:NAME, looked for in this folder too")
+    verify.add_argument("--draws", type=int, help="count so many rounds instead of enumerating")
+    budget = kinds.add_parser("budget", help="a function lengths(older, conf) -> int [R]")
+    budget.add_argument("function", help="MODULE:NAME, looked for in this folder too")
+    for one, vocab, cases in ((verify, 3, 4), (budget, 2, 12)):
+        one.add_argument("--vocab", type=int, default=vocab)
+        one.add_argument("--gamma", type=int, default=2)
+        one.add_argument("--cases", type=int, default=cases)
+        one.add_argument("--seed", type=int, default=0)
+    http = kinds.add_parser("http", help="an OpenAI-style completions address with logprobs")
+    http.add_argument("url", help="for example http://127.0.0.1:8000/v1/completions")
+    http.add_argument("--model", required=True)
+    http.add_argument("--prompt", default="Once upon a time")
+    http.add_argument("--requests", type=int, default=2000)
+    http.add_argument("--tokens", type=int, default=3)
+    http.add_argument("--top", type=int, default=5, help="log-probabilities a token")
+    http.add_argument("--key-env", metavar="NAME", help="environment variable with the API key")
+
+
+def _check(args: argparse.Namespace) -> int:
+    """0 = kept, 1 = not kept, 2 = could not be checked."""
+    try:
+        if args.kind == "http":
+            key = os.environ.get(args.key_env) if args.key_env else None
+            report = check_completions(
+                http_post(args.url, key), model=args.model, prompt=args.prompt,
+                requests=args.requests, tokens=args.tokens, top=args.top,
+            )  # fmt: skip
+        else:
+            function = _named(args.function)
+            sizes = {n: getattr(args, n) for n in ("vocab", "gamma", "cases", "seed")}
+            if args.kind == "verify":
+                report = check_verify(function, draws=args.draws, **sizes)
+            else:
+                report = check_budget(function, **sizes)
+    except DsparkError as e:
+        print(f"deepinfer-dspark: {e}", file=sys.stderr)
+        return 2
+    print(report)
+    return 0 if report.kept else 1
+
+
+def _named(name: str) -> Any:
+    """The function MODULE:NAME."""
+    module, colon, attribute = name.partition(":")
+    if not colon:
+        raise DsparkError(f"want MODULE:NAME, got {name!r}")
+    sys.path.insert(0, "")  # as `python -m` does
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as e:
+        raise DsparkError(f"cannot load {name}: {e}") from e
+    finally:
+        sys.path.remove("")
+    if not callable(found):
+        raise DsparkError(f"{name} is not a function")
+    return found
 
 
 def _sim(args: argparse.Namespace) -> int:
