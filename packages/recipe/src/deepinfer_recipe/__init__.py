@@ -16,6 +16,8 @@ from deepinfer_recipe.base.errors import (
     SealError,
     StoreError,
     StreamError,
+    TemplateRefusedError,
+    TemplateUnusableError,
     UnknownModelError,
 )
 from deepinfer_recipe.conversation.conversation import Conversation
@@ -73,10 +75,12 @@ from deepinfer_recipe.images.source import (
     MultiModalData,
     PreprocessOptions,
 )
+from deepinfer_recipe.prompts.chat_template import ChatTemplate, TemplateLimits
 from deepinfer_recipe.prompts.encoding import DeepseekV4Encoding, DeepseekV41Encoding
 from deepinfer_recipe.prompts.model_version import ModelVersion
 from deepinfer_recipe.prompts.prefix import Divergence, first_divergence
 from deepinfer_recipe.prompts.render import RenderedPrompt
+from deepinfer_recipe.prompts.template_model import TemplateModel
 from deepinfer_recipe.prompts.tokenizer import Tokenizer
 from deepinfer_recipe.prompts.training import TrainingText, render_training
 from deepinfer_recipe.protocols.chat.events import (
@@ -134,6 +138,7 @@ __all__ = [
     "ChatCompletionChunkGenerator",
     "ChatCompletionRequest",
     "ChatCompletionResponse",
+    "ChatTemplate",
     "CompiledGrammar",
     "Conversation",
     "ConversationRequest",
@@ -213,6 +218,10 @@ __all__ = [
     "StreamError",
     "StreamProcessor",
     "SystemMessage",
+    "TemplateLimits",
+    "TemplateModel",
+    "TemplateRefusedError",
+    "TemplateUnusableError",
     "ThinkingInitialStage",
     "Tokenizer",
     "ToolCall",

@@ -5,6 +5,8 @@ RecipeError
 ├── ConversionError                      the body parses, but asks for something not allowed
 │   └── UnknownModelError                ... for a model name that is not in the table
 ├── RequestConsumedError (RuntimeError)  a request object was converted a second time
+├── TemplateRefusedError                 a chat template refuses this conversation
+├── TemplateUnusableError (ValueError)   a chat template is broken, or goes beyond its limits
 ├── EncodeError          (RuntimeError)  the prompt cannot be turned into token ids
 ├── StreamError          (RuntimeError)  chunks pushed in a wrong order, or not decodable
 ├── SealError            (ValueError)    a sealed text was changed or is somebody else's
@@ -88,6 +90,14 @@ class UnknownModelError(ConversionError):
 
 class RequestConsumedError(RecipeError, RuntimeError):
     """A request object may be converted once; parse the body again for a second time."""
+
+
+class TemplateRefusedError(RecipeError):
+    """A chat template refuses a conversation (`raise_exception`), in its own words."""
+
+
+class TemplateUnusableError(RecipeError, ValueError):
+    """A chat template is no template, fails, or goes beyond its limits."""
 
 
 class EncodeError(RecipeError, RuntimeError):

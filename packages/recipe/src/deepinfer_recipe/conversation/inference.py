@@ -29,7 +29,8 @@ class OutputConstraint:
 class InferenceOptions:
     """Inference parameters extracted by protocol conversion.
 
-    Conversion always resolves `temperature` and `top_p`. Other unspecified parameters are
+    Conversion resolves `temperature` and `top_p`, but for models with a chat template, which have
+    their own defaults. Other unspecified parameters are
     None; `ConversationRequest.resolve_max_tokens` supplies the default `max_tokens` once the
     prompt is encoded.
 

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import Enum
+from typing import Literal, TypeAlias
 
 from deepinfer_recipe.conversation.special_tokens import DEFAULT_SPECIAL_TOKENS, SpecialTokens
+
+Dialect: TypeAlias = Literal["dsml", "hermes", "llama3", "mistral"]
+"""How a model writes tool calls: the markup of DeepSeek V4; a JSON object between `<tool_call>`
+tags; the bare JSON object; a list behind `[TOOL_CALLS]`. All but the first think in `<think>`."""
 
 
 class ThinkingInitialStage(Enum):
@@ -41,6 +46,8 @@ class ParsingOptions:
         thinking mode is off. A stage also makes the processor report reasoning tokens.
     recover_tool_calls: mend malformed tool-call markup so that arguments are always a JSON
         object, keep further blocks of calls and the text behind them.
+    dialect: how the model writes tool calls.
+    starts_in_thinking: whether the prompt opens the thinking; otherwise the model does, or not.
     tool_parameters: the parameters that each declared tool has, where they are known.
     tool_call_logprobs: whether tokens of tool arguments have log probabilities too.
     """
@@ -48,9 +55,11 @@ class ParsingOptions:
     __slots__ = (
         "_special_tokens",
         "_stop_sequences",
+        "dialect",
         "parse_json_output",
         "parse_tool_calls",
         "recover_tool_calls",
+        "starts_in_thinking",
         "starts_in_tool_calls",
         "thinking_initial_stage",
         "tool_call_logprobs",
@@ -69,7 +78,11 @@ class ParsingOptions:
         recover_tool_calls: bool = False,
         tool_call_logprobs: bool = False,
         tool_parameters: Mapping[str, frozenset[str]] | None = None,
+        dialect: Dialect = "dsml",
+        starts_in_thinking: bool = True,
     ) -> None:
+        self.dialect: Dialect = dialect
+        self.starts_in_thinking = starts_in_thinking
         self.parse_tool_calls = parse_tool_calls
         self.starts_in_tool_calls = starts_in_tool_calls
         self.parse_json_output = parse_json_output
@@ -114,6 +127,8 @@ class ParsingOptions:
             recover_tool_calls=self.recover_tool_calls,
             tool_call_logprobs=self.tool_call_logprobs,
             tool_parameters=self.tool_parameters,
+            dialect=self.dialect,
+            starts_in_thinking=self.starts_in_thinking,
         )
 
     def __repr__(self) -> str:

@@ -34,7 +34,7 @@ from deepinfer_recipe.grammar.formats import (
     token,
 )
 from deepinfer_recipe.grammar.schema import answer_json
-from deepinfer_recipe.prompts.model_version import ModelVersion
+from deepinfer_recipe.prompts.template_model import TargetModel
 from deepinfer_recipe.protocols.common.conversation_request import ConversationRequest
 
 
@@ -68,7 +68,7 @@ def request_grammar(request: ConversationRequest) -> OutputGrammar | None:
 
 
 def constraint_grammar(
-    constraint: OutputConstraint, *, parsing_options: ParsingOptions, version: ModelVersion
+    constraint: OutputConstraint, *, parsing_options: ParsingOptions, version: TargetModel
 ) -> str:
     """The structural tag of a constraint for answers that `parsing_options` will parse.
 
@@ -100,7 +100,7 @@ def constraint_grammar(
     return text
 
 
-def _answer(constraint: OutputConstraint, options: ParsingOptions, version: ModelVersion) -> Format:
+def _answer(constraint: OutputConstraint, options: ParsingOptions, version: TargetModel) -> Format:
     tokens = options.special_tokens
     think_end, dsml = tokens.token(SpecialToken.ThinkingEnd), tokens.token(SpecialToken.Dsml)
     if constraint.kind == "regex":

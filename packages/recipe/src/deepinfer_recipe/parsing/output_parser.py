@@ -10,15 +10,18 @@ are in `call_parser`.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
 
 from deepinfer_recipe.conversation.parsing_options import ParsingOptions, ThinkingInitialStage
 from deepinfer_recipe.conversation.special_tokens import SpecialToken
 from deepinfer_recipe.parsing.call_parser import CallParser
+from deepinfer_recipe.parsing.json_calls import BareCalls, MarkedCallParser, TaggedCallParser
 from deepinfer_recipe.parsing.output_sink import OutputSink
 from deepinfer_recipe.parsing.partial_match import SHORT, Patterns, alternation, patterns_of
 from deepinfer_recipe.parsing.recovering_parser import RecoveringCallParser
 
+AnyCallParser: TypeAlias = CallParser | RecoveringCallParser | TaggedCallParser | MarkedCallParser
 State = Callable[[str], str | None]
 """Consumes text; returns what is left for the (changed) current state, None to wait."""
 
@@ -28,46 +31,66 @@ _BLOCKS = ("calls", "tool_calls", "function_calls")
 _BLOCK_TAGS = tuple(f"{blank}{tag}>" for blank in (" ", "") for tag in _BLOCKS)
 _CALL_TAGS = tuple(f"{b}invoke name={q}" for b in (" ", "") for q in ('"', "'"))
 _OPENING_TAGS = (*_BLOCK_TAGS, *_CALL_TAGS)
-THINK_END_SIGN, DSML_SIGN = "\udbff", "\ud800"
-"""Stand for the special tokens in text made of token ids. No text that is decoded holds half of
-a surrogate pair, so nothing that ordinary tokens spell is taken for one of them."""
+_THINK_START = "<think>"
+_HERMES_OPEN, _HERMES_CLOSE = "<tool_call>", "</tool_call>"
+_MISTRAL_OPEN, _MISTRAL_ARGUMENTS = "[TOOL_CALLS]", "[ARGS]"
+_PYTHON_TAG = "<|python_tag|>"
+
+
+def marks_of(options: ParsingOptions) -> tuple[str, ...]:
+    """The special tokens that answers are parsed by, as the model's vocabulary spells them."""
+    tokens = options.special_tokens
+    think_end = tokens.token(SpecialToken.ThinkingEnd)
+    match options.dialect:
+        case "dsml":
+            return think_end, tokens.token(SpecialToken.Dsml)
+        case "hermes":
+            return think_end, _THINK_START, _HERMES_OPEN, _HERMES_CLOSE
+        case "mistral":
+            return think_end, _THINK_START, _MISTRAL_OPEN, _MISTRAL_ARGUMENTS
+        case "llama3":
+            return think_end, _THINK_START, _PYTHON_TAG
+
+
+def sign(number: int) -> str:
+    """What stands for the n-th special token in text made of token ids.
+
+    No text that is decoded holds half of a surrogate pair, so nothing that ordinary tokens spell
+    is taken for one of them.
+    """
+    return chr(0xD800 + number)
 
 
 class OutputParser:
     """Parses one answer. `feed` text in any cut, then `finish` once."""
 
     def __init__(
-        self, options: ParsingOptions, sink: OutputSink, *, reads_signs: bool = False
+        self, options: ParsingOptions, sink: OutputSink, signs: Mapping[str, str] | None = None
     ) -> None:
-        """reads_signs: whether the special tokens are told apart by `THINK_END_SIGN` and
-        `DSML_SIGN`, in a recovering parser; otherwise whatever spells them is one.
+        """signs: what stands for which special token (see `marks_of`) in the text that is fed, in
+        a recovering parser; of the others whatever spells them is one.
         """
-        tokens = options.special_tokens
-        dsml = tokens.token(SpecialToken.Dsml)
         self._sink = sink
         self._recovers = options.recover_tool_calls
         self._stops = tuple(options.stop_sequences)
         self._stop_reach = max(map(len, self._stops), default=0)
-        self._think_end = tokens.token(SpecialToken.ThinkingEnd)
-        self._signs: dict[int, str] = {}
-        self._calls: CallParser | RecoveringCallParser
-        if reads_signs and self._recovers:
-            self._signs = {ord(THINK_END_SIGN): self._think_end, ord(DSML_SIGN): dsml}
-            self._think_end, dsml = THINK_END_SIGN, DSML_SIGN
-        self._open = f"<{dsml}" if options.parse_tool_calls else None
-        if self._recovers:
-            declared = options.tool_parameters
-            self._calls = RecoveringCallParser(dsml, sink, declared, self.spell)
-        else:
-            self._calls = CallParser(dsml, sink)
+        read = dict(signs or {}) if self._recovers else {}
+        self._signs = {ord(one): spelled for spelled, one in read.items()}
+        self._think_start = read.get(_THINK_START, _THINK_START)
+        think_end = options.special_tokens.token(SpecialToken.ThinkingEnd)
+        self.think_end = self._think_end = read.get(think_end, think_end)
+        """What ends the thinking, in the text that is fed."""
+        self._bare: BareCalls | None = None
+        self._calls: AnyCallParser
+        block_ends = self._choose_markup(options, sink, read)
+        if not options.parse_tool_calls:
+            self._open = self._bare = None
         self._quote: list[str] = []
         """A block of calls inside thinking, until what follows tells what it is."""
         self._blanks: list[str] = []
         """Blanks behind it."""
-        self._quote_ends = alternation(self._think_end, *(f"</{dsml}{tag}" for tag in _BLOCK_TAGS))
-        self._quote_patterns = patterns_of(
-            self._think_end, *(f"</{dsml}{tag}" for tag in _BLOCK_TAGS)
-        )
+        self._quote_ends = alternation(self._think_end, *block_ends)
+        self._quote_patterns = patterns_of(self._think_end, *block_ends)
         self._opening_newlines = 0
         """Newlines in front of an opening that may turn out to be none."""
         self._opened_in_reasoning = False
@@ -80,7 +103,43 @@ class OutputParser:
         """How much of the last text fed lies behind that stop sequence."""
         self._prepare()
         self._answer = self._preamble if options.parse_json_output else self._content
+        if self._bare is not None:
+            self._answer = self._bare_calls
         self._go(self._first_state(options))
+
+    def _choose_markup(
+        self, options: ParsingOptions, sink: OutputSink, read: Mapping[str, str]
+    ) -> tuple[str, ...]:
+        """Set up how calls are written; returns what ends a block of them."""
+        self._opening_tags: tuple[str, ...] = ("",)
+        """What must follow an opening to make it one, where there is a choice."""
+        match options.dialect:
+            case "dsml":
+                dsml = options.special_tokens.token(SpecialToken.Dsml)
+                dsml = read.get(dsml, dsml)
+                self._open: str | None = f"<{dsml}"
+                self._opening_tags = _OPENING_TAGS
+                if self._recovers:
+                    declared = options.tool_parameters
+                    self._calls = RecoveringCallParser(dsml, sink, declared, self.spell)
+                else:
+                    self._calls = CallParser(dsml, sink)
+                return tuple(f"</{dsml}{tag}" for tag in _BLOCK_TAGS)
+            case "hermes":
+                self._open = read.get(_HERMES_OPEN, _HERMES_OPEN)
+                close = read.get(_HERMES_CLOSE, _HERMES_CLOSE)
+                self._calls = TaggedCallParser(close, sink, self.spell)
+                return (close,)
+            case "mistral":
+                self._open = read.get(_MISTRAL_OPEN, _MISTRAL_OPEN)
+                mark = read.get(_MISTRAL_ARGUMENTS, _MISTRAL_ARGUMENTS)
+                self._calls = MarkedCallParser(mark, sink, self.spell)
+                return ("]", "}")
+            case "llama3":
+                self._open = read.get(_PYTHON_TAG, _PYTHON_TAG)
+                self._calls = MarkedCallParser(_MISTRAL_ARGUMENTS, sink, self.spell)
+                self._bare = BareCalls(sink, options.tool_parameters, self.spell)
+                return ("}",)
 
     def _prepare(self) -> None:
         marks = (self._think_end,) if self._open is None else (self._think_end, self._open)
@@ -99,13 +158,15 @@ class OutputParser:
             return self._block
         match options.thinking_initial_stage:
             case ThinkingInitialStage.ReasoningStart:
+                if options.dialect != "dsml" and not options.starts_in_thinking:
+                    return self._may_think
                 return self._leading_reasoning
             case ThinkingInitialStage.ReasoningContinuation:
                 return self._reasoning
             case ThinkingInitialStage.ContentContinuation:
                 return self._answer
             case None:
-                return self._leading_content
+                return self._leading_content if options.dialect == "dsml" else self._may_think
 
     def _go(self, state: State) -> None:
         self._state = state
@@ -138,7 +199,7 @@ class OutputParser:
     @property
     def repairs(self) -> list[str]:
         """What had to be mended in tool calls, in order."""
-        return self._calls.repairs
+        return self._calls.repairs if self._bare is None else self._bare.repairs
 
     def feed(self, text: str) -> None:
         """Take the next piece of the answer. The hot path: plain text passes in one step."""
@@ -171,11 +232,17 @@ class OutputParser:
         held = "\n" * self._newlines + self._held
         self._held, self._newlines = "", 0
         state = self._state
-        if isinstance(self._calls, RecoveringCallParser) and state == self._block:
+        if isinstance(self._calls, CallParser):
+            if self._calls.is_inside:
+                self._calls.finish(held, mends=mends)
+                return
+        elif state == self._block:
             self._calls.finish(held)
             self._emit_lost()
-        elif self._calls.is_inside and isinstance(self._calls, CallParser):
-            self._calls.finish(held, mends=mends)
+            return
+        if self._bare is not None and state == self._bare_calls:
+            if text := self._bare.finish() + held:
+                self._sink.content(text)
         elif state == self._opening_tag:
             self._keep_opening(held)
         elif state == self._quoted:
@@ -184,12 +251,31 @@ class OutputParser:
             return
         elif state == self._reasoning:
             self._sink.reasoning(held)
-        elif state in (self._content, self._json):
+        elif state in (self._content, self._json, self._may_think):
             self._sink.content(held)
         elif state in (self._preamble, self._after_json):
             self._sink.content(" ")
 
     # -- thinking and text -------------------------------------------------------------
+
+    def _may_think(self, text: str) -> str | None:
+        """The beginning of an answer that opens its thinking itself, or has none."""
+        body = text.lstrip(" \n")
+        if body.startswith(self._think_start):
+            self._go(self._leading_reasoning)
+            return body[len(self._think_start) :]
+        if self._think_start.startswith(body):
+            self._held = text
+            return None
+        self._go(self._leading_content)
+        return text
+
+    def _bare_calls(self, text: str) -> str | None:
+        assert self._bare is not None, "only one dialect has bare calls"
+        rest = self._bare.feed(text)
+        if rest is not None:
+            self._go(self._content)
+        return rest
 
     def _leading_reasoning(self, text: str) -> str | None:
         text = text.lstrip("\n")
@@ -354,10 +440,10 @@ class OutputParser:
 
     def _opening_tag(self, text: str) -> str | None:
         """Behind an opening, when recovering: only a tag that opens calls makes it one."""
-        for tag in _OPENING_TAGS:
+        for tag in self._opening_tags:
             if text.startswith(tag):
                 return self._opened(text, tag)
-        if any(tag.startswith(text) for tag in _OPENING_TAGS):
+        if any(tag.startswith(text) for tag in self._opening_tags):
             self._held = text
             return None
         self._keep_opening("")
@@ -369,9 +455,9 @@ class OutputParser:
             self._go(self._quoted)
             return text[len(tag) :]
         self._go(self._block)
-        if tag in _BLOCK_TAGS:
-            return text[len(tag) :]
-        return (self._open or "") + text
+        if tag in _CALL_TAGS:
+            return (self._open or "") + text
+        return text[len(tag) :]
 
     def _keep_opening(self, held: str) -> None:
         """What looked like an opening is text, the newlines before it included."""
@@ -442,5 +528,5 @@ class OutputParser:
         return rest
 
     def _emit_lost(self) -> None:
-        if isinstance(self._calls, RecoveringCallParser) and (lost := self._calls.take_lost()):
+        if not isinstance(self._calls, CallParser) and (lost := self._calls.take_lost()):
             self._sink.content(lost)

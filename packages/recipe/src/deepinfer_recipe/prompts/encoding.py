@@ -12,6 +12,7 @@ from deepinfer_recipe.prompts.formats.v4 import V4
 from deepinfer_recipe.prompts.formats.v4_1 import V4_1
 from deepinfer_recipe.prompts.model_version import ModelVersion
 from deepinfer_recipe.prompts.render import RenderedPrompt, render
+from deepinfer_recipe.prompts.template_model import TargetModel, TemplateModel
 from deepinfer_recipe.prompts.tokenizer import Tokenizer
 
 
@@ -71,8 +72,27 @@ class DeepseekV41Encoding(PromptEncoding):
     _format = V4_1
 
 
-def encoding_for(version: ModelVersion) -> PromptEncoding:
-    """The prompt encoding of a model version."""
+class TemplateEncoding:
+    """Renders conversations by a model's chat template."""
+
+    __slots__ = ("_model",)
+
+    def __init__(self, model: TemplateModel) -> None:
+        self._model = model
+
+    def with_special_tokens(self, special_tokens: SpecialTokens) -> Self:
+        """Itself: the tokens are the template's own."""
+        return self
+
+    def render_conversation(self, conversation: Conversation) -> RenderedPrompt:
+        """Render the prompt that asks for the next assistant turn."""
+        return self._model.render(conversation)
+
+
+def encoding_for(version: TargetModel) -> PromptEncoding | TemplateEncoding:
+    """The prompt encoding of a model."""
+    if isinstance(version, TemplateModel):
+        return TemplateEncoding(version)
     if version is ModelVersion.DeepseekV41Flash:
         return DeepseekV41Encoding()
     return DeepseekV4Encoding()

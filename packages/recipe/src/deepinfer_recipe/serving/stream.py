@@ -12,8 +12,7 @@ from deepinfer_recipe.conversation.inference import (
     PromptUsage,
 )
 from deepinfer_recipe.conversation.parsing_options import ParsingOptions
-from deepinfer_recipe.conversation.special_tokens import SpecialToken
-from deepinfer_recipe.parsing.output_parser import DSML_SIGN, THINK_END_SIGN, OutputParser
+from deepinfer_recipe.parsing.output_parser import OutputParser, marks_of, sign
 from deepinfer_recipe.prompts.tokenizer import Tokenizer
 from deepinfer_recipe.protocols.common.generator import ChunkGenerator, Ending
 from deepinfer_recipe.protocols.common.stream_event import StreamEvent
@@ -95,24 +94,16 @@ class StreamProcessor(Generic[E]):
         tokenizer, options = self._tokenizer, self._options
         if tokenizer is None:
             return None
-        tokens = options.special_tokens
-        think_end, dsml = tokens.token(SpecialToken.ThinkingEnd), tokens.token(SpecialToken.Dsml)
-        signs: dict[int, str] = {}
-        if options.recover_tool_calls:
+        signs: dict[str, str] = {}
+        ids: dict[int, str] = {}
+        for number, mark in enumerate(marks_of(options) if options.recover_tool_calls else ()):
             with contextlib.suppress(EncodeError):
-                signs = {
-                    tokenizer.special_id(think_end): THINK_END_SIGN,
-                    tokenizer.special_id(dsml): DSML_SIGN,
-                }
+                ids[tokenizer.special_id(mark)] = signs[mark] = sign(number)
         reader = self._reader = TokenReader(
-            tokenizer,
-            self._generator,
-            THINK_END_SIGN if signs else think_end,
-            reports_arguments=options.tool_call_logprobs,
-            signs=signs,
+            tokenizer, self._generator, reports_arguments=options.tool_call_logprobs, signs=ids
         )
-        parser = OutputParser(options, reader, reads_signs=bool(signs))
-        reader.spell = parser.spell
+        parser = OutputParser(options, reader, signs)
+        reader.spell, reader.think_end = parser.spell, parser.think_end
         return parser
 
     def _begin_with_text(self) -> None:

@@ -35,7 +35,6 @@ class TokenReader:
         self,
         tokenizer: Tokenizer,
         generator: ChunkGenerator[Any],
-        think_end: str,
         *,
         reports_arguments: bool = False,
         signs: Mapping[int, str] | None = None,
@@ -51,7 +50,8 @@ class TokenReader:
         self._behind_colon = False
         """Whether the last piece of arguments announced a value."""
         self._tokenizer = tokenizer
-        self._think_end = think_end
+        self.think_end = ""
+        """What ends the thinking in the text that is read; it is never shown."""
         self._generator = generator
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._waiting: list[dict[str, Any]] = []
@@ -100,7 +100,7 @@ class TokenReader:
 
     def _place(self, pending: str, shown: str) -> int:
         """Where in the pending text `shown` lies: not inside the mark, which is never shown."""
-        mark = self._think_end
+        mark = self.think_end
         start = pending.find(shown)
         at = pending.find(mark)
         while 0 <= at < start + len(shown) and start >= 0 and mark not in shown:

@@ -303,7 +303,7 @@ class _Choice:
 
     def message(self) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": "".join(self.content)}
-        if self.thinking:
+        if self.thinking or self.reasoning:
             message["reasoning_content"] = "".join(self.reasoning)
         if self.calls:
             message["tool_calls"] = [

@@ -23,6 +23,7 @@ from deepinfer_recipe.conversation.server_tools import ServerTool
 from deepinfer_recipe.conversation.tool_types import ToolDefinition
 from deepinfer_recipe.documents.reader import DocumentReader
 from deepinfer_recipe.prompts.model_version import ModelVersion
+from deepinfer_recipe.prompts.template_model import TargetModel, TemplateModel
 from deepinfer_recipe.protocols.common.conversation_request import ConversationRequest
 from deepinfer_recipe.protocols.common.options import (
     ConversionOptions,
@@ -90,7 +91,7 @@ class RequestBuilder:
 
     policy: Policy
     options: ConversionOptions
-    version: ModelVersion
+    version: TargetModel
     thinking: bool
     effort: ReasoningEffort | None
     sampling: Sampling
@@ -109,9 +110,15 @@ class RequestBuilder:
 
     def __post_init__(self) -> None:
         self.documents = DocumentReader(self.options.document_limits)
+        if isinstance(self.version, TemplateModel):
+            # Whether a model thinks at all is not for the request to say.
+            self.thinking = (self.thinking and self.version.thinks) or self.version.opens_thinking(
+                thinking=False
+            )
+            self.effort = self.effort if self.thinking else None
 
 
-def resolve_model(model: str, options: ConversionOptions, policy: Policy) -> ModelVersion:
+def resolve_model(model: str, options: ConversionOptions, policy: Policy) -> TargetModel:
     """The version a model name stands for. Unknown names are an error."""
     table = options.model_versions_by_name
     version = table.get(model)
@@ -225,9 +232,17 @@ def check_sampling(builder: RequestBuilder) -> tuple[int | None, tuple[str, ...]
     return max_tokens, stop
 
 
-def resolve_temperature(builder: RequestBuilder, *, has_tools: bool) -> tuple[float, float]:
+def resolve_temperature(
+    builder: RequestBuilder, *, has_tools: bool
+) -> tuple[float | None, float | None]:
     """Temperature and top_p to sample with."""
     asked_t, asked_p = builder.sampling.temperature, builder.sampling.top_p
+    if isinstance(builder.version, TemplateModel):
+        # What is left open is the model's own to say, in its generation_config.json.
+        return (
+            None if asked_t is None else as_float32(asked_t),
+            None if asked_p is None else as_float32(asked_p),
+        )
     honours = builder.policy.honours_sampling_in_thinking
     if honours and (asked_t is not None or asked_p is not None):
         # Explicit values win; what is left open gets the model's default.
@@ -405,9 +420,14 @@ def _parsing(
     builder: RequestBuilder, tools: list[ToolDefinition], mode: ToolChoice, stop: tuple[str, ...]
 ) -> ParsingOptions:
     recovers = builder.policy.recovers_tool_calls
+    version = builder.version
+    own = isinstance(version, TemplateModel)
     return ParsingOptions(
         parse_tool_calls=bool(tools),
-        starts_in_tool_calls=bool(tools) and mode == "required",
+        # A template's prompt opens no calls.
+        starts_in_tool_calls=bool(tools) and mode == "required" and not own,
+        dialect=version.dialect if own else "dsml",
+        starts_in_thinking=version.opens_thinking(thinking=builder.thinking) if own else True,
         parse_json_output=builder.answer == "json_object",
         thinking_initial_stage=_initial_stage(builder),
         stop_sequences=stop,

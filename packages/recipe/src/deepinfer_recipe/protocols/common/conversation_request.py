@@ -10,7 +10,7 @@ from deepinfer_recipe.conversation.inference import InferenceOptions
 from deepinfer_recipe.conversation.parsing_options import ParsingOptions
 from deepinfer_recipe.conversation.policy import Policy, Profile, policy_of
 from deepinfer_recipe.conversation.server_tools import ServerTool
-from deepinfer_recipe.prompts.model_version import ModelVersion
+from deepinfer_recipe.prompts.template_model import TargetModel
 
 DEFAULT_MAX_TOKENS = 8192
 DEFAULT_THINKING_MAX_TOKENS = 65536
@@ -36,7 +36,7 @@ class ConversationRequest:
     def __init__(
         self,
         conversation: Conversation,
-        model_version: ModelVersion,
+        model_version: TargetModel,
         *,
         inference_options: InferenceOptions | None = None,
         parsing_options: ParsingOptions | None = None,
@@ -89,7 +89,7 @@ class ConversationRequest:
         return self._parsing_options
 
     @property
-    def model_version(self) -> ModelVersion:
+    def model_version(self) -> TargetModel:
         """The target model version, resolved from the request's model name."""
         return self._model_version
 

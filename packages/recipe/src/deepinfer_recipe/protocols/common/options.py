@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 from deepinfer_recipe.conversation.special_tokens import DEFAULT_SPECIAL_TOKENS, SpecialTokens
 from deepinfer_recipe.documents.reader import DEFAULT_LIMITS, DocumentLimits
 from deepinfer_recipe.prompts.model_version import ModelVersion
+from deepinfer_recipe.prompts.template_model import TargetModel
 from deepinfer_recipe.stores.sealing import ReasoningSealer
 
 SearchResultText: TypeAlias = Callable[[Mapping[str, Any]], str]
@@ -46,7 +47,7 @@ class ReasoningContentBehavior(Enum):
         return f"ReasoningContentBehavior.{self.name}"
 
 
-def _default_models() -> dict[str, ModelVersion]:
+def _default_models() -> dict[str, TargetModel]:
     return {
         "DeepSeek-V4-Pro": ModelVersion.DeepseekV4Pro,
         "DeepSeek-V4.1-Flash": ModelVersion.DeepseekV41Flash,
@@ -61,7 +62,7 @@ class _Settings:
     messages_web_search: WebSearchBehavior
     thinking_max_tokens_upper_bound: int
     non_thinking_max_tokens_upper_bound: int
-    model_versions_by_name: MappingProxyType[str, ModelVersion] = field(
+    model_versions_by_name: MappingProxyType[str, TargetModel] = field(
         default_factory=lambda: MappingProxyType(_default_models())
     )
     special_tokens: SpecialTokens = DEFAULT_SPECIAL_TOKENS
@@ -113,7 +114,7 @@ class ConversionOptions:
         return self._settings.default_thinking_mode
 
     @property
-    def model_versions_by_name(self) -> dict[str, ModelVersion]:
+    def model_versions_by_name(self) -> dict[str, TargetModel]:
         """The target model version of each accepted request model name."""
         return dict(self._settings.model_versions_by_name)
 
@@ -216,14 +217,14 @@ class ConversionOptions:
         """
         return self._with(search_result_text=search_result_text)
 
-    def with_model_alias(self, model: str, model_version: ModelVersion) -> ConversionOptions:
+    def with_model_alias(self, model: str, model_version: TargetModel) -> ConversionOptions:
         """Accept `model` as a name of `model_version`; adds the name or replaces its version."""
         return self.with_model_versions_by_name(
             {**self._settings.model_versions_by_name, model: model_version}
         )
 
     def with_model_versions_by_name(
-        self, model_versions_by_name: dict[str, ModelVersion]
+        self, model_versions_by_name: dict[str, TargetModel]
     ) -> ConversionOptions:
         """Replace the whole table of accepted model names, the default names included."""
         return self._with(model_versions_by_name=MappingProxyType(dict(model_versions_by_name)))
