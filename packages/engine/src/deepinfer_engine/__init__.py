@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from deepinfer_engine.codec.constraints import json_object, json_schema, regex
-from deepinfer_engine.core.types import Constraint, SamplingParams, TokenLogprob, Usage
+from deepinfer_engine.core.types import Constraint, TokenLogprob, Usage
 from deepinfer_engine.errors import (
     CapacityError,
     CheckpointError,
@@ -21,7 +21,9 @@ from deepinfer_engine.errors import (
     TransferError,
     UnknownModel,
 )
-from deepinfer_engine.offline.llm import LLM, Completion
+from deepinfer_engine.offline.llm import LLM
+from deepinfer_engine.offline.params import SamplingParams
+from deepinfer_engine.offline.results import Completion, Delta
 
 if TYPE_CHECKING:
     from deepinfer_engine.model.v41.api import Model, load_model
@@ -39,6 +41,7 @@ __all__ = [
     "Constraint",
     "ConstraintError",
     "ConstraintsUnavailable",
+    "Delta",
     "EngineError",
     "EngineLost",
     "EngineUnavailable",

@@ -75,7 +75,11 @@ class Settings(BaseModel):
     # Engine
     max_num_seqs: int = Field(16, ge=1, le=4096, description="sequences running at once")
     max_num_batched_tokens: int = Field(2048, ge=16, description="tokens of one prefill step")
-    num_blocks: int = Field(1024, ge=8, description="KV blocks of 128 tokens in each worker")
+    num_blocks: int | None = Field(
+        None,
+        ge=8,
+        description="KV blocks of 128 tokens in each worker; unset = 1024, or what 2 GiB hold",
+    )
     single_process: bool = Field(False, description="prefill, decode and HTTP in one process")
     prefill_workers: int = Field(
         1, ge=1, le=64, description="prefill workers to start; they share the prompt cache"

@@ -1,15 +1,19 @@
 """`deepinfer generate`: a file of requests in, a file of answers out, in the same order.
 
-Results are appended line by line, so a run that was cut goes on behind its last whole line. Each
-result holds a digest of the request it answers: going on with another input is refused.
+Results are appended line by line, so a run that was cut goes on where it was; lines that failed are
+asked again. Each result holds a digest of the request it answers: going on with another input is
+refused. Input may come from standard input, which is read whole first.
 """
 
 from __future__ import annotations
 
 import asyncio
+import codecs
 import hashlib
 import json
-from collections.abc import AsyncGenerator, Iterator
+import os
+import sys
+from collections.abc import AsyncGenerator, Iterable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +42,7 @@ class Line:
 
     @property
     def digest(self) -> str:
-        return hashlib.sha256(self.text.encode()).hexdigest()[:16]
+        return hashlib.sha256(self.text.encode(errors="surrogateescape")).hexdigest()[:16]
 
 
 def run_generate(
@@ -50,12 +54,15 @@ def run_generate(
     concurrency: int,
     console: Console,
 ) -> int:
-    """Answer what `target` does not hold yet. 1 when `strict` and a line failed, else 0."""
+    """Answer what `target` does not hold yet; source `-` is standard input. 1 when a line failed;
+    with `strict` the first such line ends the run."""
     setup_logging("warning")
     lines = list(_read(source))
-    done = resume_point(target, {line.number: line for line in lines})
-    todo = [line for line in lines if line.number > done]
-    return asyncio.run(_generate(settings, source, todo, target, strict, concurrency, console))
+    done = answered(target, {line.number: line for line in lines})
+    todo = [line for line in lines if line.number not in done]
+    failed = asyncio.run(_generate(settings, source, todo, target, strict, concurrency, console))
+    _in_order(target)
+    return 1 if failed else 0
 
 
 async def _generate(
@@ -95,10 +102,11 @@ async def _generate(
                                 soft_wrap=True,
                             )
                             if strict:
-                                return 1
+                                return failed
                         _write(out, line, result)
-    console.print(f"{len(todo) - failed} answered, {failed} failed", highlight=False)
-    return 0
+    again = "; run the command again to ask those once more" if failed else ""
+    console.print(f"{len(todo) - failed} answered, {failed} failed{again}", highlight=False)
+    return failed
 
 
 async def answers(
@@ -142,9 +150,11 @@ async def answers(
 
 def _body(text: str, codec: Codec) -> bytes:
     """The request of a line: a Chat Completions body, or a batch entry with one as `body`."""
+    if any(0xDC80 <= ord(c) <= 0xDCFF for c in text):
+        raise InvalidRequest("not UTF-8")
     try:
         entry = json.loads(text)
-    except ValueError as exc:
+    except (ValueError, RecursionError) as exc:
         raise InvalidRequest(f"not JSON: {exc}") from exc
     body = entry.get("body", entry) if isinstance(entry, dict) else None
     if not isinstance(body, dict):
@@ -159,7 +169,7 @@ def _write(out: TextIO, line: Line, result: dict[str, Any]) -> None:
     head: dict[str, Any] = {"line": line.number, "input": line.digest}
     try:
         entry = json.loads(line.text)
-    except ValueError:
+    except (ValueError, RecursionError):
         entry = None
     if isinstance(entry, dict) and "custom_id" in entry:
         head["custom_id"] = entry["custom_id"]
@@ -169,31 +179,32 @@ def _write(out: TextIO, line: Line, result: dict[str, Any]) -> None:
 
 def _read(source: Path) -> Iterator[Line]:
     try:
-        # Split at newlines alone: other separators may stand inside JSON strings.
-        texts = source.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as exc:
-        raise ConfigError(f"cannot read {source}: {exc}") from exc
+        data = sys.stdin.buffer.read() if str(source) == "-" else source.read_bytes()
+    except OSError as exc:
+        raise ConfigError(f"cannot read {source}: {exc.strerror}") from exc
+    # A damaged byte spoils its own line. Split at newlines alone: other separators may stand
+    # inside JSON strings.
+    text = data.removeprefix(codecs.BOM_UTF8).decode("utf-8", errors="surrogateescape")
+    texts = text.split("\n")
     for number, text in enumerate(texts, start=1):
         if text.strip():
             yield Line(number, text)
 
 
-def resume_point(target: Path, lines: dict[int, Line]) -> int:
-    """Number of the last answered line, 0 for none; cuts off a torn last line.
+def answered(target: Path, lines: dict[int, Line]) -> set[int]:
+    """Numbers of the lines whose answers are there; torn and failed results are taken out.
 
     Raises ConfigError when the file is something else, or answers another input.
     """
     if not target.exists():
         if not target.parent.is_dir():
             raise ConfigError(f"the directory of {target} does not exist")
-        return 0
+        return set()
     data = target.read_bytes()
-    whole = data.rfind(b"\n") + 1
-    if whole < len(data):
-        with target.open("r+b") as out:
-            out.truncate(whole)
-    last = 0
-    for text in data[:whole].splitlines():
+    whole = data[: data.rfind(b"\n") + 1]
+    done: dict[int, bytes] = {}
+    results = whole.splitlines(keepends=True)
+    for text in results:
         try:
             result = json.loads(text)
             number, digest = result["line"], result["input"]
@@ -201,9 +212,29 @@ def resume_point(target: Path, lines: dict[int, Line]) -> int:
             raise ConfigError(
                 f"{target} is not a result file of this command; choose another name"
             ) from exc
+        if "error" in result:
+            continue
         if number not in lines or lines[number].digest != digest:
             raise ConfigError(
                 f"{target} answers another input (line {number}); choose another name"
             )
-        last = number
-    return last
+        done[number] = text
+    if len(done) < len(results) or len(whole) < len(data):
+        _replace(target, done.values())
+    return set(done)
+
+
+def _in_order(target: Path) -> None:
+    """Answers to lines that were asked again stand at the end: put them in their places."""
+    with target.open("rb") as opened:
+        results = [(json.loads(text)["line"], text) for text in opened]
+    numbers = [number for number, _ in results]
+    if numbers != sorted(numbers):
+        _replace(target, (text for _, text in sorted(results)))
+
+
+def _replace(target: Path, results: Iterable[bytes]) -> None:
+    part = target.with_name(target.name + ".part")
+    with part.open("wb") as out:
+        out.writelines(results)
+    os.replace(part, target)

@@ -403,7 +403,8 @@ def chat(
 @app.command()
 def generate(
     source: Annotated[
-        Path, typer.Argument(metavar="IN.jsonl", help="One Chat Completions body a line.")
+        Path,
+        typer.Argument(metavar="IN.jsonl", help="One Chat Completions body a line; - is stdin."),
     ],
     target: Annotated[
         Path, typer.Argument(metavar="OUT.jsonl", help="One result a line, same order.")

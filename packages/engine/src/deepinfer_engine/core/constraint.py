@@ -58,6 +58,10 @@ class ConstraintState:
         self._broken = False
 
     @property
+    def grammar(self) -> Grammar:
+        return self._grammar
+
+    @property
     def mask_words(self) -> int:
         return self._grammar.mask_words
 

@@ -42,6 +42,29 @@ async def constraint_of(
 
     Raises ConstraintError, SchemaTooComplex, ConstraintsUnavailable, EngineUnavailable.
     """
+    submitted = _submitted(sampling, compiler)
+    if submitted is None:
+        return None
+    future, prefix = submitted
+    # Shielded: others may wait for the same grammar.
+    grammar = await asyncio.shield(asyncio.wrap_future(future))
+    return ConstraintState(grammar, prefix)
+
+
+def constraint_of_blocking(
+    sampling: SamplingParams, compiler: GrammarCompiler | None
+) -> ConstraintState | None:
+    """As `constraint_of`, waiting in the caller's thread."""
+    submitted = _submitted(sampling, compiler)
+    if submitted is None:
+        return None
+    future, prefix = submitted
+    return ConstraintState(future.result(), prefix)
+
+
+def _submitted(
+    sampling: SamplingParams, compiler: GrammarCompiler | None
+) -> tuple[Future[Grammar], str] | None:
     constraint = sampling.constraint
     if constraint is None:
         return None
@@ -52,7 +75,4 @@ async def constraint_of(
             "this engine cannot enforce the format of an answer: xgrammar is not installed where "
             'it runs; install "deepinfer-engine[grammar]" there'
         )
-    future = asyncio.wrap_future(compiler.submit(constraint.grammar))
-    # Shielded: others may wait for the same grammar.
-    grammar = await asyncio.shield(future)
-    return ConstraintState(grammar, constraint.prefix)
+    return compiler.submit(constraint.grammar), constraint.prefix

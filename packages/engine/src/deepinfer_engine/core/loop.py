@@ -9,7 +9,7 @@ time it is.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -29,6 +29,7 @@ from deepinfer_engine.core.plan import (
 from deepinfer_engine.core.runner import DecodeRow, PrefillChunk, StepOutput, StepRunner
 from deepinfer_engine.core.scheduler import Scheduler
 from deepinfer_engine.core.sequence import LiveSequence
+from deepinfer_engine.core.sharing import PrefixSharing
 from deepinfer_engine.core.types import FinishReason, GenerateRequest
 
 
@@ -47,6 +48,10 @@ class PrefixLink(Protocol):
         states: Sequence[tuple[int, int]],
     ) -> None:
         """Offer (block index, block id) and (position, state slot); copies before it returns."""
+        ...
+
+    def after_publications(self, call: Callable[[], None]) -> None:
+        """Call `call`, on another thread, once everything published before is findable."""
         ...
 
 
@@ -81,6 +86,7 @@ class EngineLoop:
         self._link = link
         self._sink = sink
         self._changed = threading.Condition()
+        self._sharing = PrefixSharing(runner.layout.block_tokens)
         self._work = True
         self.scheduler = Scheduler(
             caps=runner.caps,
@@ -98,9 +104,13 @@ class EngineLoop:
         """One step; returns what ran, or None when there was nothing to run."""
         with self._changed:
             admitted = self.scheduler.admit(now)
+            if self._link is not None:
+                admitted = self._sharing.hold(admitted)
+            freed = self._sharing.due()
         for seq in admitted:
-            if self._link is None or not self._link.look_up(seq, self.loaded):
-                self.loaded(seq, 0)
+            self._look_up(seq)
+        for seq in freed:
+            self._after_publications(seq)
         with self._changed:
             plan = self.scheduler.plan(now)
             ended = self.scheduler.take_ended()
@@ -116,6 +126,18 @@ class EngineLoop:
             progress = self.scheduler.settle(plan)
         self._emit(progress)
         return plan
+
+    def _look_up(self, seq: LiveSequence) -> None:
+        whole = seq.request.prompt_logprobs is not None  # a cached token has no logits
+        if self._link is None or whole or not self._link.look_up(seq, self.loaded):
+            self.loaded(seq, 0)
+
+    def _after_publications(self, seq: LiveSequence) -> None:
+        """Look up once what others computed is findable."""
+        if self._link is None:
+            self._look_up(seq)
+        else:
+            self._link.after_publications(lambda: self._look_up(seq))
 
     def wait_for_work(self) -> None:
         """Block until something happened that may let `step` run something."""
@@ -244,6 +266,11 @@ class EngineLoop:
         first = max(0, chunk.start - self._runner.caps.lookback)
         lookback = tuple(seq.tokens[first : chunk.start])
         pictures = seq.request.pictures
+        following: Sequence[int] = ()
+        if seq.request.prompt_logprobs is not None:
+            following = [*seq.tokens[chunk.start + 1 : chunk.end + 1], -1][
+                : chunk.end - chunk.start
+            ]
         if pictures:
             lookback = text_only(lookback, first, pictures)
             pictures = overlapping(pictures, chunk.start, chunk.end)
@@ -260,6 +287,8 @@ class EngineLoop:
             prompt=seq.tokens if chunk.sample else (),
             constraint=seq.constraint if chunk.sample else None,
             pictures=pictures,
+            prompt_logprobs=seq.request.prompt_logprobs,
+            following=following,
         )
 
     def _publish(self, plan: Plan) -> None:

@@ -127,6 +127,10 @@ class PrefillChunk:
     constraint: RowConstraint | None = None
     """On the sampling chunk of a constrained request."""
     pictures: tuple[Picture, ...] = ()
+    prompt_logprobs: int | None = None
+    """Wanted of the chunk's tokens and of the one behind it; `following` are those tokens."""
+    following: Sequence[int] = ()
+    """[len(token_ids)] the prompt token behind each row, -1 behind the last of the prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +170,8 @@ class StepOutput:
     failed: bool = False
     """No finite or allowed token existed for the next position: the request must end with `error`.
     `tokens` then holds only what was accepted before it."""
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    """Of the `following` of a chunk that asked; such an output may hold no token."""
 
 
 class StepRunner(Protocol):

@@ -343,7 +343,8 @@ class Scheduler:
         n = min(len(borders), self.pools.states.free) if self.keep_snapshots else 0
         slots = self.pools.states.take(n) or []
         seq.in_use = True
-        snapshots = tuple(zip(borders[len(borders) - n :], slots, strict=True))
+        borders.sort(key=lambda position: (position in seq.wanted_borders, position))
+        snapshots = tuple(zip(sorted(borders[len(borders) - n :]), slots, strict=True))
         return Chunk(seq, seq.num_tokens, end, snapshots)
 
     def _plan_decode(self) -> DecodePlan | None:
@@ -418,6 +419,10 @@ class Scheduler:
     def _absorb_prefill(self, chunk: Chunk, output: StepOutput | None) -> None:
         seq = chunk.seq
         seq.num_tokens = chunk.end
+        if output is not None:
+            seq.prompt_logprobs += output.prompt_logprobs
+            if not chunk.sample and chunk.seq.request.prompt_logprobs is not None:
+                output = None
         if (output is not None) != chunk.sample:
             raise RuntimeError(f"{seq.key}: an output belongs to the last chunk of a prompt alone")
         if output is not None and not seq.aborting:

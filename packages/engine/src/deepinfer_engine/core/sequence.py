@@ -61,10 +61,12 @@ class LiveSequence:
         "overtaken",
         "phase",
         "prompt_len",
+        "prompt_logprobs",
         "published_blocks",
         "request",
         "state_slot",
         "tokens",
+        "wanted_borders",
     )
 
     def __init__(
@@ -90,6 +92,10 @@ class LiveSequence:
         self.state_slot = 0
         self.published_blocks = 0
         """Leading blocks the prefix store has been offered already."""
+        self.prompt_logprobs: list[TokenLogprob] = []
+        """Of the prompt tokens behind the first, as far as they were computed and wanted."""
+        self.wanted_borders: set[int] = set()
+        """Block borders whose state others wait for."""
         self.drafted_tokens = 0
         self.accepted_tokens = 0
         self.phase = Phase.WAITING

@@ -31,7 +31,7 @@ class SamplingParams:
 
     Order of application: penalties (over prompt and output, drafts before the row included), logit
     bias, bans and min_tokens, constraint, temperature, top_p, top_k, min_p, softmax. Ranges are
-    checked in `sampling.params.validate`; this type only carries them.
+    checked in `core.sampling_params.validate`; this type only carries them.
     """
 
     temperature: float = 1.0
@@ -67,6 +67,9 @@ class GenerateRequest:
     timeout_s: float | None = None
     pictures: tuple[Picture, ...] = ()
     """In the order of their spans, which `token_ids` fills with the image token."""
+    prompt_logprobs: int | None = None
+    """As `SamplingParams.logprobs`, of every prompt token behind the first; such a prompt is always
+    computed whole. In-process engines alone."""
 
 
 @dataclass(frozen=True, slots=True)

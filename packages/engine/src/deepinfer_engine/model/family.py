@@ -151,7 +151,7 @@ class Family(Protocol):
         ...
 
     def load(
-        self, model_dir: Path, options: LoadOptions, *, num_blocks: int, num_slots: int
+        self, model_dir: Path, options: LoadOptions, *, num_blocks: int | None, num_slots: int
     ) -> LoadedModel:
         """Check the whole checkpoint, read it and allocate its pools.
 

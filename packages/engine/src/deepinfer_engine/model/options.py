@@ -19,6 +19,18 @@ def arithmetic(options: LoadOptions) -> torch.dtype:
     return DTYPES[options.dtype]
 
 
+DEFAULT_BLOCKS = 1024
+DEFAULT_POOL_BYTES = 2 << 30
+LEAST_BLOCKS = 64
+
+
+def blocks_of(num_blocks: int | None, block_bytes: int) -> int:
+    """Blocks of a pool; unset: 1024, or as many as 2 GiB hold, but at least 64."""
+    if num_blocks is not None:
+        return num_blocks
+    return min(DEFAULT_BLOCKS, max(LEAST_BLOCKS, DEFAULT_POOL_BYTES // max(block_bytes, 1)))
+
+
 def refuse_replay(options: LoadOptions, family: str) -> None:
     """Raises ConfigError where bounded replay is asked of a model that keeps every token."""
     if options.replay not in ("off", "mask", "compact"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from deepinfer_engine.model.family import CacheQuant, LoadedModel, LoadOptions, 
 from deepinfer_engine.model.placement import tensors_on
 from deepinfer_engine.model.registry import family_of
 from deepinfer_engine.model.sequence_rows import SequenceRows
-from deepinfer_engine.model.verification import Sampler
+from deepinfer_engine.model.verification import Sampler, prompt_logprobs
 
 
 def build_runner(
@@ -26,7 +27,7 @@ def build_runner(
     *,
     dtype: str = "float32",
     nextn: int | None = None,
-    num_blocks: int,
+    num_blocks: int | None = None,
     num_state_slots: int,
     cache_quant: CacheQuant = "reference",
     max_model_len: int | None = None,
@@ -38,7 +39,8 @@ def build_runner(
     """Load a checkpoint directory and allocate its pools.
 
     nextn: drafts a decode step, default the model's; 0 switches speculation off.
-    num_blocks, num_state_slots: pool sizes, scratch 0 included.
+    num_blocks, num_state_slots: pool sizes, scratch 0 included; unset blocks are 1024, or as many
+        as 2 GiB hold.
     vision: load the tower of a checkpoint that has one; False serves text alone.
     replay, keep: bounded replay of prompts; `keep` defaults to the least that is legal and a block
         more, so that the last border of every prompt has a whole state to store.
@@ -62,7 +64,7 @@ def build_runner(
         nextn=chosen,
         lookback=model.lookback,
         eos_token_ids=config.eos_token_ids,
-        num_blocks=num_blocks,
+        num_blocks=len(model.blocks),
         num_state_slots=num_state_slots,
         pictures=config.picture_rules if vision else None,
         replay_keep=model.replay_keep,
@@ -105,11 +107,22 @@ class TorchRunner:
         ends = np.cumsum([len(c.token_ids) for c in chunks]) - 1
         with tensors_on(self._device):
             rows = [self._model.rows_of(c) for c in chunks]
-            logits = self._model.forward(rows, torch.from_numpy(ends[sampled]))
+            if any(c.prompt_logprobs is not None for c in chunks):
+                every = self._model.forward(rows, None)
+                logits = every[torch.from_numpy(ends[sampled])]
+            else:
+                every, logits = None, self._model.forward(rows, torch.from_numpy(ends[sampled]))
             if sampled:
                 first = self._sampler.first_tokens([chunks[i] for i in sampled], logits)
                 for i, output in zip(sampled, first, strict=True):
                     outputs[i] = output
+            if every is not None:
+                lengths = [len(c.token_ids) for c in chunks]
+                for i, own in enumerate(every.split(lengths)):
+                    k = chunks[i].prompt_logprobs
+                    if k is not None:
+                        found = prompt_logprobs(own, chunks[i].following, k)
+                        outputs[i] = replace(outputs[i] or StepOutput(()), prompt_logprobs=found)
         return outputs
 
     def decode(self, rows: Sequence[DecodeRow]) -> list[StepOutput]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from deepinfer_engine.adapters.dspark import (
@@ -84,6 +85,21 @@ class Sampler:
             _output(result, i, r.sampling.logprobs, drafted=int(lens[i]))
             for i, r in enumerate(rows)
         ]
+
+
+def prompt_logprobs(logits: Tensor, following: Sequence[int], k: int) -> tuple[TokenLogprob, ...]:
+    """What rows [n, vocab] said of the token behind each; rows with -1 behind them are left out."""
+    rows = [i for i, token in enumerate(following) if token >= 0]
+    said = torch.log_softmax(logits[rows].to(torch.float64), dim=-1)
+    top = torch.topk(said, k, dim=-1) if k else None
+    out: list[TokenLogprob] = []
+    for at, row in enumerate(rows):
+        best: tuple[tuple[int, float], ...] = ()
+        if top is not None:
+            pairs = zip(top.indices[at].tolist(), top.values[at].tolist(), strict=True)
+            best = tuple((int(token), float(value)) for token, value in pairs)
+        out.append(TokenLogprob(following[row], float(said[at, following[row]]), best))
+    return tuple(out)
 
 
 def _most_logprobs(items: Sequence[DecodeRow] | Sequence[PrefillChunk]) -> int | None:

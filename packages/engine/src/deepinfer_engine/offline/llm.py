@@ -1,43 +1,58 @@
-"""Offline use: `LLM(path).generate(prompts, SamplingParams(...))`, like the engines people know."""
+"""Offline use: `LLM(model).generate(prompts, SamplingParams(...))`, like the engines people know.
+
+`generate` steps the engine's loop itself, in the caller's thread: `LLM._drive` is the hot loop.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 import threading
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import time
+from collections import deque
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from deepinfer_engine.core.config import EngineConfig
+from deepinfer_engine.core.constraint import ConstraintState
+from deepinfer_engine.core.device import CPU, Device
+from deepinfer_engine.core.grammars import GrammarCompiler, constraint_of_blocking
 from deepinfer_engine.core.pictures import Picture, place
-from deepinfer_engine.core.types import (
-    FinishEvent,
-    FinishReason,
-    GenerateRequest,
-    SamplingParams,
-    TokenLogprob,
-    Usage,
+from deepinfer_engine.core.plan import Chunk, Progress
+from deepinfer_engine.core.types import GenerateRequest
+from deepinfer_engine.errors import (
+    ConfigError,
+    ConstraintsUnavailable,
+    EngineLost,
+    PromptTooLong,
+    RequestError,
 )
-from deepinfer_engine.errors import ConstraintsUnavailable, PromptTooLong, RequestError
+from deepinfer_engine.offline.answer import Answer
+from deepinfer_engine.offline.interrupts import deferred_interrupt
+from deepinfer_engine.offline.params import SamplingParams, checked
+from deepinfer_engine.offline.progress import progress_bar
+from deepinfer_engine.offline.results import Completion, Delta
+from deepinfer_engine.offline.rules import TokenRules
 
 if TYPE_CHECKING:
-    from deepinfer_engine.core.grammars import GrammarCompiler
     from deepinfer_engine.core.runner import Caps
     from deepinfer_engine.model.family import CacheQuant, ReplayMode
+    from deepinfer_engine.offline.chat import ChatCodec
+
+Prompts = str | Sequence[int] | Sequence[str | Sequence[int]]
+Params = SamplingParams | Sequence[SamplingParams] | None
+_UNLIMITED = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
-class Completion:
-    """What one prompt became. `text` leaves special tokens out; `token_ids` holds them."""
+class _Job:
+    """One answer to make."""
 
-    text: str
-    token_ids: tuple[int, ...]
-    finish_reason: FinishReason
-    usage: Usage
-    logprobs: tuple[TokenLogprob, ...] = ()
+    request: GenerateRequest
+    constraint: ConstraintState | None
+    answer: Answer
 
 
 class LLM:
@@ -48,9 +63,10 @@ class LLM:
     dtype: "float32", "bfloat16" or "float64". nextn: drafts a step, 0 = no speculation.
     replay: "compact" runs only the end of a prompt through all layers (approximate).
     cache_dir: keep prompt caches there, shared with servers that use the same model and
-        directory; None keeps nothing beyond a request.
+        directory; None keeps them in this process, in `prefix_cache_bytes` (0 = not at all).
+    num_blocks: KV blocks of 128 tokens; None: 1024, or as many as 2 GiB hold.
 
-    Raises CheckpointError or ConfigError. Close it, or use it as a context manager.
+    Thread-safe. Raises CheckpointError or ConfigError. Close it, or use it as a context manager.
     """
 
     def __init__(
@@ -62,21 +78,26 @@ class LLM:
         cache_quant: CacheQuant = "reference",
         replay: ReplayMode = "off",
         cache_dir: str | Path | None = None,
+        prefix_cache_bytes: int = 512 << 20,
         max_num_seqs: int = 16,
-        num_blocks: int = 1024,
-        device: str = "cpu",
+        num_blocks: int | None = None,
+        device: str = CPU.name,
     ) -> None:
+        _check_arguments(model, cache_dir, locals())
         # Here and not above: importing the package must not import torch.
         from deepinfer_engine.codec.pictures import PictureIntake, PicturePolicy
-        from deepinfer_engine.core.device import Device
+        from deepinfer_engine.core.loop import EngineLoop
         from deepinfer_engine.core.runner import BLOCK_TOKENS
+        from deepinfer_engine.kv.connector import KVConnector
+        from deepinfer_engine.kv.memory import MemoryStore
+        from deepinfer_engine.kv.parking import HostParking
         from deepinfer_engine.model.files import load_tokenizer
         from deepinfer_engine.model.names import model_directory
         from deepinfer_engine.model.runner import build_runner
-        from deepinfer_engine.router.local import LocalEngine
 
-        directory = model_directory(model)
-        config = EngineConfig(max_num_seqs=max_num_seqs)
+        where = Device.parse(device)
+        self._directory = directory = model_directory(model)
+        config = EngineConfig(max_num_seqs=max_num_seqs, max_queue=_UNLIMITED)
         self._tokenizer = load_tokenizer(directory)
         runner = build_runner(
             directory,
@@ -86,66 +107,115 @@ class LLM:
             num_state_slots=max_num_seqs + config.max_num_batched_tokens // BLOCK_TOKENS + 2,
             cache_quant=cache_quant,
             replay=replay,
-            device=Device.parse(device),
+            device=where,
         )
         store = None
         if cache_dir is not None:
             from deepinfer_engine.adapters.kvtier import open_store
 
             store = open_store(Path(cache_dir), runner.layout)
+        elif prefix_cache_bytes:
+            store = MemoryStore(runner.layout, limit_bytes=prefix_cache_bytes)
         self._caps = runner.caps
         self._intake = PictureIntake.of_directory(directory, PicturePolicy())
-        self._engine = LocalEngine(
-            runner, store=store, config=config, grammars=_grammars(directory, runner.caps)
+        self._grammars = _grammars(directory, runner.caps)
+        self._connector = None if store is None else KVConnector(store, runner)
+        self._loop = EngineLoop(
+            runner,
+            config,
+            "both",
+            parking=HostParking(runner, config.park_bytes),
+            link=self._connector,
+            sink=self,
         )
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(
-            target=self._loop.run_forever, name="deepinfer-llm", daemon=True
-        )
-        self._thread.start()
+        self._window = 4 * max_num_seqs
+        """Prompts in the engine at a time: further ones wait here and cost nothing."""
+        self._answers: dict[str, Answer] = {}
+        self._stepping = threading.Lock()
+        self._codec: ChatCodec | None = None
+        self._failure: BaseException | None = None
+        self._closed = False
+
+    # -- what is asked of it --------------------------------------------------------------------
 
     def generate(
         self,
-        prompts: str | Sequence[int] | Sequence[str | Sequence[int]],
-        params: SamplingParams | None = None,
+        prompts: Prompts,
+        params: Params = None,
         *,
         images: Sequence[Sequence[bytes | str | Path]] | None = None,
+        progress: bool | None = None,
     ) -> list[Completion]:
         """Continue every prompt; results in the order of the prompts.
 
         prompts: texts (encoded as they are, special tokens recognised) or lists of token ids; one
-            prompt alone is allowed. params: one set for all; an unset seed is drawn for each.
+            prompt alone is allowed. params: one set for all, or one a prompt; an unset seed is
+            drawn for each.
         images: the pictures of each prompt, for a model with a vision tower: encoded bytes or the
             path of a file (WebP, PNG, JPEG, GIF). The prompt holds one image token for each.
+        progress: show a bar; None: on a terminal, for several prompts.
 
         Raises RequestError before anything runs when a prompt cannot be served; ConstraintError,
         SchemaTooComplex or ConstraintsUnavailable when `params.constraint` cannot be enforced.
+        Ctrl-C ends the requests of this call and raises KeyboardInterrupt.
         """
-        from deepinfer_engine.core.sampling_params import validate
+        jobs = self._jobs("generate", prompts, params, images)
+        self._finish(jobs, progress)
+        return _in_order([job.answer for job in jobs])
 
-        if self._loop.is_closed():
-            raise RequestError("generate: this LLM is closed")
-        params = params or SamplingParams()
-        validate(params, self._caps.vocab_size)
-        encoded = [self._encode(prompt) for prompt in _as_list(prompts)]
-        if images is not None and len(images) != len(encoded):
-            raise RequestError(
-                f"images: wanted one list of pictures for each of {len(encoded)} prompts, got "
-                f"{len(images)}"
-            )
-        requests = [
-            self._request(ids, params, images[i] if images else ()) for i, ids in enumerate(encoded)
+    def stream(
+        self,
+        prompts: Prompts,
+        params: Params = None,
+        *,
+        images: Sequence[Sequence[bytes | str | Path]] | None = None,
+    ) -> Iterator[Delta]:
+        """As `generate`, piece by piece; the last piece of an answer holds its `completion`.
+
+        Leaving the iterator ends what still runs.
+        """
+        return self._pieces(self._jobs("stream", prompts, params, images))
+
+    def chat(
+        self,
+        messages: Sequence[dict[str, Any]] | Sequence[Sequence[dict[str, Any]]],
+        params: Params = None,
+        *,
+        tools: Sequence[dict[str, Any]] | None = None,
+        thinking: bool | None = None,
+        progress: bool | None = None,
+    ) -> list[Completion]:
+        """Answer a conversation, or several, in the form of Chat Completions.
+
+        tools: as in Chat Completions; calls are in `Completion.message`. thinking: None is the
+        model's default. Raises as `generate`.
+        """
+        if self._codec is None:
+            from deepinfer_engine.offline.chat import ChatCodec
+
+            self._codec = ChatCodec(self._directory, self._caps.max_model_len)
+        conversations = self._codec.conversations(messages)
+        sets = _for_each(params, len(conversations))
+        prepared = [
+            self._codec.prepare(c, p, tools, thinking)
+            for c, p in zip(conversations, sets, strict=True)
         ]
-        return asyncio.run_coroutine_threadsafe(self._run(requests), self._loop).result()
+        jobs = self._jobs("chat", [p.token_ids for p in prepared], [p.params for p in prepared])
+        self._finish(jobs, progress)
+        done = _in_order([job.answer for job in jobs])
+        return [p.finished(c) for p, c in zip(prepared, done, strict=True)]
 
     def close(self) -> None:
-        """Stop the engine and its thread; harmless twice."""
-        if self._loop.is_closed():
+        """Stop the engine; harmless twice."""
+        if self._closed:
             return
-        asyncio.run_coroutine_threadsafe(self._engine.close(), self._loop).result()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+        self._closed = True
+        with self._stepping:
+            self._loop.abort_all("error")
+        if self._connector is not None:
+            self._connector.close()
+        if self._grammars is not None:
+            self._grammars.close()
 
     def __enter__(self) -> LLM:
         return self
@@ -158,12 +228,101 @@ class LLM:
     ) -> None:
         self.close()
 
-    def _encode(self, prompt: str | Sequence[int]) -> tuple[int, ...]:
-        ids = (
-            tuple(self._tokenizer.encode(prompt, add_special_tokens=False).ids)
-            if isinstance(prompt, str)
-            else tuple(prompt)
-        )
+    # -- the hot loop ---------------------------------------------------------------------------
+
+    def _drive(self, jobs: Sequence[_Job]) -> Generator[None]:
+        """Run until every answer is over; yields after each step. Leaving it aborts the rest."""
+        waiting, live = deque(jobs), list[_Job]()
+        try:
+            while waiting or live:
+                while waiting and len(live) < self._window:
+                    live.append(waiting.popleft())
+                    self._submit(live[-1])
+                self._step(live)
+                yield
+                live = [job for job in live if not job.answer.over]
+        finally:
+            for job in jobs:
+                if not job.answer.over:
+                    self._loop.abort(job.request.request_id)
+                self._answers.pop(job.request.request_id, None)
+
+    def _step(self, live: Sequence[_Job]) -> None:
+        with self._stepping:
+            if self._failure is not None or self._closed:
+                raise EngineLost(f"the engine has stopped: {self._failure or 'closed'}")
+            if any(job.answer.over for job in live):
+                return  # another thread's step was also ours
+            with deferred_interrupt(self._loop.wake):
+                try:
+                    if self._loop.step(time.monotonic()) is None:
+                        self._loop.wait_for_work()
+                except BaseException as error:
+                    self._failure = error
+                    self._loop.abort_all("error")
+                    raise EngineLost(f"a step failed: {error}") from error
+
+    def _submit(self, job: _Job) -> None:
+        key = job.request.request_id
+        self._answers[key] = job.answer
+        self._loop.submit(job.request, key, time.monotonic(), job.constraint)
+
+    def _finish(self, jobs: Sequence[_Job], progress: bool | None) -> None:
+        with progress_bar(len(jobs), progress) as tell:
+            for _ in self._drive(jobs):
+                tell(sum(job.answer.over for job in jobs), self._loop)
+
+    def _pieces(self, jobs: Sequence[_Job]) -> Iterator[Delta]:
+        for _ in self._drive(jobs):
+            for job in jobs:
+                answer = job.answer
+                if not answer.fresh:
+                    continue
+                text, tokens, logprobs = answer.piece()
+                done = answer.completion() if answer.over else None
+                yield Delta(answer.index, answer.number, text, tokens, logprobs, done)
+
+    # -- Sink of the loop -----------------------------------------------------------------------
+
+    def chunk_done(self, chunk: Chunk) -> None:
+        """Prefill and decode share their memory here: nothing has to be sent."""
+
+    def progress(self, progress: Progress) -> None:
+        answer = self._answers.get(progress.seq.key)
+        if answer is not None and answer.take(progress):
+            self._loop.abort(progress.seq.key)
+
+    # -- prompts to jobs ------------------------------------------------------------------------
+
+    def _jobs(
+        self,
+        what: str,
+        prompts: Prompts,
+        params: Params,
+        images: Sequence[Sequence[bytes | str | Path]] | None = None,
+    ) -> list[_Job]:
+        if self._closed:
+            raise RequestError(f"{what}: this LLM is closed")
+        given = _as_list(prompts)
+        sets = [checked(p, self._caps.vocab_size) for p in _for_each(params, len(given))]
+        if images is not None and len(images) != len(given):
+            raise RequestError(
+                f"images: wanted one list of pictures for each of {len(given)} prompts, got "
+                f"{len(images)}"
+            )
+        jobs: list[_Job] = []
+        for i, (prompt, own) in enumerate(zip(given, sets, strict=True)):
+            ids = self._encode(prompt, own)
+            jobs += self._answers_to(i, ids, own, images[i] if images else ())
+        return jobs
+
+    def _encode(self, prompt: str | Sequence[int], params: SamplingParams) -> tuple[int, ...]:
+        if isinstance(prompt, str):
+            ids = tuple(self._tokenizer.encode(prompt, add_special_tokens=False).ids)
+        else:
+            ids = tuple(prompt)
+        if params.truncate_prompt_tokens is not None:
+            ids = ids[-params.truncate_prompt_tokens :]
         if not ids:
             raise RequestError("a prompt must hold at least one token")
         wrong = next((t for t in ids if not 0 <= t < self._caps.vocab_size), None)
@@ -173,21 +332,51 @@ class LLM:
             )
         return ids
 
-    def _request(
-        self, ids: tuple[int, ...], params: SamplingParams, images: Sequence[bytes | str | Path]
-    ) -> GenerateRequest:
+    def _answers_to(
+        self,
+        index: int,
+        ids: tuple[int, ...],
+        params: SamplingParams,
+        images: Sequence[bytes | str | Path],
+    ) -> list[_Job]:
         pictures: tuple[Picture, ...] = ()
         if images:
             ids, pictures = self._with_pictures(ids, images)
         if len(ids) >= self._caps.max_model_len:
             raise PromptTooLong(len(ids), self._caps.max_model_len - 1)
+        self._loop.scheduler.check_fits(len(ids))
         seed = secrets.randbits(63) if params.seed is None else params.seed
-        return GenerateRequest(
-            request_id=f"llm-{secrets.token_hex(8)}",
-            token_ids=ids,
-            sampling=replace(params, seed=seed),
-            pictures=pictures,
-        )
+        jobs: list[_Job] = []
+        for number in range(params.n):
+            request = GenerateRequest(
+                request_id=f"llm-{secrets.token_hex(8)}",
+                token_ids=ids,
+                # Far apart: neighbours would be the seeds of other prompts.
+                sampling=params.engine((seed + number * 0x9E3779B97F4A7C15) % 2**63),
+                pictures=pictures,
+                prompt_logprobs=params.prompt_logprobs,
+            )
+            answer = Answer(index, number, params, self._tokenizer)
+            jobs.append(_Job(request, self._constraint(params), answer))
+        return jobs
+
+    def _constraint(self, params: SamplingParams) -> ConstraintState | None:
+        state = constraint_of_blocking(params, self._grammars)
+        if params.allowed_token_ids is None and not params.bad_words:
+            return state
+        inner = None if state is None else state.grammar
+        prefix = "" if params.constraint is None else params.constraint.prefix
+        banned = [run for word in params.bad_words for run in self._spellings(word)]
+        rules = TokenRules(self._caps.vocab_size, params.allowed_token_ids, banned, inner)
+        return ConstraintState(rules, prefix)
+
+    def _spellings(self, word: str) -> set[tuple[int, ...]]:
+        """Token runs of a word at the start of a text and behind a space."""
+        encode = self._tokenizer.encode
+        return {
+            tuple(encode(form, add_special_tokens=False).ids)
+            for form in (word, " " + word.lstrip())
+        }
 
     def _with_pictures(
         self, ids: tuple[int, ...], images: Sequence[bytes | str | Path]
@@ -200,25 +389,23 @@ class LLM:
             raise RequestError(f"cannot read a picture: {error}") from error
         return place(ids, self._intake.of_bytes(encoded), self._intake.rules)
 
-    async def _run(self, requests: list[GenerateRequest]) -> list[Completion]:
-        try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._one(request)) for request in requests]
-        except ExceptionGroup as errors:
-            # One set of parameters: what one request raises, all would have.
-            raise errors.exceptions[0] from None
-        return [task.result() for task in tasks]
 
-    async def _one(self, request: GenerateRequest) -> Completion:
-        tokens: list[int] = []
-        logprobs: list[TokenLogprob] = []
-        async for event in self._engine.generate(request):
-            if isinstance(event, FinishEvent):
-                text = self._tokenizer.decode(tokens, skip_special_tokens=True)
-                return Completion(text, tuple(tokens), event.reason, event.usage, tuple(logprobs))
-            tokens.extend(event.token_ids)
-            logprobs.extend(event.logprobs)
-        raise AssertionError("a generation ended without its finish event")
+def _check_arguments(model: object, cache_dir: object, given: dict[str, Any]) -> None:
+    """Types first: a slip must not become an error deep inside."""
+    for name, value in (("model", model), ("cache_dir", cache_dir)):
+        if value is not None and not isinstance(value, str | Path):
+            raise ConfigError(f"{name} must be a text or a path, got {value!r}")
+    for name in ("dtype", "cache_quant", "replay", "device"):
+        if not isinstance(given[name], str):
+            raise ConfigError(f"{name} must be a text, got {given[name]!r}")
+    for name, least in (
+        ("nextn", 0), ("max_num_seqs", 1), ("num_blocks", 2), ("prefix_cache_bytes", 0),
+    ):  # fmt: skip
+        value = given[name]
+        if value is None and name in ("nextn", "num_blocks"):
+            continue
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise ConfigError(f"{name} must be an integer of at least {least}, got {value!r}")
 
 
 def _grammars(model_dir: Path, caps: Caps) -> GrammarCompiler | None:
@@ -231,14 +418,52 @@ def _grammars(model_dir: Path, caps: Caps) -> GrammarCompiler | None:
         return None
 
 
-def _as_list(
-    prompts: str | Sequence[int] | Sequence[str | Sequence[int]],
-) -> list[str | Sequence[int]]:
+def _in_order(answers: Sequence[Answer]) -> list[Completion]:
+    """One completion a prompt, further answers inside it."""
+    from dataclasses import replace
+
+    made: dict[int, list[Completion]] = {}
+    for answer in answers:
+        made.setdefault(answer.index, []).append(answer.completion())
+    return [replace(first, others=tuple(others)) for first, *others in made.values()]
+
+
+def _for_each(params: Params, count: int) -> list[SamplingParams]:
+    """One set of parameters a prompt."""
+    if params is None:
+        return [SamplingParams()] * count
+    if not isinstance(params, Sequence):
+        return [params] * count
+    if len(params) != count:
+        raise RequestError(
+            f"params: wanted one set, or one for each of {count} prompts, got {len(params)}"
+        )
+    return list(params)
+
+
+def _as_list(prompts: Any) -> list[str | Sequence[int]]:
     if isinstance(prompts, str):
         return [prompts]
-    if prompts and all(isinstance(p, int) for p in prompts):
-        return [[p for p in prompts if isinstance(p, int)]]
-    wrong = next((p for p in prompts if isinstance(p, int)), None)
-    if wrong is not None:
-        raise RequestError(f"prompts: token {wrong} stands beside whole prompts; put it in a list")
-    return [p for p in prompts if not isinstance(p, int)]
+    if not isinstance(prompts, Sequence) or isinstance(prompts, bytes):
+        raise RequestError(
+            f"prompts: wanted a text, token ids, or a list of those, got {type(prompts).__name__}"
+        )
+    items: list[Any] = list(prompts)
+    if items and all(_is_token(p) for p in items):
+        return [items]
+    for item in items:
+        if _is_token(item):
+            raise RequestError(
+                f"prompts: token {item} stands beside whole prompts; put it in a list"
+            )
+        if isinstance(item, str):
+            continue
+        if not isinstance(item, Sequence) or not all(_is_token(t) for t in item):
+            raise RequestError(
+                f"prompts: a prompt is a text or a list of token ids, got {str(item)[:60]!r}"
+            )
+    return items
+
+
+def _is_token(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

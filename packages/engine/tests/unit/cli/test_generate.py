@@ -6,13 +6,14 @@ import asyncio
 import io
 import json
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 from server_fakes import FakeEngine, Script, byte_codec
 
 from deepinfer_engine.cli import launch
-from deepinfer_engine.cli.generate import Line, answers, resume_point, run_generate
+from deepinfer_engine.cli.generate import Line, answered, answers, run_generate
 from deepinfer_engine.errors import ConfigError, EngineLost
 from deepinfer_engine.settings import Settings
 
@@ -102,19 +103,19 @@ def written(line):
 def test_a_run_goes_on_behind_the_last_whole_line(tmp_path):
     lines = {n: Line(n, question(str(n))) for n in (1, 2, 5)}
     out = tmp_path / "out.jsonl"
-    assert resume_point(out, lines) == 0
+    assert answered(out, lines) == set()
     out.write_text(written(lines[1]) + written(lines[2])[:-20])
-    assert resume_point(out, lines) == 1
+    assert answered(out, lines) == {1}
     assert out.read_text() == written(lines[1])
     out.write_text(written(lines[1]) + written(lines[2]))
-    assert resume_point(out, lines) == 2
+    assert answered(out, lines) == {1, 2}
 
 
 def test_results_of_another_input_are_not_continued(tmp_path):
     out = tmp_path / "out.jsonl"
     out.write_text(written(Line(1, question("other"))))
     with pytest.raises(ConfigError, match="another input"):
-        resume_point(out, {1: Line(1, question("mine"))})
+        answered(out, {1: Line(1, question("mine"))})
 
 
 @pytest.mark.parametrize("text", ["hello\n", "[]\n", '{"line": 1}\n', "\x00\n"])
@@ -122,13 +123,13 @@ def test_a_file_of_something_else_is_not_touched(tmp_path, text):
     out = tmp_path / "out.jsonl"
     out.write_text(text)
     with pytest.raises(ConfigError, match="not a result file"):
-        resume_point(out, {1: Line(1, "x")})
+        answered(out, {1: Line(1, "x")})
     assert out.read_text() == text
 
 
 def test_a_target_in_no_directory_is_told_before_anything_is_loaded(tmp_path):
     with pytest.raises(ConfigError, match="does not exist"):
-        resume_point(tmp_path / "none" / "out.jsonl", {})
+        answered(tmp_path / "none" / "out.jsonl", {})
 
 
 @pytest.fixture
@@ -145,8 +146,9 @@ def run(codec, monkeypatch, tmp_path):
     monkeypatch.setattr(launch, "build_codec", lambda settings: codec)
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
 
-    def go(texts, *, strict=False):
-        source.write_text("\n".join(texts))
+    def go(texts, *, strict=False, source=source):
+        if texts is not None:
+            source.write_text("\n".join(texts))
         told = io.StringIO()
         console = Console(file=told, width=200)
         code = run_generate(
@@ -160,7 +162,7 @@ def run(codec, monkeypatch, tmp_path):
 
 def test_a_broken_line_is_told_with_its_number_and_the_run_goes_on(run):
     code, told, results = run([question("a"), "{", "", question("b")])
-    assert code == 0
+    assert code == 1
     assert "in.jsonl:2: not JSON" in told
     assert "2 answered, 1 failed" in told
     assert [(result["line"], "error" in result) for result in results] == [
@@ -177,3 +179,32 @@ def test_strict_stops_at_the_first_broken_line_and_goes_on_there_once_it_is_mend
     code, told, results = run([question("a"), question("mended"), question("b")], strict=True)
     assert (code, [result["line"] for result in results]) == (0, [1, 2, 3])
     assert "2 answered, 0 failed" in told
+
+
+def test_lines_that_failed_are_asked_again_and_come_to_their_places(run):
+    run([question("a"), "{", question("b")])
+    code, told, results = run([question("a"), question("mended"), question("b")])
+    assert (code, [result["line"] for result in results]) == (0, [1, 2, 3])
+    assert not any("error" in result for result in results)
+    assert "1 answered, 0 failed" in told
+
+
+def test_a_damaged_byte_spoils_its_line_and_a_byte_order_mark_none(run, tmp_path):
+    run([])  # makes the files
+    data = b"\xef\xbb\xbf" + question("a").encode() + b'\n{"messages": "\xff"}\n' + b"[" * 20_000
+    (tmp_path / "raw.jsonl").write_bytes(data)
+    code, told, results = run(None, source=tmp_path / "raw.jsonl")
+    assert code == 1
+    assert [(result["line"], "error" in result) for result in results] == [
+        (1, False),
+        (2, True),
+        (3, True),
+    ]
+    assert "raw.jsonl:2: not UTF-8" in told
+
+
+def test_requests_may_come_from_standard_input(run, monkeypatch):
+    data = io.BytesIO(question("a").encode() + b"\n" + question("b").encode())
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(data))
+    code, _, results = run(None, source=Path("-"))
+    assert (code, [result["line"] for result in results]) == (0, [1, 2])

@@ -238,9 +238,7 @@ def test_urls_are_fetched_when_allowed_and_never_from_this_machine(
 
     def lenient(**options: Any) -> Any:
         assert 0 < options["timeout_s"] <= recipe_pictures.FETCH_S
-        return real(
-            destination_filter=lambda host, address: True, allows_any_port=True, **options
-        )
+        return real(destination_filter=lambda host, address: True, allows_any_port=True, **options)
 
     monkeypatch.setattr(recipe_pictures, "ImageFetcher", lenient)
     prepared = codec.prepare("chat", body, 4096)

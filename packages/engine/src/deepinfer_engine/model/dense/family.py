@@ -24,7 +24,7 @@ class Dense:
         return DenseConfig.model_validate(raw)
 
     def load(
-        self, model_dir: Path, options: LoadOptions, *, num_blocks: int, num_slots: int
+        self, model_dir: Path, options: LoadOptions, *, num_blocks: int | None, num_slots: int
     ) -> DenseModel:
         from deepinfer_engine.model.dense.runtime import load
 

@@ -17,7 +17,7 @@ from deepinfer_engine.model.checkpoint import TensorSpec
 from deepinfer_engine.model.dense.config import DenseConfig
 from deepinfer_engine.model.family import LoadOptions
 from deepinfer_engine.model.files import checked, model_fingerprint
-from deepinfer_engine.model.options import arithmetic, refuse_replay
+from deepinfer_engine.model.options import arithmetic, blocks_of, refuse_replay
 from deepinfer_engine.model.paged import PagedBatch, PagedCache, paged_layout
 from deepinfer_engine.model.rotary import Rotary
 from deepinfer_engine.model.sequence_rows import SequenceRows
@@ -71,7 +71,9 @@ def expected_tensors(c: DenseConfig) -> dict[str, TensorSpec]:
     return {name: TensorSpec(shape) for name, shape in out.items()}
 
 
-def load(model_dir: Path, options: LoadOptions, *, num_blocks: int, num_slots: int) -> DenseModel:
+def load(
+    model_dir: Path, options: LoadOptions, *, num_blocks: int | None, num_slots: int
+) -> DenseModel:
     """See `Family.load`."""
     config = checked(model_dir, DenseConfig.model_validate)
     refuse_replay(options, "dense")
@@ -90,7 +92,7 @@ def load(model_dir: Path, options: LoadOptions, *, num_blocks: int, num_slots: i
             _Reader(weights, config, dtype),
             PagedCache(
                 layout,
-                num_blocks=num_blocks,
+                num_blocks=blocks_of(num_blocks, layout.block_bytes),
                 num_slots=num_slots,
                 layers=config.num_hidden_layers,
                 kv_heads=config.kv_heads,

@@ -24,7 +24,7 @@ class DeepseekV41:
         return ModelConfig.model_validate(raw)
 
     def load(
-        self, model_dir: Path, options: LoadOptions, *, num_blocks: int, num_slots: int
+        self, model_dir: Path, options: LoadOptions, *, num_blocks: int | None, num_slots: int
     ) -> V41Model:
         from deepinfer_engine.model.v41.runtime import load
 

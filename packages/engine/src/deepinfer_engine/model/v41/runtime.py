@@ -19,6 +19,7 @@ from deepinfer_engine.core.runner import (
     PrefillChunk,
 )
 from deepinfer_engine.model.family import LoadOptions
+from deepinfer_engine.model.options import blocks_of
 from deepinfer_engine.model.sequence_rows import SequenceRows
 from deepinfer_engine.model.v41.assembly import Parts, assemble
 from deepinfer_engine.model.v41.backbone import Backbone
@@ -30,7 +31,9 @@ from deepinfer_engine.model.vision.image_rows import Images
 from deepinfer_engine.model.vision.tower import VisionTower
 
 
-def load(model_dir: Path, options: LoadOptions, *, num_blocks: int, num_slots: int) -> V41Model:
+def load(
+    model_dir: Path, options: LoadOptions, *, num_blocks: int | None, num_slots: int
+) -> V41Model:
     """See `Family.load`."""
     keep = options.keep
     if options.replay != "off" and keep is None:
@@ -50,10 +53,10 @@ def load(model_dir: Path, options: LoadOptions, *, num_blocks: int, num_slots: i
 class V41Model:
     """Implements `LoadedModel`."""
 
-    def __init__(self, parts: Parts, *, num_blocks: int, num_slots: int) -> None:
+    def __init__(self, parts: Parts, *, num_blocks: int | None, num_slots: int) -> None:
         self._parts = parts
         self._text = parts.config.text_config
-        self._pools = parts.pools(num_blocks, num_slots)
+        self._pools = parts.pools(blocks_of(num_blocks, parts.layout.block_bytes), num_slots)
         self._backbone = Backbone(
             self._text, parts.weights, self._pools, parts.engram, parts.replay
         )
