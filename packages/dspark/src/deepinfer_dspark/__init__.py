@@ -20,6 +20,7 @@ from deepinfer_dspark.ragged import RaggedIds
 from deepinfer_dspark.sampling import Penalties, SamplingBatch
 from deepinfer_dspark.step_table import RuntimeCorrection, StepTable
 from deepinfer_dspark.step_times import StepTimes
+from deepinfer_dspark.tree import TokenTree, TreeResult, verify_tree
 from deepinfer_dspark.uniforms import CounterRng, Uniforms
 from deepinfer_dspark.verification import Verifier, VerifyResult
 
@@ -56,10 +57,13 @@ __all__ = [
     "TableError",
     "Target",
     "TargetOutput",
+    "TokenTree",
+    "TreeResult",
     "Uniforms",
     "UnsupportedModelError",
     "Verifier",
     "VerifyResult",
     "sample_drafts",
     "survival",
+    "verify_tree",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 
@@ -98,3 +98,27 @@ def verify_one(
         else:
             return [*out, invert(residual(p[k], q[k]), final_u)]
     return [*out, invert(p[len(drafts)], final_u)]
+
+
+def verify_tree_one(
+    p: Sequence[Sequence[float]],
+    q: Sequence[Sequence[float]],
+    tokens: Sequence[int],
+    parents: Sequence[int],
+    uniform: Callable[[], float],
+) -> list[int]:
+    """Tokens of one request. p: laws after the anchor and after each node; q: law of each node
+    given its elder siblings; uniform: asked once a child that is tried and once at the end."""
+    out: list[int] = []
+    node = -1
+    while True:
+        law = list(p[node + 1])
+        for child in (i for i, parent in enumerate(parents) if parent == node):
+            x = tokens[child]
+            if uniform() < min(1.0, law[x] / q[child][x]):
+                out.append(x)
+                node = child
+                break
+            law = residual(law, q[child])
+        else:
+            return [*out, invert(law, uniform())]
