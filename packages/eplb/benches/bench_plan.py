@@ -24,6 +24,7 @@ CASES = {
     "main": Case(),
     "one expert in nine spare": Case(experts=256, ranks=32, slots=288),
     "two slots a rank": Case(experts=256, ranks=144, slots=288),
+    "two slots a rank, more spare": Case(experts=256, ranks=160, slots=320),
 }
 RATIO = {  # accepted, stretch
     "mild": (0.70, 0.50),
@@ -96,7 +97,13 @@ def judge_wide(kind: str, by: dict[str, list[Row]], goals: Goals) -> None:
     better = [min(a.sys, b.sys) for a, b in zip(by["per-step"], by["totals"], strict=True)]
     for policy in ("plan, full", "plan, from old"):
         ratio = statistics.mean(r.sys / b for r, b in zip(by[policy], better, strict=True))
-        goals.at_most(f"{kind}: {policy}, sys over the better baseline's", ratio, 1.0, 0.9)
+        goal = 0.95 if kind in MOVING and policy == "plan, from old" else 1.0
+        goals.at_most(f"{kind}: {policy}, sys over the better baseline's", ratio, goal, 0.9)
+    if kind in MOVING:
+        made = by["plan, from old"]
+        goals.at_most(f"{kind}: share of slots moved, most", max(r.moved for r in made), 0.30)
+        cpu = statistics.median(r.cpu_s for r in made)
+        goals.at_most(f"{kind}: CPU s from old, median", cpu, 0.6)
 
 
 def judge_rest(goals: Goals, seed: int) -> None:
@@ -119,12 +126,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--other-seeds", type=int, nargs="+", default=[1], help="of smaller cases")
+    parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
     parser.add_argument("--json", type=Path, help="write rows and goals here too")
     args = parser.parse_args()
     print(f"compiled kernels: {'yes' if compiled() else 'no'}; seeds {args.seeds}")
     plan(generate("mild", 1, steps=8, layers=1).counts, 64, 448)  # compiles what is not cached
     goals, rows = Goals(), []
-    for name, case in CASES.items():
+    for name in args.cases:
+        case = CASES[name]
         rows += judge_case(name, case, args.seeds if name == "main" else args.other_seeds, goals)
     judge_rest(goals, args.seeds[0])
     missed = [g["goal"] for g in goals.decided if not g["held"]]

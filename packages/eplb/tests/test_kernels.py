@@ -21,6 +21,7 @@ pytest.importorskip("numba")
         ("drift", 64, 16, 80, {}),
         ("zipf", 32, 16, 32, {}),
         ("burst", 24, 16, 48, {}),
+        ("drift", 64, 40, 80, {}),
         ("drift", 64, 16, 80, {"num_nodes": 4}),
         ("skew", 64, 16, 96, {"num_nodes": 4, "num_groups": 8}),
         ("skew", 30, 10, 40, {"objective": "totals"}),

@@ -6,6 +6,7 @@ import numpy as np
 
 from deepinfer_eplb import evaluate, plan
 from deepinfer_eplb.bench.loads import generate
+from deepinfer_eplb.planning import kernels_numpy
 from deepinfer_eplb.planning.narrow import peaks, place_by_peaks
 from deepinfer_eplb.planning.published import per_step_policy, totals_policy
 from deepinfer_eplb.planning.replicas import by_peaks, by_power
@@ -46,11 +47,38 @@ def test_two_slots_a_rank_are_balanced_about_as_well_as_by_the_better_policy() -
     assert np.mean(ratios) < 1.05, ratios
 
 
-def test_two_slots_a_rank_are_made_anew_where_loads_moved_and_left_where_they_did_not() -> None:
-    for kind, least, most in (("drift", 0.35, 0.75), ("static", 0.0, 0.2)):
-        counts = generate(kind, 42, steps=200, layers=4, experts=256).counts
-        old = plan(counts[:100], 144, 288)
-        made = plan(counts[100:], 144, 288, old.phy2log)
-        assert least <= made.moved <= most, kind
-        anew = plan(counts[100:], 144, 288, old.phy2log, fresh=True)
-        assert (made.phy2log.tobytes() == anew.phy2log.tobytes()) == (kind == "drift")
+def test_a_swap_by_scenarios_parts_experts_that_tower_together() -> None:
+    # experts 0 and 1 are heavy in the same scenarios and share a rank, 2 and 3 in another
+    steps = np.array([[9.0, 9.0, 1.0, 1.0]] * 3 + [[1.0, 1.0, 9.0, 9.0]])
+    slots = np.array([[0, 1], [2, 3]])
+    r = np.ascontiguousarray(steps.T)
+    assert kernels_numpy.search_scenarios(slots, r, 5, 2, 1e-6, 2) == 1
+    assert all({0, 1} != set(row) != {2, 3} for row in slots.tolist())
+    assert kernels_numpy.search_scenarios(slots, r, 5, 9, 1e-6, 2) == 0
+
+
+def test_moving_loads_on_few_slots_a_rank_are_balanced_with_a_third_of_the_slots() -> None:
+    """Against the better policy, which moves nearly all; both layouts of 256 experts.
+
+    One trace of many: by trace the ratio scatters with a standard deviation of 0.07.
+    """
+    ratios = []
+    for gpus, slots in ((144, 288), (160, 320)):
+        trace = generate("drift", 35, steps=300, layers=5, experts=256)
+        counts, truth = trace.counts, trace.expected[200:]
+        old = plan(counts[:100], gpus, slots).phy2log
+        window = counts[100:200]
+        made = plan(window, gpus, slots, old)
+        assert 0.05 < made.moved <= 0.30
+        better = min(
+            evaluate(truth, policy(window, gpus, slots), gpus).B
+            for policy in (per_step_policy, totals_policy)
+        )
+        ratios.append((evaluate(truth, made.phy2log, gpus).B - 1) / (better - 1))
+    assert np.mean(ratios) < 1.0, ratios
+
+
+def test_steady_loads_on_two_slots_a_rank_stay_where_they_are() -> None:
+    counts = generate("static", 42, steps=200, layers=4, experts=256).counts
+    old = plan(counts[:100], 144, 288)
+    assert plan(counts[100:], 144, 288, old.phy2log).moved <= 0.2

@@ -341,3 +341,80 @@ def _replica_move(
                     if score < best:
                         best, best_s, best_e = score, s, e
     return best, best_s, best_e
+
+
+@_compiled
+def _scenario_rank(
+    slots: Int, r: Float, inv: Float, load: Float, cost: Float, q: int, g: int
+) -> None:
+    for k in range(inv.size):
+        load[g, k] = 0.0
+    for e in slots[g]:
+        for k in range(inv.size):
+            load[g, k] += r[e, k]
+    total = 0.0
+    for k in range(inv.size):
+        total += _power(load[g, k] * inv[k], q)
+    cost[g] = total
+
+
+@_compiled
+def search_scenarios(slots: Int, r: Float, q: int, budget: int, price: float, misses: int) -> int:
+    """See `kernels_numpy.search_scenarios`."""
+    G, C = slots.shape
+    K = r.shape[1]
+    load, cost, inv = np.empty((G, K)), np.empty(G), np.ones(K)
+    for g in range(G):
+        _scenario_rank(slots, r, inv, load, cost, q, g)
+    for k in range(K):
+        top = 0.0
+        for g in range(G):
+            top = max(top, load[g, k])
+        inv[k] = 1.0 / top
+    for g in range(G):
+        _scenario_rank(slots, r, inv, load, cost, q, g)
+    stale = np.zeros(G, dtype=np.bool_)
+    used, missed = 0, 0
+    while used + 2 <= budget and missed < misses:
+        a, total = -1, 0.0
+        for g in range(G):
+            total += cost[g]
+            if not stale[g] and (a < 0 or cost[g] > cost[a]):
+                a = g
+        if a < 0:
+            break
+        best, best_i, best_g, best_j = -price * total, -1, -1, -1
+        for i in range(C):
+            o = slots[a, i]
+            for g in range(G):
+                if not cost[g] < cost[a] or _holds(slots, g, o):
+                    continue
+                # beyond this no sum can win; the margin is far above what rounding adds
+                limit = (cost[a] + cost[g]) * (1.0 + 1e-9) + best
+                for j in range(C):
+                    e = slots[g, j]
+                    if _holds(slots, a, e):
+                        continue
+                    now = 0.0
+                    for k in range(K):
+                        d = r[e, k] - r[o, k]
+                        ours = _power((load[a, k] + d) * inv[k], q)
+                        now += ours + _power((load[g, k] - d) * inv[k], q)
+                        if now > limit:
+                            break
+                    gain = now - (cost[a] + cost[g])
+                    if gain < best:
+                        best, best_i, best_g, best_j = gain, i, g, j
+        if best_i < 0:
+            stale[a] = True
+            missed += 1
+            continue
+        out = slots[a, best_i]
+        slots[a, best_i] = slots[best_g, best_j]
+        slots[best_g, best_j] = out
+        _scenario_rank(slots, r, inv, load, cost, q, a)
+        _scenario_rank(slots, r, inv, load, cost, q, best_g)
+        used += 2
+        stale[:] = False
+        missed = 0
+    return used // 2

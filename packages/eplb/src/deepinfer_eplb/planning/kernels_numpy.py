@@ -209,3 +209,59 @@ def _replica_move(
             i, j = divmod(int(score.argmin()), experts.size)
             best = (float(score[i, j]), int(rows[i]), int(experts[j]))
     return best
+
+
+def search_scenarios(slots: Int, r: Float, q: int, budget: int, price: float, misses: int) -> int:
+    """Swap experts of the costliest rank, best exact gain first; returns the swaps made.
+
+    r: float64 [E, K], load of one replica in each of K scenarios. Objective: the sum over scenarios
+    and ranks of (load / the busiest rank's at the start) ** (2 ** q), for ranks of so few slots
+    that variances say too little. price: part of the objective that a swap must win; budget: slots
+    that may change; misses: ranks in a row without such a swap that end the search.
+    """
+    G, C = slots.shape
+    owner = np.repeat(np.arange(G), C)
+    load = _scenario_loads(slots, r)
+    inv = 1.0 / load.max(axis=0)
+
+    def costs(of: Float) -> Float:
+        # one scenario after the other, as the compiled twin adds
+        return np.add.accumulate(power(of * inv, q), axis=-1)[..., -1]
+
+    cost = costs(load)
+    stale = np.zeros(G, dtype=np.bool_)
+    used = missed = 0
+    while used + 2 <= budget and missed < misses and not stale.all():
+        a = int(np.where(stale, -1.0, cost).argmax())
+        total = float(np.add.accumulate(cost)[-1])
+        flat, mine = slots.ravel(), slots[a]
+        holds = (slots[None, :, :] == mine[:, None, None]).any(axis=2)
+        valid = (cost < cost[a])[owner][None, :] & ~holds[:, owner]
+        valid &= ~(flat[:, None] == mine[None, :]).any(axis=1)[None, :]
+        d = r[flat][None, :, :] - r[mine][:, None, :]
+        ours = power((load[a][None, None, :] + d) * inv, q)
+        theirs = power((load[owner][None, :, :] - d) * inv, q)
+        now = np.add.accumulate(ours + theirs, axis=2)[:, :, -1]
+        gain = np.where(valid, now - (cost[a] + cost[owner])[None, :], np.inf)
+        at = int(gain.argmin())
+        if not gain.flat[at] < -price * total:
+            stale[a] = True
+            missed += 1
+            continue
+        i, s = divmod(at, G * C)
+        g, j = divmod(s, C)
+        slots[a, i], slots[g, j] = slots[g, j], slots[a, i]
+        for rank in (a, g):
+            load[rank] = _scenario_loads(slots[rank : rank + 1], r)[0]
+            cost[rank] = costs(load[rank])
+        used += 2
+        stale[:] = False
+        missed = 0
+    return used // 2
+
+
+def _scenario_loads(slots: Int, r: Float) -> Float:
+    load = np.zeros((slots.shape[0], r.shape[1]))
+    for column in range(slots.shape[1]):
+        load += r[slots[:, column]]
+    return load

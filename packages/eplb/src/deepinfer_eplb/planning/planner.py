@@ -270,8 +270,8 @@ def _judge(
     """(B on the last blocks of plans made without them, B of the old placement or None, fresh).
 
     Where one heavy replica and its partner decide, swaps of two experts seldom lead from one good
-    pairing to another: such ranks are planned from nothing too, which wins if loads move (a few
-    held-out blocks then say little) or if it gains enough there for the slots it changes more.
+    pairing to another: on steady loads such ranks are planned from nothing too, which wins if it
+    gains enough on the held-out blocks for the slots it changes more.
     """
     W, L, E = loads.shape
     sample = np.unique(np.linspace(0, L - 1, min(L, JUDGED_LAYERS)).astype(np.int64))
@@ -291,14 +291,15 @@ def _judge(
     predicted = judged(made)
     if before is None or resized:
         return predicted, None, fresh
-    if not fresh and not request.totals and request.groups == 1 and request.narrow:
+    steady = moving_excess(loads) <= MOVING_EXCESS
+    if not fresh and not request.totals and request.groups == 1 and request.narrow and steady:
         anew, _ = _solve(request, train, None)
         kept = _keep_ranks(before, anew, request.num_gpus)
         more = moved_share(before, kept, request.num_gpus) - moved_share(
             before, made, request.num_gpus
         )
         gain = predicted - judged(anew)
-        if moving_excess(loads) > MOVING_EXCESS or gain > PRICE * request.num_slots * more:
+        if gain > PRICE * request.num_slots * more:
             predicted, fresh = predicted - gain, True
     return predicted, judged(before), fresh
 

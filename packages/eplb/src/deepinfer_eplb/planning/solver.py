@@ -28,6 +28,12 @@ PATIENCE: Final = 2
 NARROW_PATIENCE: Final = 4
 """The search ends after this many ranks in a row, or this part of all ranks, that nothing helps:
 where one heavy replica decides, the costliest ranks are often the hopeless ones."""
+SCENARIOS: Final = 32
+WIDER: Final = 1.3
+SCENARIO_Q: Final = 5
+SCENARIO_PRICE: Final = 1e-6
+"""Scenarios of the search for few slots a rank on moving loads, their spread relative to the
+window's blocks, its power, and the part of the objective that a swap must win."""
 PEAK_SIGMAS: Final = 2.0
 INTER_COST: Final = 8.0
 """Cost of an expert that arrives from another node, relative to one from the own node."""
@@ -81,6 +87,15 @@ class Solver:
         peak = c[0] + PEAK_SIGMAS * np.sqrt((c[1:] ** 2).sum(axis=0))
         slots = np.full((G, S // G), -1, dtype=np.int64)
         steps = None
+        if (
+            old is not None
+            and narrow
+            and same
+            and model.moving
+            and len(c) > 1
+            and not self.replica_moves
+        ):
+            return self._narrow(model, layer, old, budget)
         if narrow:
             # without directions every step looks the same
             steps = np.maximum(c[0] + model.path @ c[1:], 0.1 * c[0]) if len(c) > 1 else c[:1]
@@ -119,6 +134,23 @@ class Solver:
         self.moves += int(moves) + changed
         if rival is not None and steps is not None and peaks(rival, steps) < peaks(slots, steps):
             return rival.ravel()
+        return slots.ravel()
+
+    def _narrow(self, model: LoadModel, layer: int, old: Int, budget: int) -> Int:
+        """Swaps from a whole placement by the peaks of scenarios; replica counts stay.
+
+        Moving loads were elsewhere before this window and will be again: the old placement knows
+        of that, and the scenarios reach further than the window's own blocks.
+        """
+        c = model.components[layer]
+        at = np.unique(np.linspace(0, len(model.path) - 1, SCENARIOS).astype(np.int64))
+        steps = np.maximum(c[0] + WIDER * (model.path[at] @ c[1:]), 0.1 * c[0])
+        slots = old.reshape(self.num_gpus, -1).copy()
+        n = np.bincount(old, minlength=c.shape[1])
+        self.swaps += self._kernels.search_scenarios(
+            slots, np.ascontiguousarray((steps / n).T), SCENARIO_Q, budget, SCENARIO_PRICE,
+            self.num_gpus // NARROW_PATIENCE,
+        )  # fmt: skip
         return slots.ravel()
 
     def _patience(self, narrow: bool) -> int:
