@@ -69,6 +69,9 @@ class Settings(BaseModel):
         None, ge=1, description="last prompt tokens that run whole; unset = window, drafts, a block"
     )
     nextn: int | None = Field(None, ge=0, le=7, description="draft length; unset = the model's own")
+    generation_config: bool = Field(
+        True, description="sampling defaults of the model's generation_config.json"
+    )
     default_thinking: bool = Field(True, description="think when the request does not say")
     vision: bool = Field(True, description="take pictures, where the checkpoint has a vision tower")
 

@@ -45,3 +45,7 @@ class Operators:
         self.engram_hash = resolved("engram_hash")
         self.engram_gate = resolved("engram_gate")
         self.moe_layer = resolved("moe_layer")
+        self.add_rms_norm = resolved("add_rms_norm")
+        self.silu_mul = resolved("silu_mul")
+        self.qkv_rope_store = resolved("qkv_rope_store")
+        self.gqa_attention = resolved("gqa_attention")

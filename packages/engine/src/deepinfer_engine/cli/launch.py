@@ -75,15 +75,17 @@ def build_codec(
     One that `serves` also opens the store of responses and takes the keys of sealed reasoning.
     """
     directory = model_dir(settings)
-    from deepinfer_engine.codec.recipe_codec import PicturePolicy, RecipeCodec
+    from deepinfer_engine.codec.choose import open_codec
+    from deepinfer_engine.codec.recipe_codec import PicturePolicy
     from deepinfer_engine.codec.responses import open_responses, read_sealer
 
     policy = None
     if settings.vision:
         policy = PicturePolicy(settings.max_images, fetches_urls=settings.fetch_images)
-    return RecipeCodec.from_directory(
+    return open_codec(
         directory,
         settings.model_names,
+        own_defaults=settings.generation_config,
         default_thinking=settings.default_thinking,
         pictures=policy,
         responses=open_responses(settings.responses_store) if serves else None,

@@ -84,6 +84,12 @@ NoCache = Annotated[bool, typer.Option("--no-cache", help="Keep no prompt cache 
 NoVision = Annotated[
     bool, typer.Option("--no-vision", help="Text alone: leave the vision tower out.")
 ]
+NoGenerationConfig = Annotated[
+    bool,
+    typer.Option(
+        "--no-generation-config", help="Ignore the sampling defaults in the model's files."
+    ),
+]
 FetchImages = Annotated[
     bool | None,
     typer.Option("--fetch-images", help="Fetch http(s) image URLs, from public addresses only."),
@@ -190,7 +196,7 @@ def _settings(config: Path | None, **flags: Any) -> Settings:
     from deepinfer_engine.core.device import Device
     from deepinfer_engine.settings import load_settings
 
-    for name in ("cache", "vision"):
+    for name in ("cache", "vision", "generation_config"):
         if flags.pop(f"no_{name}", False):
             flags[name] = False
     for name in ("prefill", "decode", "served_model_name", "allowed_hosts", "cors_origins"):
@@ -224,6 +230,7 @@ def serve(
     no_cache: NoCache = False,
     no_vision: NoVision = False,
     fetch_images: FetchImages = None,
+    no_generation_config: NoGenerationConfig = False,
     device: Device = None,
     dtype: Dtype = None,
     cache_quant: CacheQuant = None,

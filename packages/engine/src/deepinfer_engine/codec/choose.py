@@ -6,12 +6,40 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from deepinfer_engine.codec.recipe_codec import RecipeCodec
+from deepinfer_engine.adapters.recipe import TemplateModel, TemplateUnusableError
+from deepinfer_engine.codec.recipe_codec import RecipeCodec, TemplateTarget
+from deepinfer_engine.core.sampling_params import SamplingDefaults
+from deepinfer_engine.errors import CheckpointError
+from deepinfer_engine.model.files import sampling_defaults
+from deepinfer_engine.model.registry import load_family_config
+
+_NO_TEMPLATE = "{{ raise_exception('this model has no chat template: use the completions route') }}"
 
 
-def open_codec(model_dir: Path, model_names: Sequence[str], **options: Any) -> RecipeCodec:
+def open_codec(
+    model_dir: Path, model_names: Sequence[str], *, own_defaults: bool = True, **options: Any
+) -> RecipeCodec:
     """For a checkpoint directory; options as `RecipeCodec.from_directory`.
 
-    Raises CheckpointError: no readable tokenizer, or a model that nothing here runs.
+    own_defaults: take sampling defaults from the model's generation_config.json.
+
+    Raises CheckpointError: no readable tokenizer or template, or a model that nothing here runs.
     """
-    return RecipeCodec.from_directory(model_dir, model_names, **options)
+    family, config = load_family_config(model_dir)
+    target = None
+    if family.codec == "template":
+        target = TemplateTarget(_template(model_dir), config.eos_token_ids)
+    defaults = sampling_defaults(model_dir) if own_defaults else SamplingDefaults()
+    return RecipeCodec.from_directory(
+        model_dir, model_names, target=target, defaults=defaults, **options
+    )
+
+
+def _template(model_dir: Path) -> TemplateModel:
+    """The chat template; a base model has none, and says so when it is asked to chat."""
+    try:
+        return TemplateModel.from_directory(model_dir)
+    except TemplateUnusableError as error:
+        if "has no chat template" in str(error):
+            return TemplateModel(_NO_TEMPLATE)
+        raise CheckpointError(f"{model_dir}: {error}") from error

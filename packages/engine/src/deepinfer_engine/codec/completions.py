@@ -94,7 +94,8 @@ class Vocabulary:
 
     tokenizer: TextTokenizer
     size: int
-    bos: int
+    begin: tuple[int, ...]
+    """What a prompt of text begins with."""
     ends: frozenset[int]
     silent: frozenset[int]
     special: frozenset[int]
@@ -161,7 +162,7 @@ def prompts(body: Body, vocabulary: Vocabulary) -> list[tuple[str | None, list[i
                     )
             rows.append((None, item))
         else:
-            rows.append((item, [vocabulary.bos, *_filled(item, body.suffix, vocabulary)]))
+            rows.append((item, [*vocabulary.begin, *_filled(item, body.suffix, vocabulary)]))
     if body.suffix and any(text is None for text, _ in rows):
         raise InvalidRequest("suffix: goes with prompts of text, not of token ids", param="suffix")
     return rows

@@ -56,13 +56,18 @@ def apply_extras(sampling: SamplingParams, body: bytes, vocab_size: int) -> Samp
         raise InvalidRequest(
             f"{param}: {first['msg']}, got {first.get('input')!r}", param=param
         ) from exc
+    given = extras.model_fields_set
     return replace(
         sampling,
         # Messages has a top_k of its own; 0 is how some clients spell "off". Any int may come, and
         # the engine counts in 64 bits.
-        top_k=min(extras.top_k or -1, vocab_size),
+        top_k=min(extras.top_k or -1, vocab_size) if "top_k" in given else sampling.top_k,
         min_p=extras.min_p,
-        repetition_penalty=extras.repetition_penalty,
+        repetition_penalty=(
+            extras.repetition_penalty
+            if "repetition_penalty" in given
+            else sampling.repetition_penalty
+        ),
         min_tokens=min(extras.min_tokens, sampling.max_tokens),
         ignore_eos=extras.ignore_eos,
         stop_token_ids=tuple(

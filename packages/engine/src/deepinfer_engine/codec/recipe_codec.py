@@ -25,6 +25,7 @@ from deepinfer_engine.adapters.recipe import (
     ServerToolPolicy,
     SpecialToken,
     StoreError,
+    TemplateModel,
     Tokenizer,
     UnknownModelError,
     WebSearchBehavior,
@@ -49,6 +50,7 @@ from deepinfer_engine.codec.protocol import (
 )
 from deepinfer_engine.codec.responses import RecipeResponses
 from deepinfer_engine.core.pictures import Picture, place
+from deepinfer_engine.core.sampling_params import SamplingDefaults
 from deepinfer_engine.core.types import FinishReason, SamplingParams, TokensEvent, TrafficClass
 from deepinfer_engine.core.web_search import ToolOutcome, ToolRun, WebSearch
 from deepinfer_engine.errors import (
@@ -57,6 +59,20 @@ from deepinfer_engine.errors import (
     EngineUnavailable,
     UnknownModel,
 )
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateTarget:
+    """A model whose prompts its own chat template writes."""
+
+    model: TemplateModel
+    eos_token_ids: tuple[int, ...]
+
+    def begin(self, tokenizer: Tokenizer) -> tuple[int, ...]:
+        """What its tokenizer puts before a text."""
+        ids = tokenizer.backend.encode("", add_special_tokens=True).ids
+        return tuple(i for i in ids if i not in self.eos_token_ids)
+
 
 _MAX_USER_BYTES = 512
 _NO_RESOURCE = "insufficient_system_resource"
@@ -90,13 +106,18 @@ class RecipeCodec:
         sealer: ReasoningSealer | None = None,
         web: WebSearch | None = None,
         tokenizer_path: Path | None = None,
+        target: TemplateTarget | None = None,
+        defaults: SamplingDefaults | None = None,
     ) -> None:
         """`new_seed` seeds requests that bring no seed; `wall` is the time stamp of answers.
 
         responses: keeps Responses answers; sealer: seals their reasoning, for each owner apart.
         pictures: None where the model takes none. web: runs the web searches that requests ask the
         server for; None leaves them out of Responses and refuses them in Messages.
+        target: the chat template of another family; None is V4.1's own encoding. defaults: of
+        sampling, where a request does not say.
         """
+        self._defaults = defaults or SamplingDefaults()
         self._web = web
         self.tokenizer_path = tokenizer_path
         self._longest_token = longest_token_bytes(tokenizer)
@@ -112,24 +133,29 @@ class RecipeCodec:
             )
         self._names = tuple(model_names)
         self.vocab_size = tokenizer.backend.get_vocab_size(with_added_tokens=True)
-        self._eos = tokenizer.special_id(SpecialToken.Eos.value)
+        if target is None:
+            begin = (tokenizer.special_id(SpecialToken.Bos.value),)
+            self._ends = frozenset((tokenizer.special_id(SpecialToken.Eos.value),))
+        else:
+            begin, self._ends = target.begin(tokenizer), frozenset(target.eos_token_ids)
         # Spelling these inside an answer (with ignore_eos) would help nobody.
-        self.silent = frozenset((self._eos, tokenizer.special_id(SpecialToken.Bos.value)))
+        self.silent = self._ends | frozenset(begin)
         added = tokenizer.backend.get_added_tokens_decoder()
         self._vocabulary = completions.Vocabulary(
             tokenizer=tokenizer,
             size=self.vocab_size,
-            bos=tokenizer.special_id(SpecialToken.Bos.value),
-            ends=frozenset((self._eos,)),
+            begin=begin,
+            ends=self._ends,
             silent=self.silent,
             special=frozenset(i for i, token in added.items() if token.special),
             fim=completions.Vocabulary.fim_ids({t.content: i for i, t in added.items()}),
         )
         self._wall = wall
         self._new_seed = new_seed
-        self._options = ConversionOptions(
-            default_thinking_mode=default_thinking
-        ).with_model_versions_by_name(dict.fromkeys(self._names, ModelVersion.DeepseekV41Flash))
+        model = ModelVersion.DeepseekV41Flash if target is None else target.model
+        self._options = ConversionOptions(default_thinking_mode=default_thinking)
+        for name in self._names:
+            self._options = self._options.with_model_alias(name, model)
         if web is not None:
             self._options = (
                 self._options.with_responses_web_search(WebSearchBehavior.Run)
@@ -148,6 +174,8 @@ class RecipeCodec:
         responses: ResponseStore | None = None,
         sealer: ReasoningSealer | None = None,
         web: WebSearch | None = None,
+        target: TemplateTarget | None = None,
+        defaults: SamplingDefaults | None = None,
     ) -> RecipeCodec:
         """With the `tokenizer.json` of a checkpoint directory, and what its `config.json` says of
         pictures, unless `pictures` is None. Raises CheckpointError.
@@ -165,6 +193,8 @@ class RecipeCodec:
                 sealer=sealer,
                 web=web,
                 tokenizer_path=path,
+                target=target,
+                defaults=defaults,
             )
         except OSError as exc:
             raise CheckpointError(f"cannot read the tokenizer {path}: {exc.strerror}") from exc
@@ -211,8 +241,10 @@ class RecipeCodec:
             raise overflow
         max_tokens = request.resolve_max_tokens(len(token_ids), max_model_len)
         sampling = SamplingParams(
-            temperature=1.0 if options.temperature is None else options.temperature,
-            top_p=1.0 if options.top_p is None else options.top_p,
+            temperature=_first(options.temperature, self._defaults.temperature),
+            top_p=_first(options.top_p, self._defaults.top_p),
+            top_k=self._defaults.top_k,
+            repetition_penalty=self._defaults.repetition_penalty,
             seed=self._new_seed() if options.seed is None else options.seed,
             max_tokens=max_tokens,
             presence_penalty=options.presence_penalty,
@@ -226,7 +258,7 @@ class RecipeCodec:
             token_ids=token_ids,
             pictures=pictures,
             sampling=sampling,
-            ends=frozenset((self._eos, *sampling.stop_token_ids)),
+            ends=self._ends | frozenset(sampling.stop_token_ids),
             created=int(self._wall()),
             user_id=_checked_user(request.user),
             max_model_len=max_model_len,
@@ -349,6 +381,10 @@ class RecipeCodec:
                 "this server's model takes no pictures", param=param_of(sources[0])
             )
         return place(token_ids, self._pictures.of_request(sources), self._pictures.rules)
+
+
+def _first(wanted: float | None, default: float) -> float:
+    return default if wanted is None else wanted
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ message."""
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from deepinfer_engine.core.types import SamplingParams
 from deepinfer_engine.errors import RequestError
@@ -13,6 +14,16 @@ MAX_STOP_IDS = 256
 MAX_BIASED_IDS = 1024
 MIN_REPETITION_PENALTY = 0.01
 """Logits are divided by it: one near zero makes them infinite."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingDefaults:
+    """What holds where a request does not say; a model's files may give others."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    repetition_penalty: float = 1.0
 
 
 def validate(params: SamplingParams, vocab_size: int) -> None:

@@ -12,7 +12,9 @@ from typing import Any, TypeVar, cast
 from pydantic import BaseModel, ValidationError
 from tokenizers import Tokenizer
 
-from deepinfer_engine.errors import CheckpointError
+from deepinfer_engine.core.sampling_params import SamplingDefaults, validate
+from deepinfer_engine.core.types import SamplingParams
+from deepinfer_engine.errors import CheckpointError, RequestError
 
 _SAMPLE_BYTES = 1 << 20
 T = TypeVar("T")
@@ -76,15 +78,49 @@ def read_config_json(model_dir: Path) -> dict[str, Any]:
     return cast("dict[str, Any]", raw)
 
 
-def checked(model_dir: Path, validate: Callable[[dict[str, Any]], T]) -> T:
+def read_generation_config(model_dir: Path) -> dict[str, Any]:
+    """generation_config.json, empty where there is none. Raises CheckpointError."""
+    path = model_dir / "generation_config.json"
+    if not path.exists():
+        return {}
+    try:
+        raw = read_json(path)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: cannot be read as JSON ({error})") from None
+    if not isinstance(raw, dict):
+        raise CheckpointError(f"{path}: wanted a JSON object, got {type(raw).__name__}")
+    return cast("dict[str, Any]", raw)
+
+
+def sampling_defaults(model_dir: Path) -> SamplingDefaults:
+    """Those of generation_config.json. Raises CheckpointError naming a value out of range."""
+    raw = read_generation_config(model_dir)
+    names = ("temperature", "top_p", "top_k", "repetition_penalty")
+    given = {name: raw[name] for name in names if raw.get(name) is not None}
+    if given.get("top_k") == 0:
+        del given["top_k"]
+    try:
+        defaults = SamplingDefaults(**given)
+        validate(
+            SamplingParams(**{name: getattr(defaults, name) for name in names}), vocab_size=1 << 30
+        )
+    except (RequestError, TypeError) as error:
+        raise CheckpointError(f"{model_dir / 'generation_config.json'}: {error}") from None
+    return defaults
+
+
+def checked(model_dir: Path, read: Callable[[dict[str, Any]], T]) -> T:
     """config.json through the model of a family.
 
     Raises CheckpointError: the directory or file is missing, is not JSON, or a key has a value that
     this runtime cannot serve; the message names file, key and value.
     """
     raw = read_config_json(model_dir)
+    ends = read_generation_config(model_dir).get("eos_token_id")
+    if isinstance(ends, list):  # more ways to end than the config knows: chat models have them
+        raw = {**raw, "eos_token_id": ends}
     try:
-        config = validate(raw)
+        config = read(raw)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "config"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear, silu
+from torch.nn.functional import linear
 
 from deepinfer_engine.adapters.kernels import Operators
 from deepinfer_engine.core.runner import CacheLayout, PrefillChunk
@@ -146,6 +146,7 @@ class DenseModel:
         self._config = config
         self._cache = cache
         self._ops = ops
+        self._scale = config.head_width**-0.5
         self._embed = reader.tensor("embed_tokens.weight")
         self._layers = [reader.layer(i) for i in range(config.num_hidden_layers)]
         self._norm = reader.tensor("norm.weight")
@@ -180,35 +181,32 @@ class DenseModel:
 
     @torch.inference_mode()
     def forward(self, rows: Sequence[SequenceRows], logit_rows: Tensor | None) -> Tensor:
-        c, ops = self._config, self._ops
-        batch = PagedBatch(rows)
-        heads, kv, d = c.num_attention_heads, c.kv_heads, c.head_width
+        c, ops, cache = self._config, self._ops, self._cache
+        batch, eps = PagedBatch(rows), c.rms_norm_eps
         cos, sin = (torch.from_numpy(a) for a in self._rotary.at(batch.position))
         x = self._embed[batch.ids]
-        for index, w in enumerate(self._layers):
-            fused = linear(ops.rms_norm(x, w.attn_norm, c.rms_norm_eps), w.qkv, w.qkv_bias)
-            q, k, v = fused.view(len(x), -1, d).split([heads, kv, kv], dim=1)
-            if w.q_norm is not None and w.k_norm is not None:
-                q = ops.rms_norm(q.contiguous(), w.q_norm, c.rms_norm_eps)
-                k = ops.rms_norm(k.contiguous(), w.k_norm, c.rms_norm_eps)
-            out = self._cache.attend(index, rotated(q, cos, sin), rotated(k, cos, sin), v, batch)
-            x = x + linear(out.view(len(x), -1), w.wo, w.wo_bias)
-            hidden = ops.rms_norm(x, w.mlp_norm, c.rms_norm_eps)
-            gate, up = linear(hidden, w.gate_up, w.gate_up_bias).chunk(2, dim=-1)
-            x = x + linear(silu(gate) * up, w.down, w.down_bias)
-        last = x if logit_rows is None else x[logit_rows]
-        # Ties and verification are decided by the logits: sums are float32 whatever the dtype.
+        hidden = ops.rms_norm(x, self._layers[0].attn_norm, eps)
+        norms = [*(w.attn_norm for w in self._layers[1:]), self._norm]
+        for i, (w, next_norm) in enumerate(zip(self._layers, norms, strict=True)):
+            fused = linear(hidden, w.qkv, w.qkv_bias).view(len(x), -1, c.head_width)
+            keys, values = cache.keys[i], cache.values[i]
+            q = ops.qkv_rope_store(
+                fused, w.q_norm, w.k_norm, eps, cos, sin, False, keys, values, batch.slot
+            )
+            out = ops.gqa_attention(
+                q, keys, values, batch.table, batch.start, batch.first, self._scale
+            )
+            if logit_rows is not None and i + 1 == len(self._layers):
+                out, x = out[logit_rows], x[logit_rows]  # nobody reads the others any more
+            out = linear(out.flatten(1), w.wo, w.wo_bias)
+            hidden, x = ops.add_rms_norm(out, x, w.mlp_norm, eps)
+            gated = ops.silu_mul(linear(hidden, w.gate_up, w.gate_up_bias))
+            hidden, x = ops.add_rms_norm(linear(gated, w.down, w.down_bias), x, next_norm, eps)
+        # Ties and verification are decided by the logits: they are float32 whatever the dtype.
         wide = torch.float64 if x.dtype == torch.float64 else torch.float32
-        return linear(ops.rms_norm(last, self._norm, c.rms_norm_eps), self._head).to(wide)
+        return linear(hidden, self._head).to(wide)
 
     def dense_weights(self) -> list[Tensor]:
         fields = LayerWeights.__dataclass_fields__
         held = [getattr(w, name) for w in self._layers for name in fields]
         return [t for t in [*held, self._norm, self._head] if isinstance(t, Tensor)]
-
-
-def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn channel i with i + d/2 of x [n, heads, d] by the angles [n, d/2]."""
-    left, right = x.to(cos.dtype).chunk(2, dim=-1)
-    cos, sin = cos[:, None], sin[:, None]
-    return torch.cat([left * cos - right * sin, right * cos + left * sin], dim=-1).to(x.dtype)
