@@ -21,9 +21,10 @@ from deepinfer_dspark.hf import Speculation, generate
 
 PROMPTS = {
     "chat": "Tell me about the history of tea in a few sentences.",
-    "copy": "Repeat the following text exactly.\n\nThe quick brown fox jumps over the lazy dog near "
-    "the river bank. In the morning, the farmer walks to the market with a basket of apples, pears "
-    "and plums. He sells them to the people of the town and returns home before the sun goes down.",
+    "copy": "Repeat the following text exactly.\n\n"
+    "The quick brown fox jumps over the lazy dog near the river bank. In the morning, the farmer "
+    "walks to the market with a basket of apples, pears and plums. He sells them to the people of "
+    "the town and returns home before the sun goes down.",
     "edit": "Rewrite this Python function, renaming the variable x to total, and print the whole "
     "function.\n\n```python\ndef add_numbers(values):\n    x = 0\n    for value in values:\n"
     "        x = x + value\n    print('The sum is', x)\n    return x\n```",

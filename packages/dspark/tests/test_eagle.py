@@ -186,6 +186,63 @@ def test_a_head_with_a_vocabulary_of_its_own_drafts_target_ids(tmp_path) -> None
         EagleDrafter.load(tmp_path, embed=embed)
 
 
+def public_layouts():
+    """config.json, names of tensors and file of heads as they are published for Qwen3."""
+    flat = {k: v for k, v in CONFIG.items() if k != "draft_vocab_size"}
+    scaled = {"rope_scaling": None, "rope_theta": 1_000_000, "draft_vocab_size": 5}
+    aux = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2, 3]}}
+    new = {"rope_parameters": {"rope_type": "default", "rope_theta": 1_000_000.0}}
+    return {
+        "one file of tensors": (flat | scaled, "midlayer.", "pytorch_model.bin"),
+        "SpecForge": (
+            flat | scaled | aux | {"architectures": ["LlamaForCausalLMEagle3"]},
+            "midlayer.", "model.safetensors",
+        ),
+        "speculators": (
+            {"speculators_model_type": "eagle3", "draft_vocab_size": 5,
+             "transformer_layer_config": flat | new},
+            "layers.0.", "model.safetensors",
+        ),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", public_layouts())
+def test_heads_load_from_the_layouts_they_are_published_in(tmp_path, name: str) -> None:
+    config, layer, file = public_layouts()[name]
+    m = head(draft_vocab_size=5, rope_theta=1_000_000.0)
+    m.get_buffer("d2t").copy_(torch.tensor([1, 2, 5, 7, 11]) - torch.arange(5))
+    weights = {k.replace("midlayer.", layer): v.contiguous() for k, v in m.state_dict().items()}
+    weights["t2d"] = torch.zeros(12, dtype=torch.bool)
+    embed = weights.pop("embed_tokens.weight")
+    if file.endswith(".bin"):
+        torch.save(weights, tmp_path / file)
+    else:
+        safetensors.save_file(weights, tmp_path / file)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    raw = torch.randn(4, 24, dtype=torch.float64, generator=torch.Generator().manual_seed(7))
+    given = batch([[3, 1, 4, 1, 5]], [4], raw, temperature=1.0)
+    out = EagleDrafter.load(tmp_path, max_tokens=3, embed=embed).propose(given, CounterRng())
+    want = EagleDrafter(m, 3).propose(given, CounterRng())
+    assert np.array_equal(out.tokens, want.tokens)
+    assert torch.equal(out.q, want.q)
+
+
+def test_files_that_run_code_and_scaled_rotations_are_refused(tmp_path) -> None:
+    class Evil:
+        def __reduce__(self):
+            return (print, ("run",))
+
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    torch.save({"fc.weight": Evil()}, tmp_path / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match="not a file of tensors"):
+        EagleDrafter.load(tmp_path)
+    for scaled in ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
+                   {"rope_parameters": {"rope_type": "linear"}}):  # fmt: skip
+        (tmp_path / "config.json").write_text(json.dumps(CONFIG | scaled))
+        with pytest.raises(CheckpointError, match="rotary"):
+            EagleDrafter.load(tmp_path)
+
+
 def test_greedy_text_with_an_eagle_chain_is_that_of_plain_decoding() -> None:
     model = toy.ToyModel()
 

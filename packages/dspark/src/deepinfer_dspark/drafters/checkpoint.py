@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from deepinfer_dspark.errors import CheckpointError
-from deepinfer_dspark.torch_extra import Tensor, nn
+from deepinfer_dspark.torch_extra import Tensor, nn, torch
 
 MAX_CONFIG_BYTES = 1 << 20
 
@@ -32,27 +32,64 @@ def read_tensors(
 ) -> dict[str, Tensor]:
     """All tensors of the directory's safetensors files by name, without the given prefixes.
 
-    only: read just the names that start with one of these once the prefixes are gone.
+    only: read just the names that start with one of these once the prefixes are gone. Where there
+    is no safetensors file a pytorch_model.bin is read, tensors alone: it cannot run code.
     Raises CheckpointError for damaged files and where there are none.
     """
+
+    def wanted(full: str) -> str | None:
+        name = full
+        for prefix in strip:
+            name = name.removeprefix(prefix)
+        return name if name.startswith(only) else None
+
     from safetensors import SafetensorError, safe_open
 
     files = sorted(directory.glob("*.safetensors"))
-    if not files:
-        raise CheckpointError(f"{directory} holds no *.safetensors")
     found: dict[str, Tensor] = {}
+    pickled = directory / "pytorch_model.bin"
+    if not files and pickled.is_file():
+        for full, tensor in _unpickled(pickled).items():
+            if (name := wanted(full)) is not None:
+                found[name] = tensor
+        return found
+    if not files:
+        raise CheckpointError(f"{directory} holds no *.safetensors and no pytorch_model.bin")
     for file in files:
         try:
             with safe_open(file, framework="pt") as opened:
                 for full in opened.keys():  # noqa: SIM118 - not a mapping
-                    name = full
-                    for prefix in strip:
-                        name = name.removeprefix(prefix)
-                    if name.startswith(only):
+                    if (name := wanted(full)) is not None:
                         found[name] = opened.get_tensor(full)
         except SafetensorError as e:
             raise CheckpointError(f"{file} is not a safetensors file: {e}") from e
     return found
+
+
+def _unpickled(path: Path) -> dict[str, Tensor]:
+    try:
+        raw: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except Exception as e:  # torch raises half a dozen kinds for files that are none of its own
+        raise CheckpointError(f"{path} is not a file of tensors: {e}") from e
+    if not isinstance(raw, dict):
+        raise CheckpointError(f"{path} wants tensors by name, got {type(raw).__name__}")
+    named = cast("dict[Any, Any]", raw)
+    if not all(isinstance(v, Tensor) for v in named.values()):
+        raise CheckpointError(f"{path} wants tensors alone")
+    return {str(name): tensor for name, tensor in named.items()}
+
+
+def rope_theta(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """{"rope_theta": base} where a config names it, in the old or the new place.
+
+    Raises CheckpointError for scaled rotary embeddings: this package has the plain ones.
+    """
+    told: Any = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    kind = told.get("rope_type", told.get("type", "default"))
+    if kind != "default":
+        raise CheckpointError(f"draft config wants rotary embeddings of kind {kind!r}: not known")
+    base = told.get("rope_theta", raw.get("rope_theta"))
+    return {} if base is None else {"rope_theta": float(base)}
 
 
 def check_names(own: Mapping[str, Tensor], weights: Mapping[str, Tensor], directory: Path) -> None:

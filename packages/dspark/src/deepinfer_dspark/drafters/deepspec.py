@@ -13,7 +13,12 @@ from pathlib import Path
 from typing import Any, cast
 
 from deepinfer_dspark.drafters.block_module import BlockStates
-from deepinfer_dspark.drafters.checkpoint import load_into, read_config, read_tensors
+from deepinfer_dspark.drafters.checkpoint import (
+    load_into,
+    read_config,
+    read_tensors,
+    rope_theta,
+)
 from deepinfer_dspark.drafters.contexts import Entries
 from deepinfer_dspark.drafters.heads import ConfidenceHead, MarkovHead, MarkovType
 from deepinfer_dspark.errors import CheckpointError
@@ -44,7 +49,7 @@ class DeepSpecConfig:
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> DeepSpecConfig:
         """Take the known keys of a config.json; names the missing ones."""
-        known = {k: raw[k] for k in cls.__dataclass_fields__ if k in raw}
+        known = {k: raw[k] for k in cls.__dataclass_fields__ if k in raw} | rope_theta(raw)
         if "target_layer_ids" in known:
             known["target_layer_ids"] = tuple(known["target_layer_ids"])
         if "head_dim" not in known and {"hidden_size", "num_attention_heads"} <= known.keys():

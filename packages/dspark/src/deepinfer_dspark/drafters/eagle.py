@@ -11,12 +11,17 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from deepinfer_dspark.calibration import ProxyConfidence
-from deepinfer_dspark.drafters.checkpoint import load_into, read_config, read_tensors
+from deepinfer_dspark.drafters.checkpoint import (
+    load_into,
+    read_config,
+    read_tensors,
+    rope_theta,
+)
 from deepinfer_dspark.drafters.contexts import Contexts, Entries, new_features
 from deepinfer_dspark.drafters.deepspec import MLP, RMSNorm, rotate
 from deepinfer_dspark.drafting import DraftBatch, peak_probability, sample_drafts
@@ -33,6 +38,7 @@ class EagleConfig:
 
     draft_vocab_size: rows of the head's own LM head, default the whole vocabulary.
     feature_layers: hidden states of the target that are concatenated.
+    target_hidden_size: their width, where it is not the head's own.
     """
 
     hidden_size: int
@@ -43,13 +49,22 @@ class EagleConfig:
     head_dim: int
     draft_vocab_size: int
     feature_layers: int = 3
+    target_hidden_size: int | None = None
     rms_norm_eps: float = 1e-6
     rope_theta: float = 10_000.0
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> EagleConfig:
-        """Take the known keys of a config.json; names the missing ones."""
+        """Take the known keys of a config.json, also where the layer's are nested as in the
+        speculators library's; names the missing ones."""
+        nested: Any = raw.get("transformer_layer_config")
+        if isinstance(nested, dict):
+            raw = {**cast("dict[str, Any]", nested), **raw}
         known = {k: raw[k] for k in cls.__dataclass_fields__ if raw.get(k) is not None}
+        known |= rope_theta(raw)
+        layers: Any = (raw.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
+        if isinstance(layers, list):
+            known["feature_layers"] = len(cast("list[Any]", layers))
         if "head_dim" not in known and {"hidden_size", "num_attention_heads"} <= known.keys():
             known["head_dim"] = known["hidden_size"] // known["num_attention_heads"]
         if "vocab_size" in known:
@@ -124,7 +139,8 @@ class EagleModule(nn.Module):
         super().__init__()
         self.c = c
         self.embed_tokens = nn.Embedding(c.vocab_size, c.hidden_size)
-        self.fc = nn.Linear(c.feature_layers * c.hidden_size, c.hidden_size, bias=False)
+        width = c.feature_layers * (c.target_hidden_size or c.hidden_size)
+        self.fc = nn.Linear(width, c.hidden_size, bias=False)
         self.midlayer = EagleLayer(c)
         self.norm = RMSNorm(c.hidden_size, c.rms_norm_eps)
         self.lm_head = nn.Linear(c.hidden_size, c.draft_vocab_size, bias=False)
@@ -180,13 +196,19 @@ class EagleDrafter:
     def load(
         cls, directory: Path, *, max_tokens: int = 5, embed: Tensor | None = None
     ) -> EagleDrafter:
-        """Read config.json and *.safetensors of an EAGLE-3 head.
+        """Read config.json and *.safetensors (or pytorch_model.bin) of an EAGLE-3 head.
 
         embed: the target's [V, d] embedding where the checkpoint does not carry it.
         Raises CheckpointError naming what is missing, unknown or of another shape.
         """
         module = EagleModule(EagleConfig.from_dict(read_config(directory)))
-        weights = read_tensors(directory, strip=("model.",))
+        weights = {
+            # the layer is called layers.0 in the speculators library's checkpoints
+            f"midlayer.{name.removeprefix('layers.0.')}"
+            if name.startswith("layers.0.")
+            else name: t
+            for name, t in read_tensors(directory, strip=("model.",)).items()
+        }
         weights.pop("t2d", None)  # the inverse of d2t
         if embed is not None:
             weights.setdefault("embed_tokens.weight", embed)
