@@ -105,7 +105,9 @@ def test_the_same_number_of_ranks_in_another_order_moves_nothing() -> None:
         ({"old_gpus": 4, "ranks": [0, 1]}, "wants 3 old ranks"),
         ({"old_gpus": 4, "ranks": [0, 0, 1]}, "each once"),
         ({"old_gpus": 4, "ranks": [0, 1, 4]}, r"0\.\.3"),
-        ({"old_gpus": 4, "ranks": [0, 1, -2]}, r"0\.\.3"),
+        ({"old_gpus": 4, "ranks": [0, 1, -2]}, "at least -1"),
+        ({"old_gpus": 4, "ranks": [0.5, 1, 2]}, "ranks wants an integer"),
+        ({"old_gpus": 0}, "old_gpus wants an integer"),
         ({}, "say old_gpus"),
     ],
 )

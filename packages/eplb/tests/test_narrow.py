@@ -39,7 +39,7 @@ def test_a_spare_replica_goes_where_the_towering_steps_are() -> None:
 def test_two_slots_a_rank_are_balanced_about_as_well_as_by_the_better_policy() -> None:
     ratios = []
     for kind in ("skew", "burst", "drift"):
-        trace = generate(kind, 41, steps=200, layers=6, experts=256)
+        trace = generate(kind, 41, steps=200, layers=3, experts=256)
         window, truth = trace.counts[:100], trace.expected[100:]
         made = evaluate(truth, plan(window, 144, 288).phy2log, 144).B - 1
         others = [policy(window, 144, 288) for policy in (per_step_policy, totals_policy)]
@@ -64,7 +64,7 @@ def test_moving_loads_on_few_slots_a_rank_are_balanced_with_a_third_of_the_slots
     """
     ratios = []
     for gpus, slots in ((144, 288), (160, 320)):
-        trace = generate("drift", 35, steps=300, layers=5, experts=256)
+        trace = generate("drift", 35, steps=300, layers=4, experts=256)
         counts, truth = trace.counts, trace.expected[200:]
         old = plan(counts[:100], gpus, slots).phy2log
         window = counts[100:200]

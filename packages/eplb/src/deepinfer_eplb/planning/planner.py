@@ -143,7 +143,7 @@ def plan(
     before = None if old is None else as_placement(old, E, "old")
     resized = before is not None and (old_gpus not in (None, num_gpus) or ranks is not None)
     if before is not None and resized:
-        before = _followed(before, L, num_gpus, old_gpus or num_gpus, ranks)
+        before = _followed(before, L, num_gpus, num_gpus if old_gpus is None else old_gpus, ranks)
     elif before is not None and before.shape != (L, num_slots):
         raise ShapeError(
             f"old wants shape {(L, num_slots)}, got {before.shape}; for another number of ranks "
@@ -256,6 +256,8 @@ def _followed(
         )
     if ranks is None:
         ranks = [r if r < old_gpus else -1 for r in range(num_gpus)]
+    for r in ranks:
+        check_count("ranks", r, -1)
     continued = [int(r) for r in ranks if r != -1]
     if len(ranks) != num_gpus or len(set(continued)) != len(continued):
         raise TopologyError(f"ranks wants {num_gpus} old ranks, each once, or -1; got {[*ranks]}")

@@ -208,6 +208,8 @@ def resize(
     if ranks is None:
         ranks = [r if r < old_gpus else -1 for r in range(num_gpus)]
     sources = [*ranks, *leaving]
+    for r in sources:
+        check_count("ranks and leaving", r, -1)
     real = [r for r in sources if r != -1]
     if len(ranks) != num_gpus or len(set(real)) != len(real) or not set(real) <= {*range(old_gpus)}:
         raise TopologyError(

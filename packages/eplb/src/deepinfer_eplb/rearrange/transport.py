@@ -96,6 +96,8 @@ class GlooTransport:
         self._dist: Any = self._torch.distributed
         self._deadline_s = deadline_s
         self._broken: str | None = None
+        if not self._dist.is_initialized():
+            raise TransportError("no process group: call dist.init_process_group first")
         self._ranks: list[int] = self._dist.get_process_group_ranks(
             self._dist.group.WORLD if group is None else group
         )
