@@ -1,0 +1,33 @@
+# /// script
+# dependencies = ["evalscope[perf]"]
+# ///
+"""EvalScope's performance test: two at a time, eight requests."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from common import KEY, MODEL, OPENAI, Report, check
+
+report = Report("evalscope")
+
+
+def load():
+    program = shutil.which("evalscope") or str(Path(sys.executable).parent / "evalscope")
+    folder = tempfile.mkdtemp()
+    command = [
+        program, "perf", "--url", f"{OPENAI}/chat/completions", "--model", MODEL, "--api", "openai",
+        "--api-key", KEY, "--parallel", "2", "--number", "8", "--dataset", "random",
+        "--tokenizer-path", os.environ["DEEPINFER_TOKENIZER"], "--max-tokens", "16",
+        "--min-prompt-length", "32", "--max-prompt-length", "64", "--outputs-dir", folder,
+    ]  # fmt: skip
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=900)
+    text = done.stdout + done.stderr
+    check(done.returncode == 0 and "Traceback" not in text, text[-400:])
+
+
+report.step("eight requests", load)
+report.done()
