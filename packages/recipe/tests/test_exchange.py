@@ -63,7 +63,15 @@ def payloads(frames: list[str]) -> list[dict[str, Any]]:
     [
         ("chat", {"messages": [USER], "stream": True}),
         ("responses", {"input": "hi", "stream": True}),
-        ("messages", {"messages": [USER], "stream": True, "max_tokens": 9}),
+        (
+            "messages",
+            {
+                "messages": [USER],
+                "stream": True,
+                "max_tokens": 9,
+                "thinking": {"type": "enabled"},
+            },
+        ),
     ],
 )
 def test_stream_and_whole_response_tell_the_same(protocol: str, body: dict[str, Any]) -> None:

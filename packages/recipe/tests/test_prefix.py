@@ -41,7 +41,8 @@ def first_body(protocol: str) -> dict[str, Any]:
     if protocol == "responses":
         return {"model": MODEL, "input": [USER], "tools": [{"type": "function", **function}]}
     tools = [{"name": "get", "input_schema": SCHEMA}]
-    return {"model": MODEL, "messages": [USER], "tools": tools}
+    thinking = {"type": "enabled"}
+    return {"model": MODEL, "messages": [USER], "tools": tools, "thinking": thinking}
 
 
 def next_body(protocol: str, body: dict[str, Any], response: dict[str, Any]) -> dict[str, Any]:

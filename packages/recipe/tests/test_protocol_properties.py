@@ -72,6 +72,7 @@ def body(protocol: str, model: str, turns: list[dict[str, Any]], **more: Any) ->
     schema = {"type": "object", "properties": {"town": {"type": "string"}}}
     if protocol == "messages":
         tools: list[Any] = [{"name": "get", "input_schema": schema}]
+        more = {"thinking": {"type": "enabled"}, **more}
         return {"model": model, "max_tokens": 99, "messages": turns, "tools": tools, **more}
     if protocol == "responses":
         tools = [{"type": "function", "name": "get", "parameters": schema}]

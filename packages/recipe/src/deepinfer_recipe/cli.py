@@ -70,8 +70,8 @@ def _default_request(options: argparse.Namespace) -> dict[str, Any]:
         tools = [{"type": "function", **tool}]
         return {"model": model, "input": "", "tools": tools, "reasoning": {"effort": effort}}
     tools = [{"name": "any", "input_schema": tool["parameters"]}]
-    config = {"effort": effort}
-    return {"model": model, "messages": turn, "tools": tools, "output_config": config}
+    thinking = {"type": "enabled" if options.thinking else "disabled"}
+    return {"model": model, "messages": turn, "tools": tools, "thinking": thinking}
 
 
 def _parse(options: argparse.Namespace) -> int:

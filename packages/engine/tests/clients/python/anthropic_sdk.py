@@ -23,8 +23,10 @@ def messages():
 
 
 def _whole(usage):
-    return usage.input_tokens + (usage.cache_read_input_tokens or 0) + (
-        usage.cache_creation_input_tokens or 0
+    return (
+        usage.input_tokens
+        + (usage.cache_read_input_tokens or 0)
+        + (usage.cache_creation_input_tokens or 0)
     )
 
 

@@ -33,5 +33,7 @@ report.step(
     "schema",
     lambda: llm("-m", "local", "--schema", "name, age int", "-o", "max_tokens", "800", "Ana is 7."),
 )
-report.step("tools", lambda: llm("-m", "local", "-T", "llm_version", "-o", "max_tokens", "200", "x"))
+report.step(
+    "tools", lambda: llm("-m", "local", "-T", "llm_version", "-o", "max_tokens", "200", "x")
+)
 report.done()

@@ -81,7 +81,7 @@ def tool_loop(choice, streams):
         calls += len(message.tool_calls)
         for call in message.tool_calls:
             arguments = json.loads(call.function.arguments)
-            result = weather(**{"city": arguments["city"]})
+            result = weather(city=arguments["city"])
             messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
     if choice != "auto":
         check(calls, "a forced call was not made")

@@ -54,6 +54,19 @@ class Policy:
     honours_penalties: bool = False
     unknown_model_status: int = 400
 
+    serves_forced_tools: bool = False
+    """A forced tool is served whether or not the request thinks; see `ConversionOptions`."""
+    messages_think_unasked: bool = True
+    """Messages: thinking follows the server's default where the request says nothing of it."""
+    reads_thinking_switches: bool = False
+    """Chat: the switches of other servers, such as `chat_template_kwargs`, are honoured."""
+    reads_newer_blocks: bool = False
+    """Messages: `redacted_thinking` and `search_result`. Responses: `additional_tools`."""
+    refuses_unknown_tools: bool = False
+    """Responses: a tool of an unknown kind is an error, not passed over."""
+    refuses_unserved_fields: bool = False
+    """Fields whose loss would change what the request means are errors, not passed over."""
+
     # Answers.
     recovers_tool_calls: bool = False
     """Damaged tool-call markup is mended and reported instead of lost."""
@@ -87,6 +100,12 @@ EXTENDED = Policy(
     honours_sampling_in_thinking=True,
     honours_penalties=True,
     unknown_model_status=404,
+    serves_forced_tools=True,
+    messages_think_unasked=False,
+    reads_thinking_switches=True,
+    reads_newer_blocks=True,
+    refuses_unknown_tools=True,
+    refuses_unserved_fields=True,
     recovers_tool_calls=True,
     reports_usage_unasked=False,
     usage_in_own_chunk=True,

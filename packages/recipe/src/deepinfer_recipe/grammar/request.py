@@ -8,7 +8,7 @@ the process that enforces it (`deepinfer_recipe.grammar.compile`, or any engine 
     thinking on    free text · </think> · answer         thinking off, or already over    answer
     json           a value of the schema                  regex        text it matches as a whole
     tools, auto    free text, and at its end a block of calls or none
-    required       calls: the prompt has opened their block
+    required       calls: the prompt has opened their block, or they follow the thinking
 
 Free text holds neither the end of thinking nor the mark of tool calls.
 """
@@ -111,4 +111,6 @@ def _answer(constraint: OutputConstraint, options: ParsingOptions, version: Targ
     calls = CallsGrammar(constraint.schema, version.prompt_format, dsml)
     if options.starts_in_tool_calls:
         return calls.inside()
-    return sequence(any_text(think_end, dsml), optional(calls.block()))
+    block = calls.block()
+    is_forced = constraint.kind == "tool_call_required"
+    return sequence(any_text(think_end, dsml), block if is_forced else optional(block))

@@ -75,6 +75,8 @@ class Exchange(Generic[F]):
         self.model: str = model or parsed.model
         self.fields: Mapping[str, Any] = parsed.fields
         """The decoded body. `tools` may be None: known ones are recognised by their bytes."""
+        self.ignored_fields: tuple[str, ...] = parsed.ignored_fields
+        """Names of the body that mean nothing here and were passed over (extended profile)."""
         self.request: ConversationRequest = parsed.convert(options)
         self._encoding = encoding_for(self.request.model_version).with_special_tokens(
             options.special_tokens

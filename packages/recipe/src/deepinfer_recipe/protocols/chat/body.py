@@ -189,3 +189,8 @@ class ChatBody(Body):
     presence_penalty: float | None = None
     user: Any = None
     user_id: Any = None
+    # How other servers spell a switch of thinking; see `thinking_switch`.
+    chat_template_kwargs: Any = None
+    enable_thinking: Any = None
+    reasoning: Any = None
+    thinking_budget: Any = None

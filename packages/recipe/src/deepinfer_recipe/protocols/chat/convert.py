@@ -20,6 +20,7 @@ from deepinfer_recipe.conversation.tool_types import ToolCall, ToolDefinition
 from deepinfer_recipe.documents import reader as documents
 from deepinfer_recipe.prompts.prompt_builder import UNSUPPORTED_IMAGE
 from deepinfer_recipe.protocols.chat import body as wire
+from deepinfer_recipe.protocols.chat.thinking_switch import asked_thinking
 from deepinfer_recipe.protocols.common import pictures
 from deepinfer_recipe.protocols.common.builder import (
     AnswerFormat,
@@ -65,11 +66,10 @@ def check_profile(body: wire.ChatBody, policy: Policy) -> None:
 def convert(body: wire.ChatBody, options: ConversionOptions, policy: Policy) -> ConversationRequest:
     """Convert a parsed body. Raises `ConversionError`."""
     version = resolve_model(body.model, options, policy)
-    thinking, effort = resolve_thinking(
-        body.thinking.type if body.thinking else None,
-        body.reasoning_effort,
-        default=options.default_thinking_mode,
-    )
+    asked = (body.thinking.type if body.thinking else None, body.reasoning_effort)
+    if policy.reads_thinking_switches:
+        asked = asked_thinking(body)
+    thinking, effort = resolve_thinking(*asked, default=options.default_thinking_mode)
     builder = RequestBuilder(
         policy=policy,
         options=options,

@@ -34,6 +34,9 @@ class ChatCompletionRequest(ProtocolRequest[ChatBody]):
 
     __slots__ = ()
 
+    protocol = "chat"
+    body_type = ChatBody
+
     def __init__(self, body: RequestBody, *, profile: Profile = "parity") -> None:
         policy = policy_of(profile)
         parsed, fields = parse_request(ChatBody, body)

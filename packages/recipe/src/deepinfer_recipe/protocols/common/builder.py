@@ -329,6 +329,26 @@ def mentions_json(messages: Sequence[Message]) -> bool:
     return any("json" in message.content.lower() for message in messages)
 
 
+def _chosen(builder: RequestBuilder) -> tuple[list[ToolDefinition], ToolChoice]:
+    """Tools and mode of the tool choice; a forced call ends thinking unless it may follow it."""
+    may_force = builder.policy.serves_forced_tools or not builder.thinking
+    tools, mode = resolve_choice(builder.tools, builder.choice, may_force=may_force)
+    thinks_first = builder.options.thinks_before_forced_calls
+    if mode == "required" and builder.thinking and not thinks_first:
+        _stop_thinking(builder)
+    return tools, mode
+
+
+def _stop_thinking(builder: RequestBuilder) -> None:
+    """No thinking in this answer, and none in the turns before it."""
+    builder.thinking, builder.effort = False, None
+    for index, message in enumerate(builder.messages):
+        if isinstance(message, AssistantMessage) and message.reasoning_content is not None:
+            builder.messages[index] = AssistantMessage(
+                message.content, None, message.tool_calls, message.prefix
+            )
+
+
 def _initial_stage(builder: RequestBuilder) -> ThinkingInitialStage | None:
     if not builder.thinking:
         return None
@@ -352,7 +372,7 @@ def _check_prefix(builder: RequestBuilder) -> None:
 
 def finish(builder: RequestBuilder) -> ConversationRequest:
     """Check what is left to check (in the reference's order) and assemble the request."""
-    tools, mode = resolve_choice(builder.tools, builder.choice, thinking=builder.thinking)
+    tools, mode = _chosen(builder)
     excludes = builder.names_format and not builder.policy.allows_format_with_strict_tools
     if excludes and any(tool.strict for tool in tools):
         raise ConversionError(
@@ -385,7 +405,8 @@ def _conversation(
         builder.messages,
         thinking_mode=builder.thinking,
         tools=tools,
-        tool_choice=mode,
+        # In thinking mode the prompt cannot open the calls: the constraint alone asks for them.
+        tool_choice="auto" if mode == "required" and builder.thinking else mode,
         reasoning_effort=builder.effort,
         response_format="json_object" if answer == "json_object" else "text",
         response_schema=answer.schema if isinstance(answer, JsonSchemaFormat) else None,
@@ -422,10 +443,11 @@ def _parsing(
     recovers = builder.policy.recovers_tool_calls
     version = builder.version
     own = isinstance(version, TemplateModel)
+    opens_calls = bool(tools) and mode == "required" and not builder.thinking
     return ParsingOptions(
         parse_tool_calls=bool(tools),
         # A template's prompt opens no calls.
-        starts_in_tool_calls=bool(tools) and mode == "required" and not own,
+        starts_in_tool_calls=opens_calls and not own,
         dialect=version.dialect if own else "dsml",
         starts_in_thinking=version.opens_thinking(thinking=builder.thinking) if own else True,
         parse_json_output=builder.answer == "json_object",

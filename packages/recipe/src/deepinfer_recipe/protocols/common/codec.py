@@ -29,6 +29,11 @@ class ParsedRequest(Protocol):
         """The decoded body."""
         ...
 
+    @property
+    def ignored_fields(self) -> tuple[str, ...]:
+        """Names of the body that mean nothing here and were passed over."""
+        ...
+
     def convert(self, options: ConversionOptions) -> ConversationRequest:
         """Convert, once. Raises `ConversionError`."""
         ...

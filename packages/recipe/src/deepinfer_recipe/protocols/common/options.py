@@ -69,6 +69,7 @@ class _Settings:
     document_limits: DocumentLimits = DEFAULT_LIMITS
     reasoning_sealer: ReasoningSealer | None = None
     tool_call_logprobs: bool = False
+    thinks_before_forced_calls: bool = False
     search_result_text: SearchResultText | None = None
 
 
@@ -162,6 +163,16 @@ class ConversionOptions:
         return self._settings.tool_call_logprobs
 
     @property
+    def thinks_before_forced_calls(self) -> bool:
+        """Whether a forced tool leaves thinking on (extended profile).
+
+        The call then follows the thinking and only a grammar can hold the model to it
+        (`request_grammar`), so it is for hosts that enforce grammars. Otherwise thinking is off
+        for that answer: its prompt opens the call, which needs no grammar.
+        """
+        return self._settings.thinks_before_forced_calls
+
+    @property
     def search_result_text(self) -> SearchResultText | None:
         """Text for the model of a search-result block in a Messages history."""
         return self._settings.search_result_text
@@ -198,6 +209,10 @@ class ConversionOptions:
     def with_document_limits(self, document_limits: DocumentLimits) -> ConversionOptions:
         """Construct options with the supplied limits on documents."""
         return self._with(document_limits=document_limits)
+
+    def with_thinking_before_forced_calls(self, thinks: bool) -> ConversionOptions:
+        """Construct options that leave thinking on where a tool is forced, or not."""
+        return self._with(thinks_before_forced_calls=thinks)
 
     def with_reasoning_sealer(self, sealer: ReasoningSealer | None) -> ConversionOptions:
         """Construct options that seal reasoning in Responses and open it on input."""

@@ -164,9 +164,12 @@ def _check_same_strictness(tools: Sequence[ToolDefinition]) -> None:
 
 
 def resolve_choice(
-    tools: Sequence[ToolDefinition], choice: Choice, *, thinking: bool
+    tools: Sequence[ToolDefinition], choice: Choice, *, may_force: bool
 ) -> tuple[list[ToolDefinition], ToolChoice]:
-    """Apply the tool choice: the tools that stay, and auto, none or required."""
+    """Apply the tool choice: the tools that stay, and auto, none or required.
+
+    may_force: whether a call may be required at all.
+    """
     if choice == "none":
         return [], "none"
     if not tools:
@@ -191,7 +194,7 @@ def resolve_choice(
         mode = choice.mode
     else:
         mode = choice
-    if mode == "required" and thinking:
+    if mode == "required" and not may_force:
         raise ConversionError(
             "Thinking mode does not support this tool_choice", param="tool_choice"
         )

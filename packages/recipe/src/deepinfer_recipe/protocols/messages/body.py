@@ -54,6 +54,22 @@ class ThinkingBlock(Body):
     signature: str | None = None
 
 
+class RedactedThinkingBlock(Body):
+    """Thinking that only its provider can read; to this server it says nothing."""
+
+    type: Literal["redacted_thinking"]
+    data: str
+
+
+class SearchResultBlock(Body):
+    """A text with its source, which the client found."""
+
+    type: Literal["search_result"]
+    source: str
+    title: str
+    content: list[TextBlock]
+
+
 class ToolUseBlock(Body):
     type: Literal["tool_use"]
     id: str
@@ -77,7 +93,8 @@ class ToolAdditionBlock(Body):
 
 
 ResultPart = Annotated[
-    TextBlock | ImageBlock | DocumentBlock | ToolReference, Field(discriminator="type")
+    TextBlock | ImageBlock | DocumentBlock | SearchResultBlock | ToolReference,
+    Field(discriminator="type"),
 ]
 
 
@@ -104,7 +121,9 @@ Block = Annotated[
     TextBlock
     | ImageBlock
     | DocumentBlock
+    | SearchResultBlock
     | ThinkingBlock
+    | RedactedThinkingBlock
     | ToolUseBlock
     | ToolResultBlock
     | ToolAdditionBlock

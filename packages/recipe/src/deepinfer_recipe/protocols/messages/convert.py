@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from deepinfer_recipe.base.errors import ConversionError
+from deepinfer_recipe.base.errors import ConversionError, RequestParseError
 from deepinfer_recipe.conversation.policy import Policy
 from deepinfer_recipe.protocols.common.builder import (
     AnswerFormat,
@@ -21,6 +21,19 @@ from deepinfer_recipe.protocols.messages.history import History
 from deepinfer_recipe.protocols.messages.tools import ToolReader, tool_choice
 
 
+def check_profile(body: wire.MessagesBody, policy: Policy) -> None:
+    """Refuse at parse time what only the extended profile knows."""
+    if policy.reads_newer_blocks:
+        return
+    for index, turn in enumerate(body.messages):
+        for position, block in enumerate(turn.content if isinstance(turn.content, list) else ()):
+            if isinstance(block, wire.RedactedThinkingBlock | wire.SearchResultBlock):
+                place = f"messages[{index}].content[{position}]"
+                raise RequestParseError(
+                    f"invalid request body: unknown type `{block.type}` (at {place})", param=place
+                )
+
+
 def convert(
     body: wire.MessagesBody, options: ConversionOptions, policy: Policy
 ) -> ConversationRequest:
@@ -31,6 +44,8 @@ def convert(
         body.output_config.effort if body.output_config else None,
         default=options.default_thinking_mode,
     )
+    if body.thinking is None and not policy.messages_think_unasked:
+        thinking, effort = False, None
     builder = RequestBuilder(
         policy=policy,
         options=options,

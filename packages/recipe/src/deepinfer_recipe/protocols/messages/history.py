@@ -109,6 +109,9 @@ class History:
             return block.text
         if isinstance(block, wire.DocumentBlock):
             return self._document(block, place)
+        if isinstance(block, wire.SearchResultBlock):
+            text = SEPARATOR.join(part.text for part in block.content)
+            return f"[{block.title}]({block.source})\n{text}"
         if not self._builder.version.prompt_format.has_pictures:
             return UNSUPPORTED_IMAGE
         source = block.source
@@ -125,7 +128,7 @@ class History:
         param = f"messages[{index}].content"
         place = f"messages.{index}"
         if role != "assistant":
-            if isinstance(block, wire.ThinkingBlock):
+            if isinstance(block, wire.ThinkingBlock | wire.RedactedThinkingBlock):
                 raise ConversionError(
                     f"{place}.content: thinking blocks may only be in `assistant` messages",
                     param=param,
@@ -195,6 +198,8 @@ class History:
             self._refuse_misplaced(block, "assistant", index)
             if isinstance(block, wire.ThinkingBlock):
                 reasoning.append(block.thinking)
+            elif isinstance(block, wire.RedactedThinkingBlock):
+                continue
             elif isinstance(block, wire.ToolUseBlock):
                 if block.id in ids:
                     raise ConversionError(

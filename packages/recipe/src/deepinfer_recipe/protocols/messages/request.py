@@ -26,9 +26,14 @@ class MessagesRequest(ProtocolRequest[MessagesBody]):
 
     __slots__ = ()
 
+    protocol = "messages"
+    body_type = MessagesBody
+
     def __init__(self, body: RequestBody, *, profile: Profile = "parity") -> None:
+        policy = policy_of(profile)
         parsed, fields = parse_request(MessagesBody, body)
-        super().__init__(parsed, fields, policy_of(profile))
+        convert.check_profile(parsed, policy)
+        super().__init__(parsed, fields, policy)
 
     def convert(self, options: ConversionOptions) -> ConversationRequest:
         """Convert, once. Raises `ConversionError` with the HTTP status and body."""

@@ -131,6 +131,12 @@ class AnyTool(Body):
     type: str
 
 
+class AdditionalToolsItem(Body):
+    """More tools, declared where they become known; read like those of the request."""
+
+    tools: Any = None
+
+
 class ToolSearchOutputItem(Body):
     call_id: str
     execution: Literal["client", "server"] | None = None
@@ -148,6 +154,7 @@ Item = (
     | CustomCallItem
     | ToolSearchCallItem
     | ToolSearchOutputItem
+    | AdditionalToolsItem
 )
 _ITEMS: dict[str, type[Item]] = {
     "message": MessageItem,
@@ -158,6 +165,7 @@ _ITEMS: dict[str, type[Item]] = {
     "custom_tool_call_output": CustomCallOutputItem,
     "tool_search_call": ToolSearchCallItem,
     "tool_search_output": ToolSearchOutputItem,
+    "additional_tools": AdditionalToolsItem,
 }
 _TOOLS: dict[str, type[Tool]] = {
     "function": FunctionTool,
@@ -283,8 +291,10 @@ def parse_items(items: list[Any], earlier: int = 0) -> list[tuple[int, Item]]:
     return known
 
 
-def parse_tools(tools: list[Any], place: str = "tools") -> list[tuple[int, Tool]]:
-    """The tools this codec knows, with their place in the list; others are dropped."""
+def parse_tools(
+    tools: list[Any], place: str = "tools", *, refuses_others: bool = False
+) -> list[tuple[int, Tool]]:
+    """The tools this codec knows, with their place in the list; others are dropped, or refused."""
     known: list[tuple[int, Tool]] = []
     for index, tool in enumerate(tools):
         here = f"{place}[{index}]"
@@ -294,4 +304,10 @@ def parse_tools(tools: list[Any], place: str = "tools") -> list[tuple[int, Tool]
             model = WebSearchTool
         if model is not None:
             known.append((index, _typed(here, model, tool)))
+        elif refuses_others:
+            raise RequestParseError(
+                f"{here}.type: this server has no tool of type `{kind:.60}`; known are "
+                f"{', '.join(f'`{name}`' for name in (*_TOOLS, WEB_SEARCH_KINDS[0]))}",
+                param=f"{here}.type",
+            )
     return known

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from deepinfer_recipe.base.errors import RequestParseError
 from deepinfer_recipe.base.json_text import load_body
 from deepinfer_recipe.conversation.policy import Profile, policy_of
 from deepinfer_recipe.protocols.common.body import parse_body
@@ -21,6 +22,7 @@ from deepinfer_recipe.protocols.common.request import (
 )
 from deepinfer_recipe.protocols.responses import convert
 from deepinfer_recipe.protocols.responses.body import (
+    AdditionalToolsItem,
     CustomTool,
     ResponsesBody,
     parse_items,
@@ -60,6 +62,9 @@ class ResponsesRequest(ProtocolRequest[ParsedResponses]):
 
     __slots__ = ()
 
+    protocol = "responses"
+    body_type = ResponsesBody
+
     def __init__(
         self,
         body: RequestBody,
@@ -80,7 +85,18 @@ class ResponsesRequest(ProtocolRequest[ParsedResponses]):
             own = [message_item(given)] if isinstance(given, str) else given or []
             given = [*history, *own]
         items = parse_items(given, len(history or ())) if isinstance(given, list) else None
-        tools = parse_tools(parsed.tools or [])
+        refuses = policy.refuses_unknown_tools
+        tools = parse_tools(parsed.tools or [], refuses_others=refuses)
+        more = [i for i in items or () if isinstance(i[1], AdditionalToolsItem)]
+        if more:
+            items = [i for i in items or () if not isinstance(i[1], AdditionalToolsItem)]
+        if policy.reads_newer_blocks:
+            for index, item in more:
+                place = f"input[{index}].tools"
+                if not isinstance(item.tools, list):
+                    message = f"invalid request body: expected a list (at {place})"
+                    raise RequestParseError(message, param=place)
+                tools += parse_tools(item.tools, place, refuses_others=refuses)
         continues = history is not None
         whole = ParsedResponses(parsed, items, tools, continues, stores)
         super().__init__(whole, fields, policy)
