@@ -165,7 +165,11 @@ async def settle(turns: int = 50) -> None:
 
 
 def byte_codec(
-    names: Sequence[str] = ("toy",), *, pictures: PicturePolicy | None = None, web=None
+    names: Sequence[str] = ("toy",),
+    *,
+    pictures: PicturePolicy | None = None,
+    web=None,
+    enforces: bool = False,
 ) -> RecipeCodec:
     """A codec whose tokens are bytes, with every V4.1 special token; seeds count up from 1.
 
@@ -187,6 +191,7 @@ def byte_codec(
         wall=lambda: 1_700_000_000.0,
         new_seed=lambda: next(seeds),
         web=web,
+        enforces=enforces,
     )
 
 

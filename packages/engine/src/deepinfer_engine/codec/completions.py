@@ -195,6 +195,7 @@ class CompletionRequest:
     texts: tuple[str | None, ...]
     created: int
     warnings: tuple[str, ...] = ()
+    unenforced: bool = False
     pictures: tuple[Picture, ...] = ()
     constraint_param: str = ""
 

@@ -66,6 +66,8 @@ class HttpError(RequestError):
     """A refusal decided by the HTTP layer itself; the subclass names its row."""
 
     row: Row = _INVALID
+    details: dict[str, str] | None = None
+    """More for clients of Messages that look for a code of their own."""
 
 
 class InvalidRequest(HttpError):  # noqa: N818 - reads as the condition it reports
@@ -183,7 +185,9 @@ def wire_error(exc: BaseException, protocol: Protocol, request_id: str) -> WireE
         # There is no place for the field but the message.
         if param and param not in message and _spelled(param) not in message:
             message = f"{param}: {message}"
-        error = {"type": row.messages_type, "message": message}
+        error: dict[str, Any] = {"type": row.messages_type, "message": message}
+        if details := getattr(exc, "details", None):
+            error["details"] = details
         body: dict[str, Any] = {"type": "error", "error": error, "request_id": request_id}
         return WireError(row.messages_status, row.messages_type, body, headers)
     error = {"message": message, "type": row.type, "param": param, "code": row.code}

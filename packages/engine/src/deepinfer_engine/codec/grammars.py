@@ -64,29 +64,63 @@ def constraint_param(request: ConversationRequest, protocol: Protocol) -> str:
     return "tools" if of_tools else _FORMATS[protocol]
 
 
+UNASKED_GRAMMAR_BYTES = 32 * 1024
+"""Longest grammar that is compiled for calls to which nobody asked that they be held."""
+FORCED_GRAMMAR_BYTES = 256 * 1024
+"""Longest grammar for a forced call behind thinking; beyond it thinking is off for that answer."""
+
+
+def may_compile(*, enforces: bool, request: ConversationRequest) -> bool:
+    """Whether a forced call of a request that thinks may be held by a grammar."""
+    if not enforces:
+        return False
+    try:
+        grammar = request_grammar(request)
+    except GrammarError:
+        return False
+    return grammar is None or len(grammar.text) <= FORCED_GRAMMAR_BYTES
+
+
+def is_forced_behind_thinking(request: ConversationRequest) -> bool:
+    """Whether only a grammar makes the model call the tool that the request forces."""
+    constraint = request.inference_options.output_constraint
+    is_forced = constraint is not None and constraint.kind == "tool_call_required"
+    return is_forced and not request.parsing_options.starts_in_tool_calls
+
+
 def constrained(
-    sampling: SamplingParams, request: ConversationRequest, protocol: Protocol
-) -> SamplingParams:
-    """With the constraint of the request. Without a way to enforce it, calls of tools that are
-    not strict are asked for in the prompt alone; every other constraint is a promise."""
+    sampling: SamplingParams, request: ConversationRequest, protocol: Protocol, *, enforces: bool
+) -> tuple[SamplingParams, bool]:
+    """With the constraint of the request; and whether tools are left to the model's good will.
+
+    A strict tool, a forced one behind thinking and a format of the answer are promises: they are
+    kept or refused. Other calls are held to their schemas where that costs little and can be
+    done; elsewhere the answer is free text that is parsed as usual.
+    """
+    tools = request.conversation.tools
+    # A prompt that cannot open the call leaves a forced one to the grammar, where there is one.
+    is_held = enforces and is_forced_behind_thinking(request)
+    needed = not tools or any(tool.strict for tool in tools) or is_held
     try:
         grammar = request_grammar(request)
     except GrammarError as exc:
+        if not needed:
+            return sampling, True
         error = constraint_error(exc)
         error.param = constraint_param(request, protocol)
         raise error from exc
     if grammar is None:
-        return sampling
-    tools = request.conversation.tools
-    needed = not tools or any(tool.strict for tool in tools)
+        return sampling, False
+    if not needed and len(grammar.text) > UNASKED_GRAMMAR_BYTES:
+        return sampling, True
     if sampling.ignore_eos or sampling.min_tokens:
         if needed:
             name = "ignore_eos" if sampling.ignore_eos else "min_tokens"
             raise InvalidRequest(
                 f"{name} cannot be combined with a format of the answer", param=name
             )
-        return sampling
-    return replace(sampling, constraint=Constraint(grammar.text, grammar.prefix, needed))
+        return sampling, True
+    return replace(sampling, constraint=Constraint(grammar.text, grammar.prefix, needed)), False
 
 
 def constraint_error(error: GrammarError) -> ConstraintError:

@@ -108,6 +108,11 @@ class PreparedRequest(Protocol):
         ...
 
     @property
+    def unenforced(self) -> bool:
+        """Whether calls are not held to the schemas of the tools, for what that would cost."""
+        ...
+
+    @property
     def traffic_class(self) -> TrafficClass: ...
 
     @property

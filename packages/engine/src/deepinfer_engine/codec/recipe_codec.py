@@ -7,6 +7,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -38,8 +39,13 @@ from deepinfer_engine.codec.errors import (
     PreviousResponseNotFound,
     Protocol,
 )
-from deepinfer_engine.codec.extras import apply_extras
-from deepinfer_engine.codec.grammars import constrained, constraint_param
+from deepinfer_engine.codec.extras import Extras, apply_extras
+from deepinfer_engine.codec.grammars import (
+    constrained,
+    constraint_param,
+    is_forced_behind_thinking,
+    may_compile,
+)
 from deepinfer_engine.codec.pictures import PictureIntake, PicturePolicy, param_of
 from deepinfer_engine.codec.protocol import (
     NextTurn,
@@ -105,6 +111,7 @@ class RecipeCodec:
         responses: ResponseStore | None = None,
         sealer: ReasoningSealer | None = None,
         web: WebSearch | None = None,
+        enforces: bool | None = None,
         tokenizer_path: Path | None = None,
         target: TemplateTarget | None = None,
         defaults: SamplingDefaults | None = None,
@@ -113,7 +120,8 @@ class RecipeCodec:
 
         responses: keeps Responses answers; sealer: seals their reasoning, for each owner apart.
         pictures: None where the model takes none. web: runs the web searches that requests ask the
-        server for; None leaves them out of Responses and refuses them in Messages.
+        server for; None leaves them out of Responses and refuses them in Messages. enforces:
+        whether the workers compile grammars; by default, whether xgrammar is installed here.
         target: the chat template of another family; None is V4.1's own encoding. defaults: of
         sampling, where a request does not say.
         """
@@ -156,6 +164,8 @@ class RecipeCodec:
         self._options = ConversionOptions(default_thinking_mode=default_thinking)
         for name in self._names:
             self._options = self._options.with_model_alias(name, model)
+        self._enforces = find_spec("xgrammar") is not None if enforces is None else enforces
+        self._options = self._options.with_thinking_before_forced_calls(self._enforces)
         if web is not None:
             self._options = (
                 self._options.with_responses_web_search(WebSearchBehavior.Run)
@@ -174,6 +184,7 @@ class RecipeCodec:
         responses: ResponseStore | None = None,
         sealer: ReasoningSealer | None = None,
         web: WebSearch | None = None,
+        enforces: bool | None = None,
         target: TemplateTarget | None = None,
         defaults: SamplingDefaults | None = None,
     ) -> RecipeCodec:
@@ -192,6 +203,7 @@ class RecipeCodec:
                 responses=responses,
                 sealer=sealer,
                 web=web,
+                enforces=enforces,
                 tokenizer_path=path,
                 target=target,
                 defaults=defaults,
@@ -230,6 +242,10 @@ class RecipeCodec:
         if protocol == "completions":
             return self._completion(body, max_model_len, tokenising)
         exchange = self._exchange(protocol, body, owner)
+        if is_forced_behind_thinking(exchange.request) and not may_compile(
+            enforces=self._enforces, request=exchange.request
+        ):
+            exchange = self._exchange(protocol, body, owner, thinks_before_forced=False)
         request = exchange.request
         options = request.inference_options
         if options.n > completions.MAX_CHOICES:
@@ -251,7 +267,8 @@ class RecipeCodec:
             frequency_penalty=options.frequency_penalty,
             logprobs=(options.top_logprobs or 0) if options.logprobs else None,
         )
-        sampling = constrained(apply_extras(sampling, body, self.vocab_size), request, protocol)
+        sampling = apply_extras(sampling, body, self.vocab_size)
+        sampling, unenforced = constrained(sampling, request, protocol, enforces=self._enforces)
         return RecipeRequest(
             codec=self,
             exchange=exchange,
@@ -264,6 +281,8 @@ class RecipeCodec:
             max_model_len=max_model_len,
             tools=self._tools(exchange),
             answers=options.n,
+            warnings=tuple(n for n in exchange.ignored_fields if n not in Extras.model_fields),
+            unenforced=unenforced,
         )
 
     def _completion(
@@ -327,9 +346,18 @@ class RecipeCodec:
         """What answers are decoded with."""
         return self._tokenizer
 
-    def _exchange(self, protocol: ChatProtocol, body: bytes, owner: str) -> RecipeExchange:
+    def _exchange(
+        self,
+        protocol: ChatProtocol,
+        body: bytes,
+        owner: str,
+        *,
+        thinks_before_forced: bool = True,
+    ) -> RecipeExchange:
         """The request, parsed and converted; its answer is not begun yet."""
         options = self._options
+        if not thinks_before_forced:
+            options = options.with_thinking_before_forced_calls(False)
         if protocol == "responses" and self._sealer is not None:
             options = options.with_reasoning_sealer(self._sealer.for_audience(owner))
         try:
@@ -348,13 +376,12 @@ class RecipeCodec:
             raise InvalidRequest(str(exc), param=exc.param) from exc
         except ConversionError as exc:
             kind = PreviousResponseNotFound if exc.status_code == 404 else InvalidRequest
-            raise kind(exc.message, param=exc.param) from exc
+            error = kind(exc.message, param=exc.param)
+            if exc.code == "thread_unsupported_request":
+                error.details = {"error_code": exc.code}
+            raise error from exc
         except StoreError as exc:
             raise EngineUnavailable(f"kept responses cannot be read: {exc}") from exc
-        if protocol == "responses":
-            for name in ("conversation", "background"):
-                if exchange.fields.get(name):
-                    raise InvalidRequest(f"{name} is not supported by this server", param=name)
         return exchange
 
     def encode_again(
@@ -441,6 +468,7 @@ class RecipeRequest:
     created: int
     user_id: str | None
     max_model_len: int = 0
+    unenforced: bool = False
     tools: ToolRun | None = None
     answers: int = 1
     warnings: tuple[str, ...] = ()

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from deepinfer_engine.core.constraint import ConstraintState, Grammar
 from deepinfer_engine.core.types import SamplingParams
-from deepinfer_engine.errors import ConstraintsUnavailable
+from deepinfer_engine.errors import ConstraintError, ConstraintsUnavailable, EngineUnavailable
 
 
 class GrammarCompiler(Protocol):
@@ -42,24 +42,41 @@ async def constraint_of(
 
     Raises ConstraintError, SchemaTooComplex, ConstraintsUnavailable, EngineUnavailable.
     """
-    submitted = _submitted(sampling, compiler)
-    if submitted is None:
+    try:
+        submitted = _submitted(sampling, compiler)
+        if submitted is None:
+            return None
+        future, prefix = submitted
+        # Shielded: others may wait for the same grammar.
+        return ConstraintState(await asyncio.shield(asyncio.wrap_future(future)), prefix)
+    except _FAILURES:
+        if _needed(sampling):
+            raise
         return None
-    future, prefix = submitted
-    # Shielded: others may wait for the same grammar.
-    grammar = await asyncio.shield(asyncio.wrap_future(future))
-    return ConstraintState(grammar, prefix)
 
 
 def constraint_of_blocking(
     sampling: SamplingParams, compiler: GrammarCompiler | None
 ) -> ConstraintState | None:
     """As `constraint_of`, waiting in the caller's thread."""
-    submitted = _submitted(sampling, compiler)
-    if submitted is None:
+    try:
+        submitted = _submitted(sampling, compiler)
+        if submitted is None:
+            return None
+        future, prefix = submitted
+        return ConstraintState(future.result(), prefix)
+    except _FAILURES:
+        if _needed(sampling):
+            raise
         return None
-    future, prefix = submitted
-    return ConstraintState(future.result(), prefix)
+
+
+_FAILURES = (ConstraintError, ConstraintsUnavailable, EngineUnavailable)
+
+
+def _needed(sampling: SamplingParams) -> bool:
+    """Whether somebody asked that the constraint hold, or it is there for good measure."""
+    return sampling.constraint is not None and sampling.constraint.needed
 
 
 def _submitted(

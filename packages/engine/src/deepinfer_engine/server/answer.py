@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Sequence
 from contextlib import aclosing
 
 from starlette.datastructures import Headers
@@ -108,8 +107,8 @@ class AnswerResponse(Response):
     ) -> None:
         services = self.services
         writer.stream = prepared.stream
-        writer.headers |= _warning(prepared.warnings)
-        services.metrics.count_unknown_fields(self.protocol, len(prepared.warnings))
+        writer.headers |= _warning(prepared)
+        services.metrics.count_ignored(self.protocol, len(prepared.warnings), prepared.unenforced)
         services.rates.charge(caller.key_id, sum(len(p.token_ids) for p in prepared.parts))
         generation = Generation(
             engine=services.engine,
@@ -175,13 +174,16 @@ class AnswerResponse(Response):
             log.debug("request %s: the client left before its error", self.request_id)
 
 
-def _warning(fields: Sequence[str]) -> dict[str, str]:
-    """A header that names the fields of the body that were ignored."""
-    if not fields:
-        return {}
-    # Names come from the client: only what a header may hold, and not much of it.
-    shown = [re.sub(r"[^A-Za-z0-9_.\[\]-]", "?", name)[:64] for name in fields[:16]]
-    return {"warning": f'299 deepinfer "ignored: {", ".join(shown)}"'}
+def _warning(prepared: PreparedRequest) -> dict[str, str]:
+    """A header that names what the request asked for and does not get."""
+    texts: list[str] = []
+    if prepared.warnings:
+        # Names come from the client: only what a header may hold, and not much of it.
+        names = [re.sub(r"[^A-Za-z0-9_.\[\]-]", "?", n)[:64] for n in prepared.warnings[:16]]
+        texts.append(f'299 deepinfer "ignored: {", ".join(names)}"')
+    if prepared.unenforced:
+        texts.append('299 deepinfer "tools: calls are not held to their schemas"')
+    return {"warning": ", ".join(texts)} if texts else {}
 
 
 def _timeout(headers: Headers) -> float | None:

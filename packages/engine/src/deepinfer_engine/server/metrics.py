@@ -75,6 +75,12 @@ class Metrics:
             ["protocol"],
             registry=registry,
         )
+        self.unenforced_tools = Counter(
+            "deepinfer_requests_unenforced_tools",
+            "Requests whose tool calls were not held to their schemas, for what that would cost",
+            ["protocol"],
+            registry=registry,
+        )
         self.aborts = Counter(
             "deepinfer_aborts", "Generations given up", ["protocol", "cause"], registry=registry
         )
@@ -118,10 +124,12 @@ class Metrics:
             registry=registry,
         )
 
-    def count_unknown_fields(self, protocol: str, fields: int) -> None:
-        """Add the fields of a body that were ignored."""
+    def count_ignored(self, protocol: str, fields: int, unenforced: bool) -> None:
+        """Add the ignored fields of a body, and whether its tools are left unenforced."""
         if fields:
             self.unknown_fields.labels(protocol).inc(fields)
+        if unenforced:
+            self.unenforced_tools.labels(protocol).inc()
 
     def count_usage(self, usage: Usage) -> None:
         """Add one finished generation's tokens."""

@@ -173,8 +173,11 @@ def test_openai_models(server):
         assert [model.id for model in client.models.list()] == ["toy"]
 
 
+THINKING = {"type": "enabled", "budget_tokens": 1024}
+
+
 def test_anthropic_whole_answer(claude):
-    answer = claude.create(model="toy", max_tokens=100, messages=QUESTION)
+    answer = claude.create(model="toy", max_tokens=100, messages=QUESTION, thinking=THINKING)
     assert [block.type for block in answer.content] == ["thinking", "text"]
     assert answer.content[-1].text == "hello"
     assert answer.usage.cache_read_input_tokens == 8
@@ -182,8 +185,8 @@ def test_anthropic_whole_answer(claude):
 
 
 def test_anthropic_stream_ends_in_the_same_message(claude):
-    whole = claude.create(model="toy", max_tokens=100, messages=QUESTION)
-    with claude.stream(model="toy", max_tokens=100, messages=QUESTION) as stream:
+    whole = claude.create(model="toy", max_tokens=100, messages=QUESTION, thinking=THINKING)
+    with claude.stream(model="toy", max_tokens=100, messages=QUESTION, thinking=THINKING) as stream:
         text = "".join(stream.text_stream)
         final = stream.get_final_message()
     assert text == "hello"
@@ -223,8 +226,8 @@ def test_anthropic_errors_have_their_own_classes(claude):
 
 
 def test_anthropic_counts_and_models(server, claude):
-    count = claude.count_tokens(model="toy", messages=QUESTION).input_tokens
-    answer = claude.create(model="toy", max_tokens=100, messages=QUESTION)
+    count = claude.count_tokens(model="toy", messages=QUESTION, thinking=THINKING).input_tokens
+    answer = claude.create(model="toy", max_tokens=100, messages=QUESTION, thinking=THINKING)
     assert count == answer.usage.input_tokens + answer.usage.cache_read_input_tokens
     with anthropic.Anthropic(base_url=server.url, api_key="none") as client:
         assert [model.id for model in client.models.list()] == ["toy"]

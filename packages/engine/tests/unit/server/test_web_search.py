@@ -120,7 +120,8 @@ TOOL = {"type": "web_search_20250305", "name": "web_search", "max_uses": 3}
 
 
 def ask(claude, text="Where do voles live?", **more):
-    asked = {"model": "toy", "max_tokens": 4000, "tools": [TOOL], **more}
+    thinking = {"type": "enabled", "budget_tokens": 1024}
+    asked = {"model": "toy", "max_tokens": 4000, "tools": [TOOL], "thinking": thinking, **more}
     return claude.create(messages=[{"role": "user", "content": text}], **asked)
 
 
@@ -142,7 +143,11 @@ def test_messages_searches_shows_its_results_and_answers_from_them(claude, promp
 
 def test_messages_streams_the_same_answer(claude) -> None:
     with claude.stream(
-        model="toy", max_tokens=600, tools=[TOOL], messages=[{"role": "user", "content": "Voles?"}]
+        model="toy",
+        max_tokens=2000,
+        tools=[TOOL],
+        thinking={"type": "enabled", "budget_tokens": 1024},
+        messages=[{"role": "user", "content": "Voles?"}],
     ) as stream:
         text = "".join(stream.text_stream)
         message = stream.get_final_message()

@@ -100,6 +100,8 @@ class History:
 
     def _item(self, item: wire.Item, index: int) -> None:
         place = f"input[{index}]"
+        if isinstance(item, wire.AdditionalToolsItem):
+            return  # its tools stand with those of the request
         is_search = isinstance(item, wire.ToolSearchCallItem | wire.ToolSearchOutputItem)
         if is_search and not self._builder.version.prompt_format.system_in_place:
             return  # tools cannot be announced late there: searching for them leaves no trace

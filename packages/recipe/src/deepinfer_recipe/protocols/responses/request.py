@@ -87,11 +87,8 @@ class ResponsesRequest(ProtocolRequest[ParsedResponses]):
         items = parse_items(given, len(history or ())) if isinstance(given, list) else None
         refuses = policy.refuses_unknown_tools
         tools = parse_tools(parsed.tools or [], refuses_others=refuses)
-        more = [i for i in items or () if isinstance(i[1], AdditionalToolsItem)]
-        if more:
-            items = [i for i in items or () if not isinstance(i[1], AdditionalToolsItem)]
-        if policy.reads_newer_blocks:
-            for index, item in more:
+        for index, item in items or ():
+            if isinstance(item, AdditionalToolsItem) and policy.reads_newer_blocks:
                 place = f"input[{index}].tools"
                 if not isinstance(item.tools, list):
                     message = f"invalid request body: expected a list (at {place})"
