@@ -180,6 +180,18 @@ def conformance(session: nox.Session) -> None:
     session.run("python", FUZZ, "--requests", "2000", "--streams", "500")
 
 
+@nox.session
+def clients(session: nox.Session) -> None:
+    """Real clients, agents and load generators, unmodified, against a real server (half an hour).
+
+    `nox -s clients -- openai_sdk codex` runs some; the table goes to packages/engine/docs.
+    """
+    install(session, "engine[test,grammar]", "recipe[grammar]", also=("openai", "anthropic"))
+    session.run("pytest", "packages/recipe/tests/test_fields.py", "-m", "slow or not slow")
+    table = [] if session.posargs else ["--table", "packages/engine/docs/clients.md"]
+    session.run("python", "packages/engine/tests/clients/run.py", *table, *session.posargs)
+
+
 @nox.session(name="conformance-fuzz")
 def conformance_fuzz(session: nox.Session) -> None:
     """The codec against the public reference on generated cases: 20,000 requests, 5,000 streams.
