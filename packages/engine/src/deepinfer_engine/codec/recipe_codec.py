@@ -161,9 +161,9 @@ class RecipeCodec:
         self._wall = wall
         self._new_seed = new_seed
         model = ModelVersion.DeepseekV41Flash if target is None else target.model
-        self._options = ConversionOptions(default_thinking_mode=default_thinking)
-        for name in self._names:
-            self._options = self._options.with_model_alias(name, model)
+        self._options = ConversionOptions(
+            default_thinking_mode=default_thinking
+        ).with_model_versions_by_name(dict.fromkeys(self._names, model))
         self._enforces = find_spec("xgrammar") is not None if enforces is None else enforces
         self._options = self._options.with_thinking_before_forced_calls(self._enforces)
         if web is not None:

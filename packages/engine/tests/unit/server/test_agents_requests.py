@@ -150,3 +150,9 @@ def test_an_answer_to_a_forced_call_is_a_call(make_app, request_json, codec):
     value = request_json(script, "POST", "/v1/chat/completions", json=body).json()
     [call] = value["choices"][0]["message"]["tool_calls"]
     assert json.loads(call["function"]["arguments"]) == {"city": "Oslo"}
+
+
+@pytest.mark.parametrize("name", ["DeepSeek-V4-Pro", "DeepSeek-V4.1-Flash", "gpt-9"])
+def test_a_name_that_this_server_does_not_serve_is_404(request_json, say, codec, name):
+    body = {"model": name, "messages": [USER]}
+    assert request_json(say("x"), "POST", "/v1/chat/completions", json=body).status_code == 404
