@@ -64,7 +64,7 @@ def test_moving_loads_on_few_slots_a_rank_are_balanced_with_a_third_of_the_slots
     """
     ratios = []
     for gpus, slots in ((144, 288), (160, 320)):
-        trace = generate("drift", 35, steps=300, layers=4, experts=256)
+        trace = generate("drift", 35, steps=300, layers=5, experts=256)
         counts, truth = trace.counts, trace.expected[200:]
         old = plan(counts[:100], gpus, slots).phy2log
         window = counts[100:200]
