@@ -57,6 +57,9 @@ class ReadyEngine:
     async def status(self) -> list[WorkerStatus]:
         return [WorkerStatus("w", "single", ready=True)]
 
+    async def problems(self) -> list[str]:
+        return []
+
     async def flush(self) -> None: ...
 
     async def close(self) -> None: ...

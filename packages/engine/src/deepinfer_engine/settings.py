@@ -87,6 +87,7 @@ class Settings(BaseModel):
     prefill_workers: int = Field(
         1, ge=1, le=64, description="prefill workers to start; they share the prompt cache"
     )
+    decode_workers: int = Field(1, ge=1, le=64, description="decode workers to start")
     prefill: tuple[str, ...] = Field((), description="host:port of running prefill workers")
     decode: tuple[str, ...] = Field((), description="host:port of running decode workers")
     threads: int | None = Field(None, ge=1, description="torch threads of each worker")

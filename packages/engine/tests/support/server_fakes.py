@@ -119,6 +119,9 @@ class FakeEngine:
     async def status(self) -> list[WorkerStatus]:
         return self.workers
 
+    async def problems(self) -> list[str]:
+        return []
+
     async def flush(self) -> None:
         self.flushed += 1
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from deepinfer_engine import __version__
 from deepinfer_engine.core.config import EngineConfig
 from deepinfer_engine.core.loop import EngineLoop
 from deepinfer_engine.core.plan import Chunk, Progress
@@ -224,6 +225,11 @@ async def until(condition: Callable[[], object]) -> None:
         await asyncio.sleep(0.002)
 
 
+def identity(role: str, **more: Any) -> dict[str, Any]:
+    """What a peer that a test plays says of itself."""
+    return {"engine_id": "test", "role": role, "epoch": 5, "version": __version__, **more}
+
+
 @dataclass
 class Worker:
     service: WorkerService
@@ -290,6 +296,8 @@ async def cluster(
     decode_config: EngineConfig | None = None,
     prefill_grammars: Callable[[], Any] = lambda: None,
     decode_grammars: Callable[[], Any] = lambda: None,
+    recovery_s: float = 0.0,
+    ready_timeout_s: float = PATIENCE_S,
 ) -> AsyncIterator[Cluster]:
     """Workers and a router over real loopback sockets, all in this event loop."""
 
@@ -316,7 +324,8 @@ async def cluster(
         prefill=[w.address for w in ps],
         decode=[w.address for w in ds],
         cluster_key=KEY,
-        ready_timeout_s=PATIENCE_S,
+        ready_timeout_s=ready_timeout_s,
+        recovery_s=recovery_s,
     )
     it = Cluster(engine, ps, ds)
     try:

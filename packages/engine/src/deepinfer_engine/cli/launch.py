@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import os
 import secrets
@@ -16,6 +17,7 @@ from deepinfer_engine.core.config import EngineConfig
 from deepinfer_engine.core.device import Device
 from deepinfer_engine.core.runner import BLOCK_TOKENS
 from deepinfer_engine.errors import ConfigError, ConstraintsUnavailable
+from deepinfer_engine.pd.service import ModelIdentity
 from deepinfer_engine.pd.supervise import (
     CLUSTER_KEY_ENV,
     ChildSpec,
@@ -48,6 +50,24 @@ def model_dir(settings: Settings) -> Path:
     from deepinfer_engine.model.names import model_directory
 
     return model_directory(settings.model)
+
+
+_SAMPLE_BYTES = 64 * 1024
+
+
+def model_identity(settings: Settings) -> ModelIdentity:
+    """What workers compare: a digest over the checkpoint's files (name, size, both ends of each),
+    and the arithmetic. Reading every weight would take as long as loading it again."""
+    digest = hashlib.sha256()
+    for path in sorted(p for p in model_dir(settings).iterdir() if p.is_file()):
+        size = path.stat().st_size
+        digest.update(f"{path.name}\0{size}\0".encode())
+        with path.open("rb") as file:
+            digest.update(file.read(_SAMPLE_BYTES))
+            if size > _SAMPLE_BYTES:
+                file.seek(max(_SAMPLE_BYTES, size - _SAMPLE_BYTES))
+                digest.update(file.read(_SAMPLE_BYTES))
+    return ModelIdentity(digest.hexdigest()[:16], settings.dtype)
 
 
 @asynccontextmanager
@@ -177,10 +197,15 @@ def worker_argv(role: str, settings: Settings) -> list[str]:
 
 def worker_roles(settings: Settings) -> dict[str, Literal["prefill", "decode"]]:
     """Name -> role of the workers that a server of its own starts."""
-    if settings.prefill_workers == 1:
-        return {"prefill": "prefill", "decode": "decode"}
-    names = (f"prefill-{i}" for i in range(1, settings.prefill_workers + 1))
-    return {**dict.fromkeys(names, "prefill"), "decode": "decode"}
+    roles: dict[str, Literal["prefill", "decode"]] = {}
+    wanted: tuple[tuple[Literal["prefill", "decode"], int], ...] = (
+        ("prefill", settings.prefill_workers),
+        ("decode", settings.decode_workers),
+    )
+    for role, number in wanted:
+        for i in range(1, number + 1):
+            roles[role if number == 1 else f"{role}-{i}"] = role
+    return roles
 
 
 @asynccontextmanager
@@ -258,10 +283,15 @@ async def _with_children(
             if engine is not None:
                 engine.set_workers(prefill=told("prefill"), decode=told("decode"))
 
+    def in_trouble(name: str, address: str, text: str) -> None:
+        if engine is not None:
+            engine.start_trouble(address, text)
+
     supervisor = Supervisor(
         [ChildSpec(name, worker_argv(role, settings)) for name, role in roles.items()],
         environ={**os.environ, CLUSTER_KEY_ENV: key.hex()},
         on_notice=hear,
+        on_trouble=in_trouble,
     )
     await supervisor.start(settings.start_timeout_s)
     try:

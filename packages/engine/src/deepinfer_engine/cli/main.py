@@ -136,6 +136,7 @@ Decode = Annotated[
 PrefillWorkers = Annotated[
     int | None, typer.Option(help="Prefill workers to start; they share the prompt cache.")
 ]
+DecodeWorkers = Annotated[int | None, typer.Option(help="Decode workers to start.")]
 Listen = Annotated[str, typer.Option(help="host:port for the router to reach; port 0 = any.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
 
@@ -223,6 +224,7 @@ def serve(
         typer.Option("--single-process", help="Prefill, decode and HTTP in one process."),
     ] = None,
     prefill_workers: PrefillWorkers = None,
+    decode_workers: DecodeWorkers = None,
     prefill: Prefill = None,
     decode: Decode = None,
     served_model_name: Names = None,

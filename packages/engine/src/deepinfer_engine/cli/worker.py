@@ -6,9 +6,16 @@ import asyncio
 import os
 from typing import Literal
 
-from deepinfer_engine.cli.launch import build_grammars, build_runner, build_store, engine_config
+from deepinfer_engine.cli.launch import (
+    build_grammars,
+    build_runner,
+    build_store,
+    engine_config,
+    model_identity,
+)
 from deepinfer_engine.cli.serve import setup_logging
 from deepinfer_engine.pd.supervise import (
+    beat,
     cluster_key_from_environ,
     die_with_parent,
     notify,
@@ -38,6 +45,8 @@ def run_worker(role: Literal["prefill", "decode"], settings: Settings, listen: s
             config=engine_config(settings),
             cluster_key=key,
             grammars=build_grammars(settings, runner),
+            identity=model_identity(settings),
+            looked=beat if supervised() else lambda trouble: None,
             ready=lambda address: notify("ready", role=role, pid=os.getpid(), address=address),
             drain_timeout_s=settings.drain_timeout_s,
         )

@@ -249,10 +249,10 @@ class EngineLoop:
 
     def _decode_row(self, seq: LiveSequence, drafts: int) -> DecodeRow:
         if seq.constraint is not None:
-            seq.constraint.catch_up(seq.tokens, seq.prompt_len)
+            seq.constraint.catch_up(seq.tokens, seq.answer_from)
         return DecodeRow(
             history=seq.tokens,
-            prompt_len=seq.prompt_len,
+            prompt_len=seq.answer_from,
             block_table=seq.blocks,
             state_slot=seq.state_slot,
             sampling=seq.request.sampling,
@@ -274,6 +274,8 @@ class EngineLoop:
         if pictures:
             lookback = text_only(lookback, first, pictures)
             pictures = overlapping(pictures, chunk.start, chunk.end)
+        if chunk.sample and seq.constraint is not None and seq.request.resumed:
+            seq.constraint.catch_up(seq.tokens, seq.answer_from)
         return PrefillChunk(
             token_ids=np.asarray(seq.tokens[chunk.start : chunk.end], dtype=np.int64),
             start=chunk.start,
@@ -286,6 +288,7 @@ class EngineLoop:
             prompt_len=seq.prompt_len,
             prompt=seq.tokens if chunk.sample else (),
             constraint=seq.constraint if chunk.sample else None,
+            resumed=seq.request.resumed,
             pictures=pictures,
             prompt_logprobs=seq.request.prompt_logprobs,
             following=following,

@@ -131,6 +131,8 @@ class PrefillChunk:
     """Wanted of the chunk's tokens and of the one behind it; `following` are those tokens."""
     following: Sequence[int] = ()
     """[len(token_ids)] the prompt token behind each row, -1 behind the last of the prompt."""
+    resumed: int = 0
+    """The last so many tokens of the prompt are output, for penalties and minimum length."""
 
 
 @dataclass(frozen=True, slots=True)

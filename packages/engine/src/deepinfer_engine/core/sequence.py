@@ -45,6 +45,7 @@ class LiveSequence:
     __slots__ = (
         "aborting",
         "accepted_tokens",
+        "answer_from",
         "arrival",
         "blocked_since",
         "blocks",
@@ -86,6 +87,8 @@ class LiveSequence:
         """Rank of arrival; breaks ties."""
         self.tokens: list[int] = list(request.token_ids)
         self.prompt_len = len(self.tokens)
+        self.answer_from = self.prompt_len - request.resumed
+        """Where the output begins: within the prompt, where a lost worker has sampled some."""
         self.num_tokens = 0
         self.cached_tokens = 0
         self.blocks: list[int] = []
@@ -112,7 +115,7 @@ class LiveSequence:
 
     @property
     def output_len(self) -> int:
-        return len(self.tokens) - self.prompt_len
+        return len(self.tokens) - self.answer_from
 
     def to(self, phase: Phase) -> None:
         """Change phase; a transition that is not in the drawing is a bug."""
@@ -124,9 +127,9 @@ class LiveSequence:
 
     def usage(self) -> Usage:
         return Usage(
-            prompt_tokens=self.prompt_len,
+            prompt_tokens=self.answer_from,
             completion_tokens=self.output_len,
-            cached_tokens=self.cached_tokens,
+            cached_tokens=min(self.cached_tokens, self.answer_from),
             drafted_tokens=self.drafted_tokens,
             accepted_tokens=self.accepted_tokens,
         )

@@ -134,7 +134,7 @@ class ToyRunner:
             return None
         end = chunk.start + len(chunk.token_ids)
         token, logprobs = self._next(
-            end - 1, chunk.block_table, chunk.state_slot, chunk.sampling, 0
+            end - 1, chunk.block_table, chunk.state_slot, chunk.sampling, chunk.resumed
         )
         token = self._nearest_allowed(token, chunk.constraint, ())
         if token < 0:

@@ -70,6 +70,9 @@ class GenerateRequest:
     prompt_logprobs: int | None = None
     """As `SamplingParams.logprobs`, of every prompt token behind the first; such a prompt is always
     computed whole. In-process engines alone."""
+    resumed: int = 0
+    """The last so many of `token_ids` are output that a lost worker sampled: they count as output
+    for penalties, minimum length and grammar. `sampling.max_tokens` counts them too."""
 
 
 @dataclass(frozen=True, slots=True)

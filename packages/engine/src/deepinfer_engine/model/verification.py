@@ -35,8 +35,9 @@ class Sampler:
     def first_tokens(self, chunks: Sequence[PrefillChunk], logits: Tensor) -> list[StepOutput]:
         """The first output token of prompts, from one row of logits each."""
         ends = [c.start + len(c.token_ids) for c in chunks]
+        prompt_lens = [end - c.resumed for end, c in zip(ends, chunks, strict=True)]
         sampling = sampling_batch(
-            [c.sampling for c in chunks], [c.prompt for c in chunks], ends, self._eos, ends
+            [c.sampling for c in chunks], [c.prompt for c in chunks], prompt_lens, self._eos, ends
         )
         result = self._verifier.verify(
             logits,

@@ -29,6 +29,7 @@ from deepinfer_engine.errors import (
 )
 from deepinfer_engine.pd.landing import Attempt, Commit, Landings, Stage
 from deepinfer_engine.pd.messages import (
+    check_request,
     logprobs_body,
     pack_tokens,
     read_logprobs,
@@ -38,9 +39,16 @@ from deepinfer_engine.pd.messages import (
     usage_body,
     xid_body,
 )
-from deepinfer_engine.pd.service import WorkerService, abort_body, xid_of
+from deepinfer_engine.pd.service import ModelIdentity, WorkerService, abort_body, xid_of
 from deepinfer_engine.pd.transport import Connection, Frame
-from deepinfer_engine.pd.wire import UNIT_HEADER_BYTES, Body, FrameType, UnitHeader, Xid
+from deepinfer_engine.pd.wire import (
+    UNIT_HEADER_BYTES,
+    Body,
+    FrameType,
+    UnitHeader,
+    Xid,
+    unit_digest,
+)
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +79,8 @@ async def serve_decode(
     config: EngineConfig | None = None,
     cluster_key: bytes | None = None,
     grammars: GrammarCompiler | None = None,
+    identity: ModelIdentity | None = None,
+    looked: Callable[[str], None] = lambda trouble: None,
     ready: Callable[[str], None] = lambda address: None,
     stop: asyncio.Event | None = None,
     drain_timeout_s: float = 120.0,
@@ -79,9 +89,12 @@ async def serve_decode(
 
     Calls `ready("host:port")` once with the bound address. `store` and `grammars` are closed at
     the end. Raises ConfigError for an unusable address, or a non-loopback one without
-    `cluster_key`.
+    `cluster_key`. `looked` hears twice a second, from a thread of its own, why no step ends.
     """
-    service = DecodeService(runner, store, config or EngineConfig(), cluster_key, grammars)
+    service = DecodeService(
+        runner, store, config or EngineConfig(), cluster_key, grammars, identity=identity
+    )
+    service.on_look = looked
     await service.serve(listen, ready=ready, stop=stop, drain_timeout_s=drain_timeout_s)
 
 
@@ -95,8 +108,10 @@ class DecodeService(WorkerService):
         config: EngineConfig,
         cluster_key: bytes | None,
         grammars: GrammarCompiler | None = None,
+        *,
+        identity: ModelIdentity | None = None,
     ) -> None:
-        super().__init__("decode", runner, store, config, cluster_key, grammars)
+        super().__init__("decode", runner, store, config, cluster_key, grammars, identity=identity)
         self._config = config
         self.landings = Landings(self.loop, runner, first_grant=self.epoch & 0xFFFFFFFFFFFF)
         self._offers: dict[str, Offer] = {}
@@ -108,6 +123,13 @@ class DecodeService(WorkerService):
         role = peer.hello.get("role")
         if kind is FrameType.UNIT and role == "prefill":
             self._unit(peer, frame)
+            return
+        if kind is FrameType.PING and role == "prefill":
+            body = frame.body()
+            digest = unit_digest([memoryview(body["data"])])
+            peer.send(FrameType.PONG, {"id": body["id"], "digest": digest})
+            return
+        if kind is FrameType.GONE and "rid" not in frame.body():
             return
         xid, body = xid_of(frame)
         match kind:
@@ -145,8 +167,13 @@ class DecodeService(WorkerService):
             reason = "draining" if self.draining else "duplicate"
             router.send(FrameType.BUSY, self._busy(xid, reason))
         else:
-            # The request's fields are read now, so that a misshapen one is refused now.
+            # The request's fields are read now, so that one that cannot be run is refused now.
             request = reading(lambda b: read_request(b, xid, ()), body)
+            try:
+                check_request(request, self.runner.caps.vocab_size, prompt_len=prompt_len)
+            except RequestError as error:
+                router.send(FrameType.ABORT, refusal(xid, error))
+                return
             offer = Offer(xid, router, body, prompt_len, time.monotonic())
             if self._queue or not self._place(offer):
                 self._enqueue(offer)
@@ -221,8 +248,9 @@ class DecodeService(WorkerService):
             self._start_if_ready(attempt, peer)
 
     def _commit(self, peer: Connection, xid: Xid, body: Body) -> None:
-        commit = reading(_read_commit, body)
         try:
+            commit = reading(_read_commit, body)
+            self._check_tokens((*commit.tokens, commit.first_token), xid)
             attempt = self.landings.commit(peer, xid, commit)
         except TransferError as error:
             self._break(self.landings.get(xid), peer, str(error))
@@ -231,6 +259,19 @@ class DecodeService(WorkerService):
             peer.send(FrameType.GONE, xid_body(xid))
         else:
             self._start_if_ready(attempt, peer)
+
+    def _check_tokens(self, tokens: tuple[int, ...], xid: Xid) -> None:
+        size = self.runner.caps.vocab_size
+        if not 0 <= min(tokens) <= max(tokens) < size:
+            raise TransferError(f"{xid.key} was committed with tokens outside 0..{size - 1}")
+
+    def refuse(self, peer: Connection, xid: Xid, message: str) -> None:
+        if peer.hello.get("role") == "prefill":
+            self._break(self.landings.get(xid), peer, message)
+        else:
+            super().refuse(peer, xid, message)
+            if xid.key in self._offers and self._offers[xid.key].router is peer:
+                self._drop(xid)
 
     def _start_if_ready(self, attempt: Attempt, peer: Connection) -> None:
         commit, offer = attempt.commit, self._offers[attempt.xid.key]
@@ -258,7 +299,7 @@ class DecodeService(WorkerService):
             peer.send(FrameType.GONE, {})
             return
         peer.send(FrameType.ABORT, abort_body(attempt.xid, "protocol", message))
-        self._end(attempt.xid, "protocol", message)
+        self._end(attempt.xid, "protocol", message, blame="prefill")
 
     # -- ends -----------------------------------------------------------------------------------
 
@@ -270,13 +311,14 @@ class DecodeService(WorkerService):
             if running:
                 return  # acknowledged when the step that uses its memory is over
         elif offer is not None and not running:
-            self._end(xid, str(body.get("reason")), str(body.get("message", "")))
+            self._end(xid, str(body.get("reason")), str(body.get("message", "")), blame="prefill")
         peer.send(FrameType.ABORT_ACK, xid_body(xid))
 
-    def _end(self, xid: Xid, reason: str, message: str) -> None:
+    def _end(self, xid: Xid, reason: str, message: str, *, blame: str | None = None) -> None:
         offer = self._offers.get(xid.key)
         if offer is not None:
-            offer.router.send(FrameType.ABORT, abort_body(xid, reason, message))
+            body = abort_body(xid, reason, message)
+            offer.router.send(FrameType.ABORT, body if blame is None else {**body, "blame": blame})
             self._drop(xid)
 
     def _drop(self, xid: Xid) -> None:
@@ -301,7 +343,7 @@ class DecodeService(WorkerService):
             for offer in [o for o in self._offers.values() if o.router is peer]:
                 self._drop(offer.xid)
         for attempt in self.landings.written_by(peer):
-            self._end(attempt.xid, "prefill_lost", "the prefill worker went away")
+            self._end(attempt.xid, "prefill_lost", "the prefill worker went away", blame="prefill")
 
     def on_progress(self, progress: Progress) -> None:
         offer = self._offers.get(progress.seq.key)
@@ -333,7 +375,8 @@ class DecodeService(WorkerService):
         for attempt in list(self.landings):
             offer = self._offers[attempt.xid.key]
             if attempt.stage is not Stage.RUNNING and now - offer.since > RESERVATION_S:
-                self._end(attempt.xid, "timeout", f"nothing was committed in {RESERVATION_S} s")
+                text = f"nothing was committed in {RESERVATION_S} s"
+                self._end(attempt.xid, "timeout", text, blame="prefill")
         self._place_queued()
 
     def unfinished(self) -> int:

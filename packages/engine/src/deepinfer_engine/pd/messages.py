@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar, cast, get_args
+from typing import Any, TypeVar
 
 import numpy as np
 
 from deepinfer_engine.core.pictures import Picture, picture_digest
+from deepinfer_engine.core.sampling_params import validate
 from deepinfer_engine.core.types import (
     Constraint,
-    FinishReason,
     GenerateRequest,
     SamplingParams,
     TokenLogprob,
-    TrafficClass,
     Usage,
 )
-from deepinfer_engine.errors import TransferError
+from deepinfer_engine.errors import RequestError, TransferError
 from deepinfer_engine.pd.wire import Body, Xid
 
 T = TypeVar("T")
@@ -65,6 +64,7 @@ def request_body(request: GenerateRequest) -> Body:
         "sampling": sampling,
         "salt": request.salt,
         "traffic_class": request.traffic_class,
+        "resumed": request.resumed,
     }
     if request.pictures:
         body["pictures"] = [[getattr(p, f) for f in _PICTURE_FIELDS] for p in request.pictures]
@@ -74,22 +74,20 @@ def request_body(request: GenerateRequest) -> Body:
 def read_request(
     body: Body, xid: Xid, tokens: tuple[int, ...], pixels: bytes | None = None
 ) -> GenerateRequest:
-    """`pixels`: of all pictures, one behind the other; None where they are not needed."""
-    traffic_class = body["traffic_class"]
-    if traffic_class not in get_args(TrafficClass):
-        raise ValueError(f"traffic class {traffic_class!r}")
-    known = {field.name for field in dataclasses.fields(SamplingParams)}
-    sampling: dict[str, Any] = {k: v for k, v in body["sampling"].items() if k in known}
-    sampling["stop_token_ids"] = tuple(int(t) for t in sampling.get("stop_token_ids", ()))
-    constraint = sampling.get("constraint")
-    sampling["constraint"] = None if constraint is None else _read_constraint(constraint)
-    sampling["logit_bias"] = tuple((int(t), float(b)) for t, b in sampling.get("logit_bias", ()))
+    """The request of a body that its schema has passed. `pixels`: of all pictures, one behind the
+    other; None where they are not needed."""
+    sampling: dict[str, Any] = dict(body["sampling"])
+    sampling["stop_token_ids"] = tuple(sampling["stop_token_ids"])
+    constraint = sampling["constraint"]
+    sampling["constraint"] = None if constraint is None else Constraint(**constraint)
+    sampling["logit_bias"] = tuple((t, float(b)) for t, b in sampling["logit_bias"])
     return GenerateRequest(
         request_id=xid.rid,
         token_ids=tokens,
         sampling=SamplingParams(**sampling),
         salt=str(body["salt"]),
-        traffic_class=cast(TrafficClass, traffic_class),
+        traffic_class=body["traffic_class"],
+        resumed=body["resumed"],
         pictures=_read_pictures(body.get("pictures", ()), pixels),
     )
 
@@ -124,11 +122,26 @@ def _read_pictures(rows: Sequence[Any], pixels: bytes | None) -> tuple[Picture, 
     return tuple(pictures)
 
 
-def _read_constraint(body: Body) -> Constraint:
-    grammar, prefix, needed = body["grammar"], body["prefix"], body["needed"]
-    if not (isinstance(grammar, str) and isinstance(prefix, str) and isinstance(needed, bool)):
-        raise TypeError("a constraint is two texts and a flag")
-    return Constraint(grammar, prefix, needed)
+def check_request(request: GenerateRequest, vocab_size: int, *, prompt_len: int) -> None:
+    """Whether a worker may let this request into a step, whoever sent it. Raises RequestError.
+
+    prompt_len: of the prompt, whose tokens a decode worker does not have yet.
+    """
+    if prompt_len < 1:
+        raise RequestError("the prompt is empty")
+    tokens = request.token_ids
+    if tokens and not 0 <= min(tokens) <= max(tokens) < vocab_size:
+        raise RequestError(f"the prompt holds tokens outside 0..{vocab_size - 1}")
+    validate(request.sampling, vocab_size)
+    if request.sampling.seed is None:
+        raise RequestError("a request comes to a worker with a seed")
+    if request.resumed >= prompt_len:
+        raise RequestError(f"{request.resumed} of {prompt_len} prompt tokens cannot be output")
+    end = 0
+    for picture in request.pictures:
+        if picture.start < end or picture.length < 1 or picture.end > prompt_len:
+            raise RequestError("the pictures do not lie one after the other in the prompt")
+        end = picture.end
 
 
 def logprobs_body(logprobs: Sequence[TokenLogprob]) -> list[Any]:
@@ -147,11 +160,4 @@ def usage_body(usage: Usage) -> Body:
 
 
 def read_usage(body: Body) -> Usage:
-    known = {field.name for field in dataclasses.fields(Usage)}
-    return Usage(**{name: int(value) for name, value in body.items() if name in known})
-
-
-def read_finish(value: Any) -> FinishReason | None:
-    if value is not None and value not in get_args(FinishReason):
-        raise ValueError(f"finish reason {value!r}")
-    return cast("FinishReason | None", value)
+    return Usage(**body)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
+import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,10 +18,11 @@ from deepinfer_engine.core.prefix_store import PrefixStore
 from deepinfer_engine.core.runner import StepRunner
 from deepinfer_engine.core.types import GenerateRequest
 from deepinfer_engine.errors import ConfigError, EngineUnavailable, RequestError, TransferError
-from deepinfer_engine.pd import transport
+from deepinfer_engine.pd import transport, wire
 from deepinfer_engine.pd.decode import refusal
 from deepinfer_engine.pd.messages import (
     MAX_PIXEL_BYTES,
+    check_request,
     logprobs_body,
     pack_tokens,
     read_request,
@@ -28,13 +31,16 @@ from deepinfer_engine.pd.messages import (
     usage_body,
     xid_body,
 )
+from deepinfer_engine.pd.quoting import quoted
 from deepinfer_engine.pd.sending import Outgoing, Unit
-from deepinfer_engine.pd.service import WorkerService, abort_body, xid_of
+from deepinfer_engine.pd.service import ModelIdentity, WorkerService, abort_body, xid_of
 from deepinfer_engine.pd.transport import Connection, Frame
 from deepinfer_engine.pd.wire import Body, FrameType, Xid
 
 log = logging.getLogger(__name__)
 
+PROBE_BYTES = 64 * 1024
+PROBE_S = 5.0
 LEASE_S = 30.0
 """How long a prompt's KV is kept after COMMIT for a decode worker that says nothing."""
 
@@ -84,6 +90,8 @@ async def serve_prefill(
     config: EngineConfig | None = None,
     cluster_key: bytes | None = None,
     grammars: GrammarCompiler | None = None,
+    identity: ModelIdentity | None = None,
+    looked: Callable[[str], None] = lambda trouble: None,
     ready: Callable[[str], None] = lambda address: None,
     stop: asyncio.Event | None = None,
     drain_timeout_s: float = 120.0,
@@ -92,9 +100,12 @@ async def serve_prefill(
 
     Calls `ready("host:port")` once with the bound address. `store` and `grammars` are closed at
     the end. Raises ConfigError for an unusable address, or a non-loopback one without
-    `cluster_key`.
+    `cluster_key`. `looked` hears twice a second, from a thread of its own, why no step ends.
     """
-    service = PrefillService(runner, store, config or EngineConfig(), cluster_key, grammars)
+    service = PrefillService(
+        runner, store, config or EngineConfig(), cluster_key, grammars, identity=identity
+    )
+    service.on_look = looked
     await service.serve(listen, ready=ready, stop=stop, drain_timeout_s=drain_timeout_s)
 
 
@@ -108,8 +119,12 @@ class PrefillService(WorkerService):
         config: EngineConfig,
         cluster_key: bytes | None,
         grammars: GrammarCompiler | None = None,
+        *,
+        identity: ModelIdentity | None = None,
     ) -> None:
-        super().__init__("prefill", runner, store, config, cluster_key, grammars)
+        super().__init__("prefill", runner, store, config, cluster_key, grammars, identity=identity)
+        self._pongs: dict[int, asyncio.Future[int]] = {}
+        self._ping_ids = itertools.count(1)
         self._jobs: dict[str, Job] = {}
         self._pixels: dict[str, Pixels] = {}
         """Of pictures whose prompt has not been announced yet."""
@@ -121,6 +136,15 @@ class PrefillService(WorkerService):
         role = peer.hello.get("role")
         if kind is FrameType.GONE and "rid" not in frame.body():
             return  # a unit reached an attempt that has ended: its ABORT is on the way
+        if kind is FrameType.PROBE and role == "router":
+            self.spawn(self._probe(peer, frame.body()))
+            return
+        if kind is FrameType.PONG and role == "decode":
+            body = frame.body()
+            pong = self._pongs.get(body["id"])
+            if pong is not None and not pong.done():
+                pong.set_result(body["digest"])
+            return
         xid, body = xid_of(frame)
         job = self._jobs.get(xid.key)
         match kind:
@@ -136,8 +160,9 @@ class PrefillService(WorkerService):
                 if job is not None:
                     self._resend(job, reading(lambda b: int(b["unit"]), body))
             case FrameType.ABORT | FrameType.GONE if job is not None and peer is not job.router:
-                reason = str(body.get("reason", "gone"))
-                self._fail(job, reason, str(body.get("message", "")), tell_decode=False)
+                reason, text = str(body.get("reason", "gone")), str(body.get("message", ""))
+                told = {**abort_body(job.xid, reason, text), "blame": "decode"}
+                self._fail(job, "", "", body=told, tell_decode=False)
             case FrameType.ABORT:
                 # Acknowledged when the step that uses its memory is over.
                 if job is None:
@@ -179,7 +204,15 @@ class PrefillService(WorkerService):
             router.send(FrameType.ABORT, abort_body(xid, "draining", "the worker is draining"))
             return
         pixels = b"" if collected is None else bytes(collected.data)
-        request, address, epoch, grant = reading(lambda b: _read_prefill(b, xid, pixels), body)
+        try:
+            request, address, epoch, grant = _read_prefill(body, xid, pixels)
+            check_request(request, self.runner.caps.vocab_size, prompt_len=len(request.token_ids))
+        except RequestError as error:
+            router.send(FrameType.ABORT, refusal(xid, error))
+            return
+        except (ValueError, ConfigError) as error:
+            router.send(FrameType.ABORT, abort_body(xid, "request", str(error)))
+            return
         out = Outgoing(self.runner, grant, xid.attempt, len(request.token_ids))
         job = Job(xid, router, address, epoch, out)
         self._jobs[xid.key] = job
@@ -269,7 +302,10 @@ class PrefillService(WorkerService):
             job.committed_at = time.monotonic()
             await decode.drain()
         except (OSError, TransferError, TimeoutError) as error:
-            self._fail(job, "decode_lost", f"cannot reach the decode worker: {error}")
+            text = f"cannot reach the decode worker: {error}"
+            self._fail(
+                job, "", "", body={**abort_body(job.xid, "decode_lost", text), "blame": "decode"}
+            )
         except Exception as error:
             log.exception("sending the prompt of %s failed", job.xid.key)
             self._fail(job, "engine", f"sending the prompt failed: {error}")
@@ -322,6 +358,25 @@ class PrefillService(WorkerService):
         self.spawn(self.serve_peer(link))
         return link
 
+    async def _probe(self, router: Connection, body: Body) -> None:
+        """Send a decode worker bytes as a transfer would, and tell what became of them."""
+        detail = ""
+        number, data = next(self._ping_ids), secrets.token_bytes(PROBE_BYTES)
+        try:
+            async with asyncio.timeout(PROBE_S):
+                link = await self._decode_link(body["address"], body["epoch"])
+                pong = self._pongs[number] = asyncio.get_running_loop().create_future()
+                link.send(FrameType.PING, {"id": number, "data": data})
+                if await pong != wire.unit_digest([memoryview(data)]):
+                    detail = "bytes arrive changed"
+        except TimeoutError:
+            detail = f"no answer in {PROBE_S:g} s"
+        except (OSError, TransferError) as error:
+            detail = quoted(error) or type(error).__name__
+        finally:
+            self._pongs.pop(number, None)
+        router.send(FrameType.PROBED, {"id": body["id"], "detail": detail})
+
     # -- ends -----------------------------------------------------------------------------------
 
     def _fail(
@@ -357,12 +412,17 @@ class PrefillService(WorkerService):
                 self._forget(job)
                 self.loop.abort(job.xid.key)
             elif job.decode is peer:
-                self._fail(job, "decode_lost", "the decode worker went away", tell_decode=False)
+                text = "the decode worker went away"
+                body = {**abort_body(job.xid, "decode_lost", text), "blame": "decode"}
+                self._fail(job, "", "", body=body, tell_decode=False)
 
     def reap(self, now: float) -> None:
         for job in list(self._jobs.values()):
             if job.committed_at is not None and now - job.committed_at > LEASE_S:
-                self._fail(job, "lease", f"the decode worker said nothing for {LEASE_S} s")
+                text = f"the decode worker said nothing for {LEASE_S} s"
+                self._fail(
+                    job, "", "", body={**abort_body(job.xid, "lease", text), "blame": "decode"}
+                )
 
     def unfinished(self) -> int:
         return len(self._jobs)

@@ -13,8 +13,10 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Generator
+from dataclasses import dataclass
 from typing import Any, Literal
 
+from deepinfer_engine import __version__
 from deepinfer_engine.core.config import EngineConfig
 from deepinfer_engine.core.grammars import GrammarCompiler
 from deepinfer_engine.core.loop import EngineLoop
@@ -26,6 +28,8 @@ from deepinfer_engine.kv.connector import KVConnector
 from deepinfer_engine.kv.parking import HostParking
 from deepinfer_engine.pd import transport
 from deepinfer_engine.pd.messages import read_xid, reading, xid_body
+from deepinfer_engine.pd.quoting import quoted
+from deepinfer_engine.pd.schema import BadMessage
 from deepinfer_engine.pd.step_thread import StepThread
 from deepinfer_engine.pd.transport import Connection, Frame
 from deepinfer_engine.pd.wire import Body, FrameType, Xid
@@ -33,6 +37,38 @@ from deepinfer_engine.pd.wire import Body, FrameType, Xid
 log = logging.getLogger(__name__)
 
 HEARTBEAT_S = 1.0
+MAX_HANDSHAKES = 64
+"""Connections that have not said who they are. The oldest goes when another comes: a real peer
+needs milliseconds."""
+_QUIET_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class ModelIdentity:
+    """What must be equal beside the cache layout for workers to serve one request together."""
+
+    model: str | None = None
+    """A digest of the checkpoint."""
+    dtype: str | None = None
+
+
+class QuietLog:
+    """Warnings that strangers cause: one in a while, with how many were left out."""
+
+    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._seconds = seconds
+        self._clock = clock
+        self._told = float("-inf")
+        self._skipped = 0
+
+    def warn(self, text: str, *values: object) -> None:
+        now = self._clock()
+        if now - self._told < self._seconds:
+            self._skipped += 1
+            return
+        more = f" (and {self._skipped} more since the last line)" if self._skipped else ""
+        log.warning(text + more, *values)
+        self._told, self._skipped = now, 0
 
 
 class WorkerService(ABC):
@@ -49,9 +85,12 @@ class WorkerService(ABC):
         config: EngineConfig,
         cluster_key: bytes | None,
         grammars: GrammarCompiler | None = None,
+        *,
+        identity: ModelIdentity | None = None,
     ) -> None:
         """`grammars` compiles constraints and is closed at the end; None serves none that is
-        needed."""
+        needed. `identity`: what peers compare beside the cache layout."""
+        self.identity = identity or ModelIdentity()
         self.grammars = grammars
         self.role: Literal["prefill", "decode"] = role
         self.runner = runner
@@ -74,7 +113,11 @@ class WorkerService(ABC):
         self._stop = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self.failure: BaseException | None = None
-        self._thread = StepThread(self.loop, failed=self._step_failed)
+        self._thread = StepThread(self.loop, failed=self._step_failed, looked=self._looked)
+        self.on_look: Callable[[str], None] = lambda trouble: None
+        """Hears twice a second, from a thread of its own, what keeps steps from ending."""
+        self._handshakes: list[Connection] = []
+        self._refusals = QuietLog(_QUIET_S)
 
     # -- what the two roles add -----------------------------------------------------------------
 
@@ -178,6 +221,10 @@ class WorkerService(ABC):
         if self._events is not None:
             self._events.call_soon_threadsafe(self._stop.set)
 
+    def _looked(self, trouble: str) -> None:
+        """From the watchdog's thread."""
+        self.on_look(trouble)
+
     async def _timer(self) -> None:
         while True:
             await asyncio.sleep(HEARTBEAT_S)
@@ -196,7 +243,10 @@ class WorkerService(ABC):
             "engine_id": self.engine_id,
             "epoch": self.epoch,
             "role": self.role,
+            "version": __version__,
             "pid": os.getpid(),
+            "model": self.identity.model,
+            "dtype": self.identity.dtype,
             "layout_hash": self.runner.layout.layout_hash,
             "block_tokens": self.runner.layout.block_tokens,
             "num_blocks": caps.num_blocks,
@@ -206,14 +256,24 @@ class WorkerService(ABC):
         }
 
     def _connected(self, peer: Connection) -> None:
+        self._handshakes.append(peer)
+        if len(self._handshakes) > MAX_HANDSHAKES:
+            self._handshakes.pop(0).close()
         self.spawn(self._accept(peer))
 
     async def _accept(self, peer: Connection) -> None:
         try:
             await transport.accept(peer, self.hello(), self.cluster_key)
         except (TransferError, TimeoutError, OSError) as error:
-            log.warning("refused a connection: %s", error)
+            self._refusals.warn(
+                "refused a connection of %s: %s",
+                peer.name,
+                quoted(error) or "it did not say who it is in time",
+            )
             return
+        finally:
+            if peer in self._handshakes:
+                self._handshakes.remove(peer)
         await self.serve_peer(peer)
 
     async def serve_peer(self, peer: Connection) -> None:
@@ -224,7 +284,7 @@ class WorkerService(ABC):
             while (frame := await peer.receive()) is not None:
                 self._dispatch(peer, frame)
         except TransferError as error:
-            log.warning("closing the connection of %s: %s", peer.name, error)
+            log.warning("closing the connection of %s: %s", peer.name, quoted(error))
         except Exception:
             log.exception("a message of %s could not be handled; closing it", peer.name)
         finally:
@@ -238,10 +298,21 @@ class WorkerService(ABC):
         except ValueError:
             peer.send(FrameType.UNSUPPORTED, {"type": frame.type})
             return
-        if kind is FrameType.FLUSH:
-            self.spawn(self._flush(peer, frame.body()))
-        elif kind not in (FrameType.HEARTBEAT, FrameType.UNSUPPORTED):
-            self.handle(peer, kind, frame)
+        try:
+            if kind is FrameType.FLUSH:
+                self.spawn(self._flush(peer, frame.body()))
+            elif kind not in (FrameType.HEARTBEAT, FrameType.UNSUPPORTED):
+                self.handle(peer, kind, frame)
+        except BadMessage as error:
+            # A bad field fails the request it belongs to, and nothing else on this connection.
+            if error.xid is None:
+                raise
+            log.warning("a message of %s is refused: %s", peer.name, quoted(error))
+            self.refuse(peer, error.xid, str(error))
+
+    def refuse(self, peer: Connection, xid: Xid, message: str) -> None:
+        """End this attempt here, as its sender's fault."""
+        peer.send(FrameType.ABORT, abort_body(xid, "request", message))
 
     def _beat(self, peer: Connection) -> None:
         """A load report: counters that only grow, gauges of now."""
@@ -250,7 +321,12 @@ class WorkerService(ABC):
         counters, gauges = self.load()
         peer.send(
             FrameType.HEARTBEAT,
-            {"counters": counters, "gauges": gauges, "draining": self.draining},
+            {
+                "counters": counters,
+                "gauges": gauges,
+                "draining": self.draining,
+                "trouble": self._thread.trouble,
+            },
         )
 
     def load(self) -> tuple[dict[str, float], dict[str, float]]:
@@ -262,6 +338,7 @@ class WorkerService(ABC):
             counters |= self.grammars.counters()
             gauges |= self.grammars.gauges()
         gauges["last_step_seconds"] = self._thread.last_step_s
+        gauges["step_average_seconds"] = self._thread.monitor.average_s
         return counters | self.extra_counters(), gauges | self.extra_gauges()
 
     async def _flush(self, peer: Connection, body: Body) -> None:

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from deepinfer_engine.errors import CheckpointError, ConfigError, EngineError, EngineUnavailable
+from deepinfer_engine.pd.quoting import quoted
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +31,13 @@ CONFIG_EXIT = 3
 
 _PR_SET_PDEATHSIG = 1
 _ORPHAN_GRACE_S = 10.0
+SILENCE_S = 15.0
+"""A child that was heard once and then not for this long has stopped: it is killed and replaced."""
+_SECOND_LOOK_S = 1.0
+STUCK_EXIT = 70
+"""A worker ends itself with this when a step of its never will."""
+_ENDING_S = 5.0
+_MAX_LINE = 64 * 1024
 _BACKOFF_FIRST_S = 0.2
 _BACKOFF_MAX_S = 30.0
 # A child that ran this long was healthy: its next failure starts from the shortest backoff again.
@@ -50,9 +58,14 @@ class _Child:
     process: asyncio.subprocess.Process | None = None
     address: str = "127.0.0.1:0"
     ready: asyncio.Event = field(default_factory=asyncio.Event)
+    last_address: str = ""
+    """The one that others know it by."""
+    beats: bool = False
     bound: bool = False
     """Whether the present run told an address."""
     restarts: int = 0
+    trouble: str = ""
+    """Why it does not run now; empty while it does."""
     failure: EngineError | None = None
     watcher: asyncio.Task[None] | None = None
 
@@ -70,8 +83,15 @@ class Supervisor:
         *,
         environ: Mapping[str, str] | None = None,
         on_notice: Callable[[str, dict[str, Any]], None] = lambda name, notice: None,
+        on_trouble: Callable[[str, str, str], None] = lambda name, address, text: None,
+        silence_s: float = SILENCE_S,
+        backoff_s: float = _BACKOFF_FIRST_S,
     ) -> None:
-        """`on_notice` hears every notice of every child: for progress displays."""
+        """`on_notice` hears every notice of every child: for progress displays. `on_trouble` hears
+        (name, address, text) when a child does not run, and an empty text when it does again."""
+        self._on_trouble = on_trouble
+        self._silence_s = silence_s
+        self._backoff_s = backoff_s
         self._children = [_Child(spec) for spec in specs]
         self._environ = {
             **(os.environ if environ is None else environ),
@@ -116,6 +136,10 @@ class Supervisor:
         """How often each child had to be started again."""
         return {child.spec.name: child.restarts for child in self._children}
 
+    def troubles(self) -> dict[str, str]:
+        """Why children do not run, by name; those that do are not in it."""
+        return {child.spec.name: child.trouble for child in self._children if child.trouble}
+
     async def stop(self, grace_s: float) -> None:
         """SIGTERM, wait for them to drain and flush, SIGKILL what is left after `grace_s`."""
         self._signal_all(signal.SIGTERM)
@@ -154,40 +178,60 @@ class Supervisor:
             raise child.failure or EngineUnavailable(f"the {child.spec.name} process did not start")
 
     async def _watch(self, child: _Child) -> None:
+        """Run a child again and again. Nothing that goes wrong with one run ends this."""
         loop = asyncio.get_running_loop()
-        backoff = _BACKOFF_FIRST_S
+        backoff = self._backoff_s
         while not self._stopping:
             began = loop.time()
-            await self._run_once(child)
+            try:
+                await self._run_once(child)
+                assert child.process is not None
+                why = f"the {child.spec.name} process ended with code {child.process.returncode}"
+            except OSError as error:
+                why = f"the {child.spec.name} process cannot be started: {error.strerror or error}"
+            except Exception as error:
+                log.exception(
+                    "watching the %s process failed; it is started again", child.spec.name
+                )
+                why = f"the {child.spec.name} process could not be watched: {error!r}"
+                await self._end(child)
             if self._stopping:
                 return
-            assert child.process is not None
-            code = child.process.returncode
-            if not child.ready.is_set():
-                # It never worked, so starting it again would only repeat the same failure.
-                if child.failure is None:
-                    child.failure = EngineUnavailable(
-                        f"the {child.spec.name} process ended with code {code} before it was ready"
-                    )
+            if child.failure is not None and not child.ready.is_set():
+                return  # it never worked, and says itself that it never will: `start` tells
+            if child.process is not None and not child.ready.is_set() and not child.alive:
+                child.failure = EngineUnavailable(f"{why} before it was ready")
                 return
             if loop.time() - began > _HEALTHY_S:
-                backoff = _BACKOFF_FIRST_S
+                backoff = self._backoff_s
             if not child.bound:
                 # Somebody else may have taken the port meanwhile; `on_notice` tells the new
                 # address.
                 child.address = "127.0.0.1:0"
-            log.error(
-                "the %s process ended with code %s; next start in %.1f s",
-                child.spec.name,
-                code,
-                backoff,
-            )
+            if child.failure is not None:
+                why = f"{why} ({child.failure})"
+            self._tell(child, f"{why}; it is started again in {backoff:.1f} s")
+            child.failure = None
             await asyncio.sleep(backoff)
             backoff = min(2 * backoff, _BACKOFF_MAX_S)
             child.restarts += 1
 
+    def _tell(self, child: _Child, trouble: str) -> None:
+        if trouble:
+            log.error("%s", trouble)
+        child.trouble = trouble
+        self._on_trouble(child.spec.name, child.last_address, trouble)
+
+    async def _end(self, child: _Child) -> None:
+        """Make sure that a run is over."""
+        if child.process is not None and child.alive:
+            with contextlib.suppress(ProcessLookupError):
+                child.process.kill()
+            await child.process.wait()
+
     async def _run_once(self, child: _Child) -> None:
         child.bound = False
+        child.process = None
         child.process = process = await asyncio.create_subprocess_exec(
             *child.spec.argv,
             "--listen",
@@ -200,19 +244,75 @@ class Supervisor:
             start_new_session=True,
         )
         assert process.stdout is not None
-        async for line in process.stdout:
-            notice = _parse(line)
-            if notice is None:
-                log.warning("%s: %s", child.spec.name, line.decode(errors="replace").rstrip())
-                continue
-            if notice["event"] == "ready":
-                child.address = str(notice["address"])
-                child.bound = True
-                child.ready.set()
-            elif notice["event"] == "failed":
-                child.failure = _failure(notice)
-            self._on_notice(child.spec.name, notice)
+        lines = _Lines()
+        while True:
+            # It is expected to say something only once it beats: loading may take its time.
+            data = await self._heard(process.stdout, self._silence_s if child.beats else None)
+            if data is None:
+                log.error(
+                    "the %s process has said nothing for %g s; it is killed",
+                    child.spec.name,
+                    self._silence_s,
+                )
+                break
+            if not data:
+                # It has ended, or soon will: its exit code says how.
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_ENDING_S):
+                        await process.wait()
+                break
+            for line in lines.feed(data):
+                self._hear(child, line)
+        child.beats = False
+        await self._end(child)
         await process.wait()
+
+    async def _heard(self, pipe: asyncio.StreamReader, limit: float | None) -> bytes | None:
+        """What a child wrote, empty at its end; None when it was silent for too long."""
+        # A second look: where this process was held up itself, the words lie there already.
+        for seconds in (limit, _SECOND_LOOK_S):
+            try:
+                async with asyncio.timeout(seconds):
+                    return await pipe.read(_MAX_LINE)
+            except TimeoutError:
+                continue
+        return None
+
+    def _hear(self, child: _Child, line: bytes) -> None:
+        notice = _parse(line)
+        if notice is None:
+            log.warning("%s: %s", child.spec.name, quoted(line.decode(errors="replace").rstrip()))
+            return
+        if notice["event"] == "beat":
+            child.beats = True
+            return
+        if notice["event"] == "ready":
+            child.address = child.last_address = str(notice["address"])
+            child.bound = True
+            child.ready.set()
+            if child.trouble:
+                self._tell(child, "")
+        elif notice["event"] == "failed":
+            child.failure = _failure(notice)
+        self._on_notice(child.spec.name, notice)
+
+
+class _Lines:
+    """Bytes of a pipe as lines; of one that is too long its beginning, once."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._skipping = False
+
+    def feed(self, data: bytes) -> list[bytes]:
+        *whole, self._rest = (self._rest + data).split(b"\n")
+        if whole and self._skipping:
+            whole, self._skipping = whole[1:], False
+        if len(self._rest) > _MAX_LINE:
+            if not self._skipping:
+                whole.append(self._rest[:200] + b"... (a line without end)")
+            self._rest, self._skipping = b"", True
+        return whole
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:
@@ -229,10 +329,24 @@ def _failure(notice: Mapping[str, Any]) -> EngineError:
     return kinds.get(str(notice.get("kind")), EngineUnavailable)(message)
 
 
+_telling = threading.Lock()
+
+
 def notify(event: str, **details: Any) -> None:
-    """In a child: tell the parent (or whoever reads standard output) one thing."""
-    sys.stdout.write(json.dumps({"event": event, **details}) + "\n")
-    sys.stdout.flush()
+    """In a child: tell the parent (or whoever reads standard output) one thing, from any thread."""
+    with _telling:
+        sys.stdout.write(json.dumps({"event": event, **details}) + "\n")
+        sys.stdout.flush()
+
+
+def beat(trouble: str) -> None:
+    """In a child, twice a second from a thread of its own: it lives. Or a step of its never will
+    end: then it ends itself, to be replaced."""
+    if trouble:
+        with contextlib.suppress(OSError):
+            notify("failed", kind="EngineLost", message=trouble)
+        os._exit(STUCK_EXIT)
+    notify("beat")
 
 
 def supervised() -> bool:

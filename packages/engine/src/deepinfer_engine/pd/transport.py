@@ -1,16 +1,15 @@
 """TCP connections that carry frames between authenticated peers.
 
-Handshake. The accepting side speaks first: HELLO with a nonce. The connecting side answers HELLO
-with its own nonce and, when there is a cluster key, a proof that it knows it; WELCOME carries the
-proof of the accepting side. A proof is HMAC-SHA256 over role and both nonces: the key itself
-never travels.
+Handshake. The accepting side speaks first. Both say HELLO (version, role, epoch, nonce, and with a
+cluster key a public key of this connection); from then on every frame is sealed, see `sealing.py`.
+The connecting side says who it is (IDENTITY), the accepting side likewise (WELCOME): a peer that
+can be read by the derived key knows the cluster key, which itself never travels. Without a cluster
+key nothing is sealed, and only peers of this machine are taken.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import hmac
 import ipaddress
 import secrets
 import socket
@@ -19,7 +18,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from deepinfer_engine.errors import ConfigError, TransferError
-from deepinfer_engine.pd import wire
+from deepinfer_engine.pd import schema, wire
+from deepinfer_engine.pd.quoting import quoted
+from deepinfer_engine.pd.sealing import PUBLIC_BYTES, Cipher, KeyAgreement
 from deepinfer_engine.pd.wire import Body, FrameType
 
 HANDSHAKE_TIMEOUT_S = 10.0
@@ -34,7 +35,10 @@ class Frame:
     data: memoryview
 
     def body(self) -> Body:
-        return wire.unpack_body(self.data)
+        """The message, as its schema has it. Raises TransferError."""
+        body = wire.unpack_body(self.data)
+        schema.check(self.type, body)
+        return body
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -51,9 +55,12 @@ class Connection(asyncio.BufferedProtocol):
         self._head = memoryview(bytearray(wire.FRAME.size))
         self._frame: wire.FrameHeader | None = None
         """Header of the frame whose body is being received."""
+        self._seals: Cipher | None = None
+        self._opens: Cipher | None = None
+        """Set when both HELLOs are there; from then on nothing goes or comes in clear."""
         self._target = self._head
         self._filled = 0
-        self._frames: deque[Frame] = deque()
+        self._frames: deque[tuple[wire.FrameHeader, bytes, memoryview]] = deque()
         self._unread = 0
         self._error: TransferError | None = None
         self._arrived = asyncio.Event()
@@ -64,6 +71,7 @@ class Connection(asyncio.BufferedProtocol):
         self.limit = wire.MAX_HELLO_BYTES
         """Largest body accepted now; small until the peer is known."""
         self.name = "?"
+        self.peer_host = ""
         self.hello: Body = {}
 
     # -- for the workers and the router ---------------------------------------------------------
@@ -76,6 +84,10 @@ class Connection(asyncio.BufferedProtocol):
         """Queue a control frame. On a closed connection it is lost, as it would be on the way."""
         self._write(kind, [wire.pack_body(body)])
 
+    def send_raw(self, kind: FrameType, body: bytes) -> None:
+        """Queue a control frame whose body is packed already."""
+        self._write(kind, [body])
+
     def send_unit(self, header: wire.UnitHeader, views: Sequence[memoryview]) -> None:
         """Queue a data frame; the views must stay unchanged until the peer has answered."""
         self._write(FrameType.UNIT, [header.pack(), *views])
@@ -86,11 +98,19 @@ class Connection(asyncio.BufferedProtocol):
         if self._transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
             self.close()  # a peer that does not read is as good as gone
             return
-        header = wire.pack_frame(kind, self._sent, sum(len(part) for part in parts))
+        size = sum(len(part) for part in parts)
+        if self._seals is None:
+            header = wire.pack_frame(kind, self._sent, size)
+            self._transport.writelines([header, *parts])
+        else:
+            header = wire.pack_frame(kind, self._sent, size + wire.TAG_BYTES, sealed=True)
+            body = self._seals.seal(self._sent, header, parts)
+            self._transport.writelines([header, body])
         self._sent += 1
-        self._transport.write(header)
-        for part in parts:
-            self._transport.write(part)
+
+    def seal(self, outgoing: Cipher, incoming: Cipher) -> None:
+        """From here on frames are sealed, both ways."""
+        self._seals, self._opens = outgoing, incoming
 
     async def drain(self) -> None:
         """Wait until little is unsent. Raises ConnectionError when the peer is gone."""
@@ -107,11 +127,18 @@ class Connection(asyncio.BufferedProtocol):
                 return None
             self._arrived.clear()
             await self._arrived.wait()
-        frame = self._frames.popleft()
-        self._unread -= len(frame.data)
+        header, raw, data = self._frames.popleft()
+        self._unread -= len(data)
         if self._unread <= MAX_UNREAD_BYTES and self._transport is not None:
             self._transport.resume_reading()
-        return frame
+        if header.sealed != (self._opens is not None):
+            state = "in clear" if self._opens is not None else "sealed"
+            raise TransferError(
+                f"a frame came {state}: give all workers and the router the same cluster key"
+            )
+        if self._opens is not None:
+            data = self._opens.open(header.seq, raw, data)
+        return Frame(header.type, data)
 
     def close(self) -> None:
         if self._transport is not None:
@@ -125,7 +152,9 @@ class Connection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        self.name = str(transport.get_extra_info("peername"))
+        peer = transport.get_extra_info("peername")
+        self.name = quoted(peer)
+        self.peer_host = str(peer[0]) if isinstance(peer, tuple) and peer else ""
         sock = transport.get_extra_info("socket")
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         if self._made is not None:
@@ -149,7 +178,7 @@ class Connection(asyncio.BufferedProtocol):
             self._target, self._filled = memoryview(bytearray(self._frame.length)), 0
             if self._frame.length:
                 return
-        self._frames.append(Frame(self._frame.type, self._target))
+        self._frames.append((self._frame, bytes(self._head), self._target))
         self._received += 1
         self._unread += len(self._target)
         self._frame, self._target, self._filled = None, self._head, 0
@@ -201,7 +230,7 @@ async def listen(host: str, port: int, made: Callable[[Connection], None]) -> as
     return await asyncio.get_running_loop().create_server(lambda: Connection(made), host, port)
 
 
-async def connect(address: str, hello: Body, cluster_key: bytes | None) -> Connection:
+async def connect(address: str, identity: Body, cluster_key: bytes | None) -> Connection:
     """Connect and authenticate. Raises OSError (unreachable) or TransferError (refused)."""
     host, port = parse_address(address)
     check_key(host, cluster_key)
@@ -209,71 +238,91 @@ async def connect(address: str, hello: Body, cluster_key: bytes | None) -> Conne
         loop = asyncio.get_running_loop()
         _, connection = await loop.create_connection(Connection, host, port)
         try:
-            theirs = await _expect(connection, FrameType.HELLO)
-            nonces = _nonce(theirs), secrets.token_bytes(32)
-            mine = {**hello, "nonce": nonces[1]}
-            if cluster_key is not None:
-                mine["proof"] = _proof(cluster_key, b"connect", *nonces)
-            connection.send(FrameType.HELLO, mine)
-            welcome = await _expect(connection, FrameType.WELCOME)
-            _check_proof(cluster_key, b"accept", *nonces, welcome)
+            theirs, raw = await _expect(connection, FrameType.HELLO)
+            agreement = None if cluster_key is None else KeyAgreement(cluster_key)
+            mine = _hello(identity, agreement)
+            connection.send_raw(FrameType.HELLO, mine)
+            if agreement is None:
+                _check_keyless(theirs)
+            else:
+                to_them, from_them = agreement.ciphers(_public(theirs), raw, mine)
+                connection.seal(to_them, from_them)
+            connection.send(FrameType.IDENTITY, identity)
+            welcome, _ = await _expect(connection, FrameType.WELCOME)
+            _check_identity(theirs, welcome)
         except BaseException:
             connection.close()
             raise
     connection.limit = wire.MAX_CONTROL_BYTES
-    connection.hello = theirs
+    connection.hello = welcome
     return connection
 
 
-async def accept(connection: Connection, hello: Body, cluster_key: bytes | None) -> None:
-    """The accepting side's half. Raises TransferError for a peer that does not prove the key."""
+async def accept(connection: Connection, identity: Body, cluster_key: bytes | None) -> None:
+    """The accepting side's half. Raises TransferError for a peer that does not know the key."""
     try:
         async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
-            nonce = secrets.token_bytes(32)
-            connection.send(FrameType.HELLO, {**hello, "nonce": nonce})
-            theirs = await _expect(connection, FrameType.HELLO)
-            nonces = nonce, _nonce(theirs)
-            _check_proof(cluster_key, b"connect", *nonces, theirs)
-            welcome: Body = {}
-            if cluster_key is not None:
-                welcome["proof"] = _proof(cluster_key, b"accept", *nonces)
+            _check_place(connection, cluster_key)
+            agreement = None if cluster_key is None else KeyAgreement(cluster_key)
+            mine = _hello(identity, agreement)
+            connection.send_raw(FrameType.HELLO, mine)
+            theirs, raw = await _expect(connection, FrameType.HELLO)
+            if agreement is not None:
+                from_them, to_them = agreement.ciphers(_public(theirs), mine, raw)
+                connection.seal(to_them, from_them)
+            else:
+                _check_keyless(theirs)
+            said, _ = await _expect(connection, FrameType.IDENTITY)
+            _check_identity(theirs, said)
             connection.limit = wire.MAX_CONTROL_BYTES
-            connection.send(FrameType.WELCOME, welcome)
+            connection.send(FrameType.WELCOME, identity)
     except BaseException:
         connection.close()
         raise
-    connection.hello = theirs
+    connection.hello = said
 
 
-async def _expect(connection: Connection, kind: FrameType) -> Body:
+def _hello(identity: Body, agreement: KeyAgreement | None) -> bytes:
+    hello: Body = {
+        "role": identity["role"],
+        "epoch": identity["epoch"],
+        "nonce": secrets.token_bytes(32),
+    }
+    if agreement is not None:
+        hello["public_key"] = agreement.public
+    return wire.pack_body(hello)
+
+
+async def _expect(connection: Connection, kind: FrameType) -> tuple[Body, bytes]:
     frame = await connection.receive()
     if frame is None:
-        raise TransferError("the peer closed the connection during the handshake")
-    if frame.type == FrameType.UNSUPPORTED:
-        raise TransferError(f"the peer refused: {frame.body().get('reason')}")
+        raise TransferError(
+            "the peer closed the connection during the handshake: it has another cluster key, or "
+            "refuses this worker"
+        )
     if frame.type != kind:
         raise TransferError(f"expected {kind.name} of the peer, got a frame of type {frame.type}")
-    return frame.body()
+    return frame.body(), bytes(frame.data)
 
 
-def _nonce(hello: Body) -> bytes:
-    nonce = hello.get("nonce")
-    if not isinstance(nonce, bytes) or len(nonce) != 32:
-        raise TransferError("the peer's HELLO has no nonce of 32 bytes")
-    return nonce
+def _public(hello: Body) -> bytes:
+    public = hello.get("public_key")
+    if not isinstance(public, bytes) or len(public) != PUBLIC_BYTES:
+        raise TransferError("the peer has no cluster key, and this worker has one")
+    return public
 
 
-def _proof(key: bytes, side: bytes, accept_nonce: bytes, connect_nonce: bytes) -> bytes:
-    return hmac.new(key, side + accept_nonce + connect_nonce, hashlib.sha256).digest()
+def _check_place(connection: Connection, cluster_key: bytes | None) -> None:
+    if cluster_key is None and not is_loopback(connection.peer_host):
+        raise TransferError("without a cluster key only peers of this machine are taken")
 
 
-def _check_proof(
-    key: bytes | None, side: bytes, accept_nonce: bytes, connect_nonce: bytes, body: Body
-) -> None:
-    if key is None:
-        return
-    proof = body.get("proof")
-    if not isinstance(proof, bytes) or not hmac.compare_digest(
-        proof, _proof(key, side, accept_nonce, connect_nonce)
-    ):
-        raise TransferError("the peer does not know this cluster's key")
+def _check_keyless(hello: Body) -> None:
+    if "public_key" in hello:
+        raise TransferError("the peer has a cluster key, and this worker has none")
+
+
+def _check_identity(hello: Body, identity: Body) -> None:
+    """What was said in clear is what is said under seal."""
+    if (hello["role"], hello["epoch"]) != (identity["role"], identity["epoch"]):
+        raise TransferError("the peer is another one than its HELLO said")

@@ -1,11 +1,11 @@
-"""Frames and bodies of the protocol between router, prefill and decode workers, version 1.
+"""Frames and bodies of the protocol between router, prefill and decode workers.
 
     frame = u32 body length | u8 type | u8 version | u16 flags | u64 seq | body        little endian
-    seq counts frames of one connection and direction from 0.
+    seq counts frames of one connection and direction from 0. Flag 1: the body is sealed.
 
-Control bodies are msgpack maps: unknown keys are ignored. A UNIT body is a 64-byte header and raw
-bytes. Nothing here does IO; everything that can be wrong about bytes from a peer raises
-TransferError.
+Control bodies are msgpack maps, each as `schema.py` has it: a key it does not know is an error. A
+UNIT body is a 64-byte header and raw bytes. Nothing here does IO; everything that can be wrong
+about bytes from a peer raises TransferError.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ import xxhash
 
 from deepinfer_engine.errors import TransferError
 
-VERSION = 1
+VERSION = 2
+"""Of frames and of every message: peers of another version refuse each other."""
+SEALED = 1
 MAX_CONTROL_BYTES = 16 << 20
 MAX_DATA_BYTES = 8 << 20
 MAX_HELLO_BYTES = 64 << 10
@@ -31,12 +33,16 @@ UNIT = struct.Struct("<QHHIIIIIQQI12x")
 UNIT_HEADER_BYTES = 64
 assert UNIT.size == UNIT_HEADER_BYTES
 
+TAG_BYTES = 16
+"""What sealing adds to a body."""
+
 Body = dict[str, Any]
 
 
 class FrameType(IntEnum):
     HELLO = 1
     WELCOME = 2
+    IDENTITY = 3
     RESERVE = 10
     RESERVED = 11
     BUSY = 12
@@ -56,6 +62,10 @@ class FrameType(IntEnum):
     HEARTBEAT = 60
     FLUSH = 61
     FLUSHED = 62
+    PROBE = 63
+    PROBED = 64
+    PING = 65
+    PONG = 66
     GONE = 70
     STALE_EPOCH = 71
     UNSUPPORTED = 72
@@ -68,6 +78,7 @@ class FrameHeader:
     length: int
     type: int
     seq: int
+    sealed: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,29 +143,34 @@ class UnitHeader:
         return header
 
 
-def pack_frame(kind: FrameType, seq: int, body_length: int) -> bytes:
+def pack_frame(kind: FrameType, seq: int, body_length: int, *, sealed: bool = False) -> bytes:
     """The 16 bytes before a body. TransferError when the body is over its limit."""
     _check_length(kind, body_length)
-    return FRAME.pack(body_length, kind, VERSION, 0, seq)
+    return FRAME.pack(body_length, kind, VERSION, SEALED if sealed else 0, seq)
 
 
 def unpack_frame(
     header: bytes | memoryview, expected_seq: int, limit: int = MAX_CONTROL_BYTES
 ) -> FrameHeader:
     """Check version, length and sequence of a peer's frame header."""
-    length, kind, version, _flags, seq = FRAME.unpack(header)
+    length, kind, version, flags, seq = FRAME.unpack(header)
     if version != VERSION:
-        raise TransferError(f"this worker speaks protocol version {VERSION}, the peer {version}")
+        raise TransferError(
+            f"this worker speaks protocol version {VERSION}, the peer {version}: install the same "
+            "release everywhere"
+        )
+    if flags & ~SEALED:
+        raise TransferError(f"a frame has unknown flags {flags:#x}")
     if seq != expected_seq:
         raise TransferError(f"expected frame {expected_seq} of this connection, got {seq}")
     _check_length(kind, length, limit)
-    return FrameHeader(length, kind, seq)
+    return FrameHeader(length, kind, seq, bool(flags & SEALED))
 
 
 def _check_length(kind: int, length: int, limit: int = MAX_CONTROL_BYTES) -> None:
     if kind == FrameType.UNIT:
-        limit = min(limit, MAX_DATA_BYTES + UNIT_HEADER_BYTES)
-    elif kind in (FrameType.HELLO, FrameType.WELCOME):
+        limit = min(limit, MAX_DATA_BYTES + UNIT_HEADER_BYTES + TAG_BYTES)
+    elif kind in (FrameType.HELLO, FrameType.IDENTITY, FrameType.WELCOME):
         limit = MAX_HELLO_BYTES
     if length > limit:
         raise TransferError(f"a frame of type {kind} carries at most {limit} bytes, got {length}")
@@ -166,8 +182,8 @@ def pack_body(body: Mapping[str, Any]) -> bytes:
 
 def unpack_body(data: bytes | memoryview) -> Body:
     try:
-        body = msgpack.unpackb(data, raw=False, strict_map_key=True)
-    except (ValueError, msgpack.UnpackException) as error:
+        body = msgpack.unpackb(data, raw=False, strict_map_key=True, use_list=False)
+    except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
         raise TransferError(f"a control body is not msgpack: {error}") from None
     if not isinstance(body, dict):
         raise TransferError(f"a control body is a map, got {type(body).__name__}")

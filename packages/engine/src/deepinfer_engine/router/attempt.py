@@ -25,11 +25,11 @@ from deepinfer_engine.errors import (
     PromptTooLong,
     RequestError,
     SchemaTooComplex,
+    TransferError,
 )
 from deepinfer_engine.pd.messages import (
     pack_tokens,
     pixel_pieces,
-    read_finish,
     read_logprobs,
     read_usage,
     reading,
@@ -37,6 +37,7 @@ from deepinfer_engine.pd.messages import (
     unpack_tokens,
     xid_body,
 )
+from deepinfer_engine.pd.quoting import quoted
 from deepinfer_engine.pd.service import abort_body
 from deepinfer_engine.pd.wire import Body, FrameType, Xid
 from deepinfer_engine.router.link import Mail, Mailbox, WorkerLink
@@ -49,15 +50,17 @@ class Placement:
 
 
 class Retry(Exception):  # noqa: N818 - a signal inside the router, not an error of the package
-    """Nothing was emitted and another attempt may succeed; `final` is raised when none is left.
+    """Another attempt may succeed where this one stands; `final` is raised when none is left.
 
     failed: the worker to avoid where there is another; `refused`: it said no, do not ask it again.
+    told_by: the one that says so of the other; avoided too, for the fault may lie between them.
     """
 
     def __init__(self, final: EngineError, failed: WorkerLink, *, refused: bool = False) -> None:
         super().__init__(str(final))
         self.final = final
         self.failed = failed
+        self.told_by = failed
         self.refused = refused
 
 
@@ -89,7 +92,8 @@ class _Attempt:
         self.prefill_info, self.decode_info = self.prefill.info, self.decode.info
         self.deadline = deadline
         self.mailbox: Mailbox = asyncio.Queue()
-        self.emitted = 0
+        self.emitted = request.resumed
+        self.started = False
         self.cached_tokens = 0
         self.decode_done = False
         self.prefill_done = False
@@ -110,15 +114,19 @@ class _Attempt:
             except TimeoutError:
                 yield FinishEvent("abort", self._usage())
                 return
-            if mail.kind is FrameType.TOKENS and self.emitted == 0:
+            if mail.kind is FrameType.TOKENS and not self.started:
                 held.append(mail)  # decode may be heard before prefill's first token is
                 continue
             for one in [mail, *held]:
-                for event in reading(lambda _, one=one: self._read(one), one.body):
+                try:
+                    events = reading(lambda _, one=one: self._read(one), one.body)
+                except TransferError as error:
+                    raise self._lost(one.link, f"broke the protocol: {error}") from None
+                for event in events:
                     yield event
                     if isinstance(event, FinishEvent):
                         return
-            if self.emitted:
+            if self.started:
                 held = []
 
     async def _reserve(self) -> int:
@@ -197,22 +205,24 @@ class _Attempt:
                 return []
 
     def _first(self, body: Body, tokens: tuple[int, ...]) -> list[GenerateEvent]:
-        if self.emitted:
+        if self.started:
             return []
+        self.started = True
         self.cached_tokens = int(body["cached_tokens"])
         events: list[GenerateEvent] = []
         if tokens:
             logprobs = reading(lambda b: read_logprobs(b["logprobs"]), body)
-            events.append(TokensEvent(0, tokens, logprobs, cached_tokens=self.cached_tokens))
-            self.emitted = len(tokens)
+            self._check(tokens)
+            cached = None if self.emitted else self.cached_tokens
+            events.append(TokensEvent(self.emitted, tokens, logprobs, cached_tokens=cached))
+            self.emitted += len(tokens)
         return events + self._finish(body)
 
     def _tokens(self, body: Body) -> list[GenerateEvent]:
         index, tokens = int(body["index"]), unpack_tokens(body["tokens"])
         if index != self.emitted:
-            raise EngineLost(
-                f"decode worker {self.decode.address} sent token {index}, {self.emitted} was due"
-            )
+            raise TransferError(f"it sent token {index}, {self.emitted} was due")
+        self._check(tokens)
         self.emitted += len(tokens)
         events: list[GenerateEvent] = []
         if tokens:
@@ -222,8 +232,13 @@ class _Attempt:
             self.decode_done = True
         return events + self._finish(body)
 
+    def _check(self, tokens: tuple[int, ...]) -> None:
+        size = self.decode_info.vocab_size
+        if tokens and not 0 <= min(tokens) <= max(tokens) < size:
+            raise TransferError(f"it sent tokens outside 0..{size - 1}")
+
     def _finish(self, body: Body) -> list[GenerateEvent]:
-        finish: FinishReason | None = reading(lambda b: read_finish(b.get("finish")), body)
+        finish: FinishReason | None = body.get("finish")
         if finish is None:
             return []
         self.prefill_done = True
@@ -232,15 +247,15 @@ class _Attempt:
     def _usage(self) -> Usage:
         return Usage(len(self.request.token_ids), self.emitted, self.cached_tokens)
 
-    def _lost(self, link: WorkerLink, what: str) -> Exception:
+    def _lost(self, link: WorkerLink, what: str) -> Retry:
         message = f"the {link.role} worker {link.address} {what}"
         if self.emitted:
-            return EngineLost(f"{message} while the request ran; send it again")
+            return Retry(EngineLost(f"{message} while the request ran; send it again"), link)
         return Retry(EngineUnavailable(f"{message}; try again in a second"), link)
 
     def _aborted(self, mail: Mail) -> Exception:
         body = mail.body
-        reason, message = str(body.get("reason")), str(body.get("message", ""))
+        reason, message = quoted(body.get("reason", "")), quoted(body.get("message", ""))
         match reason:
             case "too_long":
                 return PromptTooLong(int(body["prompt_tokens"]), int(body["max_tokens"]))
@@ -255,7 +270,15 @@ class _Attempt:
             case "request":
                 return RequestError(message)
             case _:
-                return self._lost(mail.link, f"gave up ({reason}: {message})")
+                blamed = {"prefill": self.prefill, "decode": self.decode}.get(
+                    str(body.get("blame")), mail.link
+                )
+                if blamed is mail.link:
+                    return self._lost(blamed, f"gave up ({reason}: {message})")
+                text = f"failed the {mail.link.role} worker {mail.link.address}"
+                lost = self._lost(blamed, f"{text} ({reason}: {message})")
+                lost.told_by = mail.link
+                return lost
 
     def leave(self) -> None:
         """Tell whoever still works for this attempt to stop."""

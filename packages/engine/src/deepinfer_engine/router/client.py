@@ -52,6 +52,10 @@ class EngineClient(Protocol):
 
     async def status(self) -> list[WorkerStatus]: ...
 
+    async def problems(self) -> list[str]:
+        """Pairs of workers that cannot serve a request together, and why."""
+        ...
+
     async def flush(self) -> None:
         """Return when everything published so far would survive `kill -9` of every process."""
         ...

@@ -10,11 +10,16 @@ import time
 from collections.abc import Generator
 from dataclasses import dataclass, field
 
+from deepinfer_engine import __version__
 from deepinfer_engine.errors import EngineError, EngineUnavailable, TransferError
 from deepinfer_engine.pd import transport
-from deepinfer_engine.pd.messages import read_xid, reading
+from deepinfer_engine.pd.messages import read_xid, reading, xid_body
+from deepinfer_engine.pd.quoting import quoted
+from deepinfer_engine.pd.schema import BadMessage
 from deepinfer_engine.pd.transport import Connection
 from deepinfer_engine.pd.wire import Body, FrameType, Xid
+from deepinfer_engine.router.breaker import Breaker
+from deepinfer_engine.router.changes import Changes
 from deepinfer_engine.router.client import WorkerStatus
 
 log = logging.getLogger(__name__)
@@ -26,6 +31,7 @@ BACKOFF_MAX_S = 2.0
 SILENT_S = 15.0
 """A worker that has not even sent a heartbeat for this long is treated as lost."""
 FLUSH_TIMEOUT_S = 60.0
+PROBE_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +58,17 @@ class WorkerInfo:
     max_model_len: int
     vocab_size: int
     nextn: int
+    version: str
+    model: str | None
+    dtype: str | None
 
     @classmethod
     def read(cls, hello: Body) -> WorkerInfo:
         return cls(
             layout_hash=str(hello["layout_hash"]),
+            version=hello["version"],
+            model=hello.get("model"),
+            dtype=hello.get("dtype"),
             **{
                 name: int(hello[name])
                 for name in (
@@ -84,7 +96,7 @@ class WorkerLink:
     address: str
     role: str
     cluster_key: bytes | None
-    changed: asyncio.Event
+    changed: Changes
     """Set whenever a worker came or went."""
     load: float = 0.0
     requests: int = 0
@@ -95,18 +107,26 @@ class WorkerLink:
     """Of the present connection, or of the last one."""
     trouble: str = "not connected yet"
     draining: bool = False
+    stuck: str = ""
+    """What the worker says keeps it from stepping."""
+    start_trouble: str = ""
+    """Why its process cannot be started, where this router's own supervisor tries."""
+    breaker: Breaker = field(default_factory=Breaker)
     counters: dict[str, float] = field(default_factory=dict[str, float])
     gauges: dict[str, float] = field(default_factory=dict[str, float])
     _streams: dict[str, Mailbox] = field(default_factory=dict[str, Mailbox])
     _flushes: dict[int, asyncio.Future[None]] = field(
         default_factory=dict[int, "asyncio.Future[None]"]
     )
-    _flush_ids: int = 0
+    _probes: dict[int, asyncio.Future[str]] = field(
+        default_factory=dict[int, "asyncio.Future[str]"]
+    )
+    _ids: int = 0
     _task: asyncio.Task[None] | None = None
 
     @property
     def ready(self) -> bool:
-        return self.connection is not None and not self.draining
+        return self.connection is not None and not self.draining and not self.stuck
 
     def start(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self._run())
@@ -142,8 +162,8 @@ class WorkerLink:
         """Raises EngineUnavailable when the worker goes or does not answer."""
         if self.connection is None:
             return  # it has nothing left that could be lost
-        self._flush_ids += 1
-        number = self._flush_ids
+        self._ids += 1
+        number = self._ids
         future = self._flushes[number] = asyncio.get_running_loop().create_future()
         self.send(FrameType.FLUSH, {"id": number})
         try:
@@ -154,8 +174,26 @@ class WorkerLink:
         finally:
             del self._flushes[number]
 
+    async def probe(self, address: str, epoch: int) -> str:
+        """Of a prefill worker: what keeps it from sending to a decode worker; empty: nothing."""
+        self._ids += 1
+        number = self._ids
+        future = self._probes[number] = asyncio.get_running_loop().create_future()
+        self.send(FrameType.PROBE, {"id": number, "address": address, "epoch": epoch})
+        try:
+            async with asyncio.timeout(PROBE_TIMEOUT_S):
+                return await future
+        except TimeoutError:
+            return f"prefill worker {self.address} does not answer"
+        except EngineUnavailable as error:
+            return str(error)
+        finally:
+            del self._probes[number]
+
     def status(self) -> WorkerStatus:
-        detail = "draining" if self.draining else self.trouble
+        detail = "draining" if self.draining else self.stuck or self.trouble
+        if self.connection is None and self.start_trouble:
+            detail = f"{detail}; {self.start_trouble}"
         return WorkerStatus(
             name=self.address,
             role=self.role,
@@ -168,18 +206,27 @@ class WorkerLink:
                 "router_requests": self.requests,
                 "router_failures": self.failures,
             },
-            gauges={**self.gauges, "router_load_tokens": self.load},
+            gauges={
+                **self.gauges,
+                "router_load_tokens": self.load,
+                "router_breaker_open": float(self.breaker.state != "closed"),
+            },
         )
 
     async def _run(self) -> None:
         backoff = BACKOFF_FIRST_S
-        hello: Body = {"role": "router", "engine_id": f"router-{id(self):x}"}
+        hello: Body = {
+            "role": "router",
+            "engine_id": f"router-{id(self):x}",
+            "epoch": time.time_ns(),
+            "version": __version__,
+        }
         while True:
             try:
                 connection = await transport.connect(self.address, hello, self.cluster_key)
                 info = self._identify(connection)
             except (OSError, TransferError, TimeoutError, EngineError) as error:
-                self.trouble = f"cannot connect: {str(error) or type(error).__name__}"
+                self.trouble = f"cannot connect: {quoted(error) or type(error).__name__}"
                 await asyncio.sleep(backoff)
                 backoff = min(2 * backoff, BACKOFF_MAX_S)
                 continue
@@ -188,7 +235,7 @@ class WorkerLink:
             try:
                 await self._receive(connection)
             except TransferError as error:
-                log.warning("%s worker %s: %s", self.role, self.address, error)
+                log.warning("%s worker %s: %s", self.role, self.address, quoted(error))
             finally:
                 self._down(connection)
 
@@ -201,7 +248,7 @@ class WorkerLink:
             connection.close()
             raise
         connection.close()
-        raise TransferError(f"it is a {role} worker, not a {self.role} worker")
+        raise TransferError(f"it is a {quoted(role)} worker, not a {self.role} worker")
 
     async def _receive(self, connection: Connection) -> None:
         heard = time.monotonic()
@@ -215,27 +262,41 @@ class WorkerLink:
                 return
             heard = time.monotonic()
             if frame.type in KNOWN:
-                body = frame.body()
+                try:
+                    body = frame.body()
+                except BadMessage as error:
+                    if error.xid is None:
+                        raise
+                    # It fails its own request; others go on over this connection.
+                    text = {"reason": "protocol", "message": str(error), "blame": self.role}
+                    self._deliver(FrameType.ABORT, {**xid_body(error.xid), **text})
+                    continue
                 reading(functools.partial(self._deliver, FrameType(frame.type)), body)
 
     def _deliver(self, kind: FrameType, body: Body) -> None:
         match kind:
             case FrameType.HEARTBEAT:
                 self.counters, self.gauges = dict(body["counters"]), dict(body["gauges"])
-                self.draining = bool(body.get("draining"))
+                self.draining, self.stuck = body["draining"], body["trouble"]
                 self.changed.set()
             case FrameType.FLUSHED:
                 future = self._flushes.get(int(body["id"]))
                 if future is not None and not future.done():
                     future.set_result(None)
+            case FrameType.PROBED:
+                probe = self._probes.get(body["id"])
+                if probe is not None and not probe.done():
+                    probe.set_result(body["detail"])
             case _:
                 mailbox = self._streams.get(read_xid(body).key)
                 if mailbox is not None:
                     mailbox.put_nowait(Mail(self, kind, body))
 
     def _up(self, connection: Connection, info: WorkerInfo) -> None:
+        if self.info is not None and self.info.epoch != info.epoch:
+            self.breaker.reset()
         self.connection, self.info = connection, info
-        self.draining, self.trouble = False, ""
+        self.draining, self.trouble, self.stuck = False, "", ""
         self.counters, self.gauges = {}, {}
         self.changed.set()
 
@@ -245,6 +306,9 @@ class WorkerLink:
         self.changed.set()
         for mailbox in self._streams.values():
             mailbox.put_nowait(Mail(self, None, {}))
+        for probe in self._probes.values():
+            if not probe.done():
+                probe.set_exception(EngineUnavailable(f"worker {self.address} went away"))
         for future in self._flushes.values():
             if not future.done():
                 future.set_exception(EngineUnavailable(f"worker {self.address} went away"))

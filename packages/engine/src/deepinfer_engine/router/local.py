@@ -127,17 +127,21 @@ class LocalEngine:
             gauges |= self._grammars.gauges()
         gauges["last_step_seconds"] = self._thread.last_step_s
         failed = self._failure is not None or self._closed
+        stuck = self._thread.trouble
         return [
             WorkerStatus(
                 name=self._name,
                 role="single",
-                ready=not failed,
-                detail=f"stopped: {self._failure or 'closed'}" if failed else "",
+                ready=not failed and not stuck,
+                detail=f"stopped: {self._failure or 'closed'}" if failed else stuck,
                 pid=os.getpid(),
                 counters=counters,
                 gauges=gauges,
             )
         ]
+
+    async def problems(self) -> list[str]:
+        return []
 
     async def flush(self) -> None:
         if self._connector is not None:

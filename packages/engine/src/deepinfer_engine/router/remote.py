@@ -3,32 +3,63 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
+import logging
+import random
 from collections.abc import AsyncGenerator, AsyncIterator, Collection, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 
-from deepinfer_engine.core.types import GenerateEvent, GenerateRequest
-from deepinfer_engine.errors import CapacityError, EngineUnavailable, PromptTooLong, RequestError
+from deepinfer_engine.core.types import (
+    FinishEvent,
+    GenerateEvent,
+    GenerateRequest,
+    TokensEvent,
+    Usage,
+)
+from deepinfer_engine.errors import (
+    CapacityError,
+    EngineLost,
+    EngineUnavailable,
+    PromptTooLong,
+    RequestError,
+)
 from deepinfer_engine.pd.messages import MAX_PIXEL_BYTES
 from deepinfer_engine.pd.wire import Xid
 from deepinfer_engine.router.attempt import Placement, Retry, run_attempt
+from deepinfer_engine.router.breaker import RetryBudget
+from deepinfer_engine.router.changes import Changes
 from deepinfer_engine.router.choose import affinity_key, by_affinity, by_load
 from deepinfer_engine.router.client import ModelInfo, WorkerStatus
 from deepinfer_engine.router.link import WorkerLink
+from deepinfer_engine.router.pairs import Pairs
+
+log = logging.getLogger(__name__)
 
 RETRIES = 2
-"""Further attempts at a request that has not emitted anything."""
+"""Further attempts without a new token."""
+BACKOFF_S = 0.05
+RECOVERY_S = 60.0
+"""How long a request that lost its workers waits for others."""
 
 
 class RemoteEngine:
     """EngineClient over prefill and decode workers. Belongs to one event loop."""
 
-    def __init__(self, cluster_key: bytes | None) -> None:
+    def __init__(self, cluster_key: bytes | None, recovery_s: float = RECOVERY_S) -> None:
         """Use `connect`."""
+        self._recovery_s = recovery_s
         self._cluster_key = cluster_key
         self._links: dict[tuple[str, str], WorkerLink] = {}
-        self._changed = asyncio.Event()
+        self._changed = Changes()
         self._closing: set[asyncio.Task[None]] = set()
         self._running: set[str] = set()
+        self._budget = RetryBudget()
+        self._pairs = Pairs(self._changed)
+        self._probing: asyncio.Task[None] | None = None
+        self.migrations = 0
+        """Answers that went on with another worker."""
 
     @classmethod
     async def connect(
@@ -38,13 +69,15 @@ class RemoteEngine:
         decode: Sequence[str],
         cluster_key: bytes | None = None,
         ready_timeout_s: float = 0.0,
+        recovery_s: float = RECOVERY_S,
     ) -> RemoteEngine:
         """Links to "host:port" workers; each is (re)connected in the background with backoff.
 
         Waits up to `ready_timeout_s` until one prefill and one decode worker are there, then raises
         EngineUnavailable; 0 returns at once, and requests raise EngineUnavailable until they are.
+        `recovery_s`: how long a request that lost its workers waits for others.
         """
-        engine = cls(cluster_key)
+        engine = cls(cluster_key, recovery_s)
         engine.set_workers(prefill=prefill, decode=decode)
         if ready_timeout_s > 0:
             try:
@@ -72,11 +105,21 @@ class RemoteEngine:
                 link = WorkerLink(address, role, self._cluster_key, self._changed)
                 self._links[role, address] = link
                 link.start()
+        if self._links and self._probing is None:
+            self._probing = asyncio.get_running_loop().create_task(
+                self._pairs.probing(lambda: list(self._links.values()))
+            )
+
+    def start_trouble(self, address: str, text: str) -> None:
+        """Why the process of a worker cannot be started; empty when it could."""
+        for link in self._links.values():
+            if link.address == address:
+                link.start_trouble = text
 
     # -- EngineClient ---------------------------------------------------------------------------
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[GenerateEvent]:
-        """See `EngineClient.generate`. What emitted nothing is tried again elsewhere."""
+        """See `EngineClient.generate`. What loses its workers goes on elsewhere."""
         if request.request_id in self._running:
             raise RequestError(
                 f"request {request.request_id} runs already; every request needs its own id"
@@ -104,52 +147,147 @@ class RemoteEngine:
         )
 
     async def status(self) -> list[WorkerStatus]:
-        return [link.status() for link in self._links.values()]
+        found: list[WorkerStatus] = []
+        links = list(self._links.values())
+        for link in links:
+            status = link.status()
+            if status.ready and (text := self._pairs.isolation(link, links)):
+                status = replace(status, ready=False, detail=text)
+            found.append(status)
+        return found
+
+    async def problems(self) -> list[str]:
+        """Pairs of workers that cannot serve a request together, and why."""
+        return self._pairs.problems(list(self._links.values()))
 
     async def flush(self) -> None:
         await asyncio.gather(*(link.flush() for link in self._links.values()))
 
     async def close(self) -> None:
+        if self._probing is not None:
+            self._probing.cancel()
+            await asyncio.gather(self._probing, return_exceptions=True)
+            self._probing = None
         self.set_workers(prefill=(), decode=())
         await asyncio.gather(*self._closing, return_exceptions=True)
 
     # -- inside ---------------------------------------------------------------------------------
 
     async def _attempts(self, request: GenerateRequest) -> AsyncGenerator[GenerateEvent]:
-        """The request on one pair of workers after the other, until it has emitted something."""
+        """The request on one pair of workers after the other, from where the last one stopped.
+
+        What was emitted goes along as the end of the prompt; tokens are drawn by their position,
+        so the answer is the one that the lost worker would have given.
+        """
+        loop = asyncio.get_running_loop()
         refused: set[WorkerLink] = set()
         failed: set[WorkerLink] = set()
-        deadline = None
-        if request.timeout_s is not None:
-            deadline = asyncio.get_running_loop().time() + request.timeout_s
-        for number in range(1, RETRIES + 2):
-            placement = self._place(request, refused, failed)
-            xid = Xid(request.request_id, number)
+        emitted: list[int] = []
+        cached = 0
+        deadline = None if request.timeout_s is None else loop.time() + request.timeout_s
+        self._budget.earn()
+        tries = 0
+        last: Retry | None = None
+        for number in itertools.count(1):
+            now = (
+                replace(request, token_ids=(*request.token_ids, *emitted), resumed=len(emitted))
+                if emitted
+                else request
+            )
             try:
-                async with aclosing(run_attempt(request, xid, placement, deadline)) as events:
+                placement = await self._placed(now, refused, failed, last, deadline)
+            except (RequestError, EngineUnavailable) as error:
+                if not emitted:
+                    raise
+                raise EngineLost(f"the answer cannot be continued: {error}") from None
+            except TimeoutError:
+                usage = Usage(len(request.token_ids), len(emitted), cached)
+                yield FinishEvent("abort", usage)
+                return
+            before = len(emitted)
+            try:
+                events = run_attempt(now, Xid(request.request_id, number), placement, deadline)
+                async with aclosing(events):
                     async for event in events:
+                        if isinstance(event, TokensEvent):
+                            emitted += event.token_ids
+                            cached = cached if event.cached_tokens is None else event.cached_tokens
+                        elif before:
+                            event = replace(event, usage=replace(event.usage, cached_tokens=cached))
                         yield event
             except Retry as retry:
+                last = retry
                 retry.failed.failures += 1
-                if number > RETRIES:
+                if retry.refused:
+                    retry.failed.breaker.gave_nothing_away()
+                else:
+                    retry.failed.breaker.failed()
+                tries = 1 if len(emitted) > before else tries + 1
+                if tries > RETRIES or not self._budget.spend():
                     raise retry.final from None
-                (refused if retry.refused else failed).add(retry.failed)
+                (refused if retry.refused else failed).update((retry.failed, retry.told_by))
                 if retry.refused and not self._candidates("decode", refused):
                     raise retry.final from None
+                if emitted:
+                    self.migrations += 1
+                    log.warning(
+                        "%s goes on elsewhere after %d tokens: %s",
+                        request.request_id, len(emitted), retry.final,
+                    )  # fmt: skip
             else:
+                placement.prefill.breaker.succeeded()
+                placement.decode.breaker.succeeded()
                 return
+            finally:
+                for link in (placement.prefill, placement.decode):
+                    link.breaker.gave_nothing_away()
+
+    async def _placed(
+        self,
+        request: GenerateRequest,
+        refused: Collection[WorkerLink],
+        failed: Collection[WorkerLink],
+        last: Retry | None,
+        deadline: float | None,
+    ) -> Placement:
+        """A pair for a request; one that lost its workers waits a while for others."""
+        if last is None:
+            return self._place(request, refused, failed)
+        if not last.refused:
+            await asyncio.sleep(BACKOFF_S * (0.5 + random.random()))
+        loop = asyncio.get_running_loop()
+        patience = loop.time() + self._recovery_s
+        async with asyncio.timeout_at(deadline):
+            while True:
+                try:
+                    return self._place(request, refused, failed)
+                except EngineUnavailable:
+                    left = patience - loop.time()
+                    if left <= 0:
+                        raise last.final from None
+                # Not longer than a second: a breaker closes without a word.
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(min(left, 1.0)):
+                        await self._changed.wait()
 
     async def _wait_ready(self) -> None:
-        while not (self._candidates("prefill") and self._candidates("decode")):
-            self._changed.clear()
+        while not self._usable_pairs():
             await self._changed.wait()
 
     def _candidates(self, role: str, refused: Collection[WorkerLink] = ()) -> list[WorkerLink]:
         return [
             link
             for link in self._links.values()
-            if link.role == role and link.ready and link not in refused
+            if link.role == role and link.ready and link not in refused and link.breaker.allows()
         ]
+
+    def _usable_pairs(self) -> bool:
+        return any(
+            self._pairs.problem(p, d) is None
+            for p in self._links.values()
+            for d in self._links.values()
+            if p.role == "prefill" and d.role == "decode" and p.ready and d.ready
+        )
 
     def _place(
         self,
@@ -157,7 +295,7 @@ class RemoteEngine:
         refused: Collection[WorkerLink],
         failed: Collection[WorkerLink],
     ) -> Placement:
-        """Decode first, by load; then prefill with the same cache layout, by affinity.
+        """Decode first, by load; then prefill that can send to it, by affinity.
 
         Workers that failed this request before are taken only where there is no other.
         """
@@ -175,16 +313,21 @@ class RemoteEngine:
                 f"the pictures of the prompt have {pixels} bytes of pixels, and a worker takes "
                 f"{MAX_PIXEL_BYTES}; send fewer or smaller ones"
             )
+        reach = {
+            d: found
+            for d in decodes
+            if (found := [p for p in prefills if self._pairs.problem(p, d) is None])
+        }
+        if not reach:
+            raise EngineUnavailable(self._pairs.summary(prefills, decodes))
         key = affinity_key(request)
-        decode = by_load([d for d in decodes if d not in failed] or decodes, key)
-        alike = [p for p in prefills if _layout(p) == _layout(decode)]
-        if not alike:
-            raise EngineUnavailable(
-                "prefill and decode workers run different models, dtypes or cache formats; "
-                "start them with the same model and options"
-            )
+        decode = by_load([d for d in reach if d not in failed] or list(reach), key)
+        alike = reach[decode]
         fresh = [p for p in alike if p not in failed] or alike
-        return Placement(by_affinity(fresh, key, tokens), decode)
+        placement = Placement(by_affinity(fresh, key, tokens), decode)
+        placement.prefill.breaker.begin()
+        placement.decode.breaker.begin()
+        return placement
 
     def _check_fits(self, tokens: int, links: Sequence[WorkerLink]) -> None:
         infos = [link.info for link in links if link.info is not None]
@@ -197,7 +340,3 @@ class RemoteEngine:
                 f"the prompt has {tokens} tokens, and the largest {links[0].role} worker holds "
                 f"{room} tokens at all; shorten it, or start the worker with more blocks"
             )
-
-
-def _layout(link: WorkerLink) -> str | None:
-    return link.info.layout_hash if link.info is not None else None

@@ -45,6 +45,7 @@ async def ready(request: Request) -> Response:
     else:
         body["in_flight"] = services.gate.in_flight
         body["workers"] = [_worker(worker) for worker in workers]
+        body["problems"] = await services.engine.problems()
     return JSONResponse(body, 200 if ok else 503)
 
 

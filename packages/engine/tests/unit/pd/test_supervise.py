@@ -85,6 +85,146 @@ def test_a_killed_child_comes_back_on_the_address_it_had():
     assert restarts == {"w": 1}
 
 
+BEATS = """
+    import os, signal, sys, time
+    from deepinfer_engine.pd.supervise import beat, die_with_parent, notify
+    die_with_parent()
+    notify("ready", address="127.0.0.1:4711")
+    beat("")
+    {then}
+    while True:
+        beat("")
+        time.sleep(0.05)
+"""
+
+
+def restarted(code, *, times=1, **options):
+    """Run a child until it has been started again; what the supervisor then knows."""
+
+    async def go():
+        started, troubles, again = 0, [], asyncio.Event()
+
+        def hear(name, notice):
+            nonlocal started
+            started += notice["event"] == "ready"
+            if started > times:
+                again.set()
+
+        supervisor = Supervisor(
+            [child(code)],
+            on_notice=hear,
+            on_trouble=lambda name, address, text: troubles.append((address, text)),
+            backoff_s=0.01,
+            **options,
+        )
+        await supervisor.start(60)
+        await asyncio.wait_for(again.wait(), 60)
+        pids, left = supervisor.pids(), supervisor.troubles()
+        await supervisor.kill()
+        return pids, left, troubles
+
+    return asyncio.run(go())
+
+
+def test_a_line_without_end_on_a_child_s_output_changes_nothing():
+    long = BEATS.format(then="sys.stdout.write('x' * 300_000); sys.stdout.flush(); sys.exit(1)")
+    pids, left, troubles = restarted(long, times=2)
+    assert pids
+    assert left == {}
+    assert troubles[0][0] == "127.0.0.1:4711"
+    assert "ended with code 1" in troubles[0][1]
+    assert troubles[1] == ("127.0.0.1:4711", "")
+
+
+def test_starts_that_fail_are_tried_for_ever_and_told(monkeypatch):
+    """No files, no memory, no processes: the next start may work."""
+    real, failures = asyncio.create_subprocess_exec, []
+
+    async def failing(*argv, **kwargs):
+        if 1 <= len(failures) < 7:
+            failures.append(argv)
+            raise OSError(24, "Too many open files")
+        failures.append(argv)
+        return await real(*argv, **kwargs)
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", failing)
+    pids, _, troubles = restarted(BEATS.format(then="sys.exit(1)"))
+    assert pids
+    assert len([text for _, text in troubles if "Too many open files" in text]) == 6
+
+
+def test_a_first_start_that_fails_is_tried_until_the_time_is_over(monkeypatch):
+    tried = []
+
+    async def failing(*argv, **kwargs):
+        tried.append(argv)
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", failing)
+
+    async def go():
+        supervisor = Supervisor([child(WELL)], backoff_s=0.001)
+        with pytest.raises(EngineUnavailable, match="not ready"):
+            await supervisor.start(0.5)
+        return supervisor.troubles()
+
+    assert "Cannot allocate memory" in asyncio.run(go())["w"]
+    assert len(tried) > 1
+
+
+def test_a_fault_of_the_watcher_itself_does_not_end_it(monkeypatch):
+    broken = []
+    real = Supervisor._hear
+
+    def hear(self, child, line):
+        real(self, child, line)
+        if b"beat" in line and not broken:
+            broken.append(True)
+            raise RuntimeError("a fault of ours")
+
+    monkeypatch.setattr(Supervisor, "_hear", hear)
+    pids, _, troubles = restarted(BEATS.format(then=""))
+    assert pids
+    assert "a fault of ours" in troubles[0][1]
+
+
+def test_a_child_that_was_stopped_is_killed_and_replaced():
+    once = BEATS.format(then="os.kill(os.getpid(), signal.SIGSTOP)")
+    pids, _, troubles = restarted(once, silence_s=0.3)
+    assert pids
+    assert "code -9" in troubles[0][1]
+
+
+def test_a_child_whose_step_stands_still_ends_itself_and_says_why():
+    pids, _, troubles = restarted(BEATS.format(then="beat('a step has stood still for 9 s')"))
+    assert pids
+    assert "code 70" in troubles[0][1]
+    assert "stood still for 9 s" in troubles[0][1]
+
+
+def test_a_child_that_loads_for_long_is_not_taken_for_a_stopped_one():
+    slow = """
+        import sys, time
+        from deepinfer_engine.pd.supervise import beat, die_with_parent, notify
+        die_with_parent()
+        notify("loading")
+        time.sleep(2.5)
+        notify("ready", address="127.0.0.1:4711")
+        while True:
+            beat("")
+            time.sleep(0.05)
+    """
+
+    async def go():
+        supervisor = Supervisor([child(slow)], silence_s=0.3)
+        await supervisor.start(60)
+        restarts = supervisor.restarts()
+        await supervisor.kill()
+        return restarts
+
+    assert asyncio.run(go()) == {"w": 0}
+
+
 @pytest.mark.parametrize("kind", [CheckpointError, ConfigError])
 def test_what_a_child_reports_is_raised_and_nobody_is_left(kind):
     bad = f"""

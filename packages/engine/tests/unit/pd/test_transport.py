@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 
 import pytest
-from toy_engine import run
+from toy_engine import identity, run
 
 from deepinfer_engine.errors import ConfigError, TransferError
 from deepinfer_engine.pd import transport, wire
 from deepinfer_engine.pd.wire import FrameType
 
-HELLO = {"role": "test"}
+HELLO = identity("router")
+KEY = b"a cluster key of thirty-two byte"
 
 
 @contextlib.asynccontextmanager
@@ -22,7 +24,7 @@ async def listener(handler, key):
 
     async def serve(peer):
         try:
-            await transport.accept(peer, {"role": "server"}, key)
+            await transport.accept(peer, identity("decode"), key)
         except (TransferError, TimeoutError) as error:
             accepted.put_nowait(error)
         else:
@@ -59,10 +61,10 @@ def test_peers_with_the_same_key_talk(key):
     async def body():
         async with listener(echo, key) as (address, _):
             peer = await transport.connect(address, HELLO, key)
-            assert peer.hello["role"] == "server"
+            assert peer.hello["role"] == "decode"
             for n in range(3):
-                peer.send(FrameType.STATUS, {"n": n})
-                assert (await peer.receive()).body() == {"n": n}
+                peer.send(FrameType.FLUSH, {"id": n})
+                assert (await peer.receive()).body() == {"id": n}
             await close(peer)
 
     run(body())
@@ -81,34 +83,216 @@ def test_without_the_same_key_neither_side_accepts_the_other(theirs, mine):
     run(body())
 
 
-def test_the_key_itself_never_travels():
-    seen = bytearray()
+class Between:
+    """Whoever sits between two workers: sees every byte, may change, repeat or drop frames."""
 
+    def __init__(self, target, change=lambda number, frame: [frame]):
+        self.target = transport.parse_address(target)
+        self.change = change
+        self.seen = bytearray()
+        self._tasks = set()
+
+    async def __aenter__(self):
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        return f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    async def __aexit__(self, *_):
+        self._server.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _serve(self, reader, writer):
+        up = await asyncio.open_connection(*self.target)
+        for pump in (self._frames(reader, up[1]), self._raw(up[0], writer)):
+            task = asyncio.create_task(pump)
+            self._tasks.add(task)
+
+    async def _raw(self, source, sink):
+        try:
+            while data := await source.read(65536):
+                self.seen.extend(data)
+                sink.write(data)
+        finally:
+            sink.close()
+
+    async def _frames(self, source, sink):
+        """Of the connecting side: one frame at a time through `change`."""
+        try:
+            for number in itertools.count():
+                head = await source.readexactly(wire.FRAME.size)
+                body = await source.readexactly(wire.FRAME.unpack(head)[0])
+                self.seen.extend(head + body)
+                for frame in self.change(number, head + body):
+                    sink.write(frame)
+        except asyncio.IncompleteReadError:
+            pass
+        finally:
+            sink.close()
+
+
+SECRET = "the prompt that nobody else may read"
+
+
+def test_somebody_between_sees_neither_key_nor_content():
     async def body():
-        async def relay(reader, writer):
-            up_reader, up_writer = await asyncio.open_connection(*target)
-
-            async def pump(source, sink):
-                while data := await source.read(65536):
-                    seen.extend(data)
-                    sink.write(data)
-                await close(sink)
-
-            await asyncio.gather(pump(reader, up_writer), pump(up_reader, writer))
-
-        async with listener(echo, b"very secret key") as (address, _):
-            target = transport.parse_address(address)
-            proxy = await asyncio.start_server(relay, "127.0.0.1", 0)
-            port = proxy.sockets[0].getsockname()[1]
-            peer = await transport.connect(f"127.0.0.1:{port}", HELLO, b"very secret key")
-            peer.send(FrameType.STATUS, {"n": 1})
-            await peer.receive()
-            await close(peer)
-            proxy.close()
+        async with listener(echo, KEY) as (address, _):
+            between = Between(address)
+            async with between as there:
+                peer = await transport.connect(there, HELLO, KEY)
+                peer.send(FrameType.ABORT, {"rid": SECRET, "attempt": 1, "reason": SECRET})
+                assert (await peer.receive()).body()["reason"] == SECRET
+                await close(peer)
+            assert b"nonce" in between.seen
+            for secret in (KEY, SECRET.encode(), b"engine_id"):
+                assert secret not in between.seen
 
     run(body())
-    assert b"nonce" in seen
-    assert b"very secret key" not in seen
+
+
+def flip(at):
+    def change(number, frame):
+        # 0 HELLO, 1 IDENTITY, 2.. messages
+        if number != 2:
+            return [frame]
+        data = bytearray(frame)
+        data[at] ^= 1
+        return [bytes(data)]
+
+    return change
+
+
+def renumbered(number, frame):
+    """The last frame again, with the number that is due."""
+    if number != 2:
+        return [frame]
+    length, kind, version, flags, seq = wire.FRAME.unpack(frame[: wire.FRAME.size])
+    again = wire.FRAME.pack(length, kind, version, flags, seq + 1)
+    return [frame, again + frame[wire.FRAME.size :]]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        flip(wire.FRAME.size),
+        flip(-1),
+        flip(4),
+        flip(6),
+        lambda number, frame: [frame] * (1 + (number == 2)),
+        renumbered,
+        lambda number, frame: [] if number == 2 else [frame],
+    ],
+    ids=["body", "tag", "type", "flag", "replayed", "replayed as the next", "left out"],
+)
+def test_a_frame_that_somebody_changed_repeated_or_dropped_ends_the_connection(change):
+    async def body():
+        heard: asyncio.Queue = asyncio.Queue()
+
+        async def reads(peer):
+            try:
+                while (frame := await peer.receive()) is not None:
+                    heard.put_nowait(frame.body()["id"])
+            except TransferError as error:
+                heard.put_nowait(error)
+
+        async with listener(reads, KEY) as (address, _), Between(address, change) as there:
+            peer = await transport.connect(there, HELLO, KEY)
+            for number in range(3):
+                peer.send(FrameType.FLUSH, {"id": number})
+            got = []
+            while not got or not isinstance(got[-1], Exception):
+                got.append(await heard.get())
+            assert got[:-1] in ([], [0])
+            await close(peer)
+
+    run(body())
+
+
+@pytest.mark.parametrize("number", [0, 1], ids=["hello", "identity"])
+def test_a_handshake_that_somebody_changed_comes_to_nothing(number):
+    def change(at, frame):
+        data = bytearray(frame)
+        if at == number:
+            data[-1] ^= 1
+        return [bytes(data)]
+
+    async def body():
+        async with listener(echo, KEY) as (address, accepted), Between(address, change) as there:
+            with pytest.raises(TransferError):
+                await transport.connect(there, HELLO, KEY)
+            assert isinstance(await accepted.get(), TransferError)
+
+    run(body())
+
+
+def test_a_recorded_connection_cannot_be_played_again():
+    async def body():
+        async with listener(echo, KEY) as (address, accepted):
+            recorded = []
+            between = Between(address, lambda number, frame: recorded.append(frame) or [frame])
+            async with between as there:
+                peer = await transport.connect(there, HELLO, KEY)
+                peer.send(FrameType.FLUSH, {"id": 1})
+                await peer.receive()
+                await close(peer)
+            assert not isinstance(await accepted.get(), Exception)
+            _, writer = await asyncio.open_connection(*transport.parse_address(address))
+            writer.write(b"".join(recorded))
+            assert isinstance(await accepted.get(), TransferError)
+            await close(writer)
+
+    run(body())
+
+
+def test_nothing_in_clear_is_taken_once_a_key_is_there():
+    """A peer that leaves its public key out, to be talked to in clear, is refused."""
+
+    async def body():
+        async with listener(echo, KEY) as (address, accepted):
+            _, writer = await asyncio.open_connection(*transport.parse_address(address))
+            hello = wire.pack_body({"role": "router", "epoch": 5, "nonce": bytes(32)})
+            writer.write(wire.pack_frame(FrameType.HELLO, 0, len(hello)) + hello)
+            error = await accepted.get()
+            assert isinstance(error, TransferError)
+            assert "no cluster key" in str(error)
+            await close(writer)
+
+    run(body())
+
+
+def test_a_peer_of_another_version_is_refused_by_both_sides():
+    async def body():
+        async with listener(echo, None) as (address, accepted):
+            _, writer = await asyncio.open_connection(*transport.parse_address(address))
+            hello = wire.pack_body({"role": "router", "epoch": 5, "nonce": bytes(32)})
+            writer.write(wire.FRAME.pack(len(hello), FrameType.HELLO, 1, 0, 0) + hello)
+            error = await accepted.get()
+            assert f"version {wire.VERSION}, the peer 1" in str(error)
+            await close(writer)
+
+        async def old(reader, writer):
+            writer.write(wire.FRAME.pack(1, FrameType.HELLO, 1, 0, 0) + b"\x80")
+            await reader.read()
+            writer.close()
+
+        server = await asyncio.start_server(old, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        with pytest.raises(TransferError, match="the peer 1"):
+            await transport.connect(f"127.0.0.1:{port}", HELLO, None)
+        server.close()
+
+    run(body())
+
+
+def test_without_a_key_a_peer_of_another_machine_is_not_taken(monkeypatch):
+    async def body():
+        monkeypatch.setattr(transport, "is_loopback", lambda host: False)
+        async with listener(echo, None) as (address, accepted):
+            _, writer = await asyncio.open_connection(*transport.parse_address(address))
+            assert "this machine" in str(await accepted.get())
+            await close(writer)
+
+    run(body())
 
 
 @pytest.mark.parametrize(
@@ -118,8 +302,8 @@ def test_the_key_itself_never_travels():
         wire.pack_frame(FrameType.STATUS, 0, 2) + b"\x80\x80",
         wire.pack_frame(FrameType.HELLO, 0, 1) + b"\x80",
         wire.pack_frame(FrameType.HELLO, 0, 3) + b"\xc1\xff\x00",
-        wire.FRAME.pack(1 << 31, FrameType.HELLO, 1, 0, 0),
-        wire.FRAME.pack(1 << 23, FrameType.RESERVE, 1, 0, 0),
+        wire.FRAME.pack(1 << 31, FrameType.HELLO, wire.VERSION, 0, 0),
+        wire.FRAME.pack(1 << 23, FrameType.RESERVE, wire.VERSION, 0, 0),
     ],
     ids=["http", "no hello", "no nonce", "not msgpack", "huge", "large before it is known"],
 )

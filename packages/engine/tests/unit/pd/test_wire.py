@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 import struct
 
 import pytest
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 
 from deepinfer_engine.core.types import GenerateRequest, SamplingParams, TokenLogprob, Usage
 from deepinfer_engine.errors import TransferError
-from deepinfer_engine.pd import messages, wire
+from deepinfer_engine.pd import messages, quoting, schema, wire
 from deepinfer_engine.pd.wire import FrameType, UnitHeader, Xid
 
 U16, U32, U64 = st.integers(0, 2**16 - 1), st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
@@ -26,7 +28,9 @@ LOGPROBS = st.lists(
 
 
 def test_a_frame_header_is_sixteen_bytes_in_the_order_of_the_protocol():
-    assert wire.pack_frame(FrameType.TOKENS, 7, 258) == struct.pack("<IBBHQ", 258, 40, 1, 0, 7)
+    assert wire.pack_frame(FrameType.TOKENS, 7, 258) == struct.pack(
+        "<IBBHQ", 258, 40, wire.VERSION, 0, 7
+    )
 
 
 def test_a_unit_header_is_sixty_four_bytes_in_the_order_of_the_protocol():
@@ -51,12 +55,13 @@ def test_a_truncated_unit_is_refused():
 @pytest.mark.parametrize(
     ("header", "what"),
     [
-        (struct.pack("<IBBHQ", 5, 40, 2, 0, 0), "version"),
-        (struct.pack("<IBBHQ", 5, 40, 1, 0, 1), "expected frame 0"),
-        (struct.pack("<IBBHQ", (16 << 20) + 1, 40, 1, 0, 0), "at most"),
-        (struct.pack("<IBBHQ", (8 << 20) + 65, 30, 1, 0, 0), "at most"),
-        (struct.pack("<IBBHQ", (64 << 10) + 1, 1, 1, 0, 0), "at most"),
-        (struct.pack("<IBBHQ", 2**32 - 1, 200, 1, 0, 0), "at most"),
+        (struct.pack("<IBBHQ", 5, 40, wire.VERSION + 1, 0, 0), "version"),
+        (struct.pack("<IBBHQ", 5, 40, wire.VERSION, 2, 0), "unknown flags"),
+        (struct.pack("<IBBHQ", 5, 40, wire.VERSION, 0, 1), "expected frame 0"),
+        (struct.pack("<IBBHQ", (16 << 20) + 1, 40, wire.VERSION, 0, 0), "at most"),
+        (struct.pack("<IBBHQ", (8 << 20) + 81, 30, wire.VERSION, 0, 0), "at most"),
+        (struct.pack("<IBBHQ", (64 << 10) + 1, 1, wire.VERSION, 0, 0), "at most"),
+        (struct.pack("<IBBHQ", 2**32 - 1, 200, wire.VERSION, 0, 0), "at most"),
     ],
 )
 def test_a_frame_that_breaks_the_protocol_is_refused_before_its_body_is_read(header, what):
@@ -121,10 +126,47 @@ def test_logprobs_and_usage_survive_the_wire(logprobs, a, b):
     assert messages.read_usage(body["usage"]) == Usage(a, b, a, b, a)
 
 
-def test_fields_of_a_newer_peer_are_ignored():
-    sampling = {**messages.request_body(GenerateRequest("r", (), SamplingParams()))["sampling"]}
-    body = {"sampling": {**sampling, "new": 1}, "salt": "s", "traffic_class": "chat", "more": 2}
-    assert messages.read_request(body, Xid("r", 1), ()).sampling == SamplingParams()
+def reserve_body(**changes):
+    request = GenerateRequest("r", (), SamplingParams(seed=1))
+    body = {
+        **messages.xid_body(Xid("r", 1)),
+        **messages.request_body(request),
+        "epoch": 1,
+        "prompt_len": 3,
+        "layout_hash": "h",
+    }
+    return wire.unpack_body(wire.pack_body({**body, **changes}))
+
+
+def test_a_field_that_this_version_does_not_know_is_an_error_and_never_dropped():
+    schema.check(FrameType.RESERVE, reserve_body())
+    sampling = reserve_body()["sampling"]
+    for body, field in (
+        (reserve_body(more=2), "more"),
+        (reserve_body(sampling={**sampling, "top_n_sigma": 0.5}), "sampling.top_n_sigma"),
+        (reserve_body(sampling={k: sampling[k] for k in sampling if k != "min_p"}), "min_p"),
+        (reserve_body(sampling={**sampling, "temperature": "x"}), "temperature"),
+        (reserve_body(sampling={**sampling, "temperature": float("nan")}), "temperature"),
+        (reserve_body(sampling={**sampling, "logit_bias": [[1]]}), "logit_bias"),
+        (reserve_body(sampling={**sampling, "seed": True}), "seed"),
+        (reserve_body(prompt_len=-1), "prompt_len"),
+        (reserve_body(traffic_class="vip"), "traffic_class"),
+    ):
+        with pytest.raises(schema.BadMessage, match=re.escape(field)) as refused:
+            schema.check(FrameType.RESERVE, body)
+        assert refused.value.xid == Xid("r", 1)
+
+
+def test_every_message_type_has_a_schema_and_sampling_is_carried_whole():
+    assert set(FrameType) - set(schema.MESSAGES) == {FrameType.UNIT}
+    fields = {field.name for field in dataclasses.fields(SamplingParams)}
+    assert set(schema.Sampling.model_fields) == fields
+    assert set(schema.Usage.model_fields) == {f.name for f in dataclasses.fields(Usage)}
+
+
+def test_what_a_peer_wrote_stands_in_a_log_as_one_harmless_line():
+    assert quoting.quoted("a\nb\x1b[31m\u202e") == "a\\nb\\x1b[31m\\u202e"
+    assert len(quoting.quoted("x" * 10_000)) == 303
 
 
 @given(st.lists(st.tuples(U32, U64), max_size=6, unique_by=lambda u: u[0]), st.randoms())

@@ -12,6 +12,7 @@ from toy_engine import (
     alone,
     gated,
     greedy,
+    identity,
     prompt,
     request,
     run,
@@ -46,7 +47,7 @@ class Peer:
 
     @classmethod
     async def to(cls, worker, role):
-        hello = {"role": role, "layout_hash": LAYOUT_HASH, "engine_id": "test"}
+        hello = identity(role, layout_hash=LAYOUT_HASH)
         return cls(await transport.connect(worker.address, hello, KEY))
 
     def send(self, kind, body):
@@ -326,11 +327,11 @@ def test_reservations_beyond_the_queue_are_told_when_to_come_back():
 @pytest.mark.parametrize(
     ("role", "kind", "body"),
     [
-        ("router", FrameType.COMMIT, xid_body(XID)),
-        ("prefill", FrameType.RESERVE, xid_body(XID)),
-        ("router", FrameType.RESERVE, xid_body(XID)),
+        ("prefill", FrameType.RESERVED, {**xid_body(XID), "grant_id": 1, "epoch": 1}),
+        ("router", FrameType.RELEASED, xid_body(XID)),
         ("router", FrameType.ABORT, {"rid": 5, "attempt": "x"}),
-        ("prefill", FrameType.COMMIT, {**xid_body(XID), "n_units": "many"}),
+        ("router", FrameType.ABORT, {"attempt": 1}),
+        ("router", FrameType.FLUSH, {"id": "x"}),
     ],
 )
 def test_a_peer_that_breaks_the_protocol_loses_its_connection_only(role, kind, body):
@@ -343,6 +344,109 @@ def test_a_peer_that_breaks_the_protocol_loses_its_connection_only(role, kind, b
             bad.close()
             reserve(worker, router)
             await router.next(FrameType.RESERVED)
+
+    run(test())
+
+
+SAMPLING_FAULTS = [
+    {"logit_bias": [[10**7, 5.0]]},
+    {"logit_bias": [[-5, 5.0]]},
+    {"logit_bias": [[1, float("inf")]]},
+    {"temperature": float("nan")},
+    {"temperature": -1.0},
+    {"temperature": "x"},
+    {"top_k": 2**63},
+    {"top_k": -7},
+    {"top_p": 0.0},
+    {"min_p": 2.0},
+    {"seed": None},
+    {"seed": 2**64 - 1},
+    {"max_tokens": 0},
+    {"min_tokens": 99},
+    {"logprobs": 10**6},
+    {"stop_token_ids": [-1]},
+    {"stop_token_ids": list(range(1000))},
+    {"repetition_penalty": 0.0},
+    {"constraint": {"grammar": 1, "prefix": "", "needed": True}},
+    {"unknown": 1},
+]
+BODY_FAULTS = [
+    {"resumed": 10_000},
+    {"pictures": [[0, 1, 4, 2, b"short"]]},
+    {"pictures": [[5, 9, 4, 2, bytes(32)], [3, 2, 4, 2, bytes(32)]]},
+    {"salt": 5},
+    {"unknown": 1},
+]
+TOKEN_FAULTS = [(1, -1, 3), (1, 2**31 - 1), (1, toy().caps.vocab_size), ()]
+
+
+def with_sampling(fault):
+    return {"sampling": {**request_body(request("r", TOKENS, SAMPLING))["sampling"], **fault}}
+
+
+@pytest.mark.parametrize("fault", [*map(with_sampling, SAMPLING_FAULTS), *BODY_FAULTS])
+def test_decode_refuses_a_request_that_could_end_it_and_that_request_alone(fault):
+    async def test():
+        async with decode_worker() as (worker, router, _):
+            reserve(worker, router, xid=Xid("bad", 1), **fault)
+            refused = await router.next(FrameType.ABORT)
+            assert (refused["rid"], refused["reason"]) == ("bad", "request")
+            reserve(worker, router)
+            assert (await router.next(FrameType.RESERVED))["rid"] == "r"
+
+    run(test())
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        *map(with_sampling, SAMPLING_FAULTS),
+        *BODY_FAULTS,
+        *({"tokens": pack_tokens(tokens)} for tokens in TOKEN_FAULTS),
+        {"tokens": b"\1\2\3"},
+        {"decode_address": "nowhere"},
+    ],
+)
+def test_prefill_refuses_a_request_that_could_end_it_and_that_request_alone(fault):
+    async def test():
+        async with prefill_worker() as (_, router, ask):
+            ask(rid="bad", **fault)
+            refused = await router.next(FrameType.ABORT)
+            assert (refused["rid"], refused["reason"]) == ("bad", "request")
+            ask()
+            told = await router.next(FrameType.FIRST, FrameType.ABORT)
+            assert told["rid"] == "r"
+            assert told.get("reason") in (None, "decode_lost")
+
+    run(test())
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        {"n_units": "many"},
+        {"first_token": 10**6},
+        {"tokens": pack_tokens([10**6] * len(TOKENS))},
+        {"tokens": b"\1\2\3"},
+        {"tokens": b""},
+        {"cached_tokens": 10**6},
+        {"more": 1},
+    ],
+)
+def test_a_commit_with_a_bad_field_fails_its_request_and_no_other(fault):
+    async def test():
+        async with decode_worker() as (worker, router, prefill):
+            reserve(worker, router)
+            grant = (await router.next(FrameType.RESERVED))["grant_id"]
+            computed = Computed(grant)
+            for n in range(len(computed.out.units)):
+                computed.unit(prefill, n)
+            computed.commit(prefill, **fault)
+            told = await router.next(FrameType.ABORT)
+            assert (told["rid"], told["blame"]) == ("r", "prefill")
+            await prefill.next(FrameType.ABORT)
+            reserve(worker, router, xid=Xid("s", 1))
+            assert (await router.next(FrameType.RESERVED))["rid"] == "s"
 
     run(test())
 
@@ -410,7 +514,7 @@ async def silent_decode():
     tasks = set()
 
     async def silent(peer):
-        hello = {"role": "decode", "epoch": 5, "layout_hash": LAYOUT_HASH}
+        hello = identity("decode", layout_hash=LAYOUT_HASH)
         await transport.accept(peer, hello, KEY)
         while await peer.receive() is not None:
             pass
@@ -499,7 +603,7 @@ def test_pixels_are_kept_until_their_prompt_an_abort_or_the_end_of_the_router():
 
 
 @pytest.mark.parametrize("fault", ["other", "more", "none", "digest", "shape"])
-def test_pixels_that_are_not_those_announced_end_the_connection(fault):
+def test_pixels_that_are_not_those_announced_end_their_request(fault):
     data = bytes(range(24))
     row = [0, 1, 4, 2, picture_digest(4, 2, data)]
     sent = {"other": bytes(24), "more": data + b"x", "none": b""}.get(fault, data)
@@ -525,8 +629,8 @@ def test_pixels_that_are_not_those_announced_end_the_connection(fault):
                     "grant_id": 7,
                 },
             )
-            while (frame := await bad.link.receive()) is not None:
-                assert frame.type == FrameType.HEARTBEAT
+            refused = await bad.next(FrameType.ABORT)
+            assert (refused["rid"], refused["reason"]) == ("r", "request")
             bad.close()
             assert worker.service.unfinished() == 0
 

@@ -13,7 +13,6 @@ import pytest
 from toy_engine import BLOCK, KEY, alone, ask, greedy, prompt, request, run, until
 
 from deepinfer_engine.core.types import TokensEvent
-from deepinfer_engine.errors import EngineLost
 from deepinfer_engine.router.remote import RemoteEngine
 
 SCRIPT = Path(__file__).parents[2] / "support" / "toy_worker.py"
@@ -72,23 +71,26 @@ async def processes(cache_dir, *, delay_s=0.0):
             await process.communicate()
 
 
-def test_kill_9_of_decode_loses_its_streams_and_the_client_goes_on_when_it_is_back(tmp_path):
+def test_kill_9_of_decode_holds_its_streams_up_until_it_is_back(tmp_path):
+    sampling = greedy(80, ignore_eos=True)
+
     async def body():
         async with processes(tmp_path, delay_s=0.01) as them:
             engine = await them.engine()
-            streams = [engine.generate(request(f"r{i}", prompt(i, 20), ENDLESS)) for i in range(3)]
-            for stream in streams:
-                await anext(stream)
+            streams = [engine.generate(request(f"r{i}", prompt(i, 20), sampling)) for i in range(3)]
+            said = [list((await anext(stream)).token_ids) for stream in streams]
             await them.kill("decode")
-            for stream in streams:
-                with pytest.raises(EngineLost):
-                    async for _ in stream:
-                        pass
+
+            async def rest(at):
+                async for event in streams[at]:
+                    if isinstance(event, TokensEvent):
+                        said[at] += event.token_ids
+
+            waiting = [asyncio.create_task(rest(at)) for at in range(3)]
             await until(lambda: not engine._candidates("decode"))
             await them.start("decode")
-            await engine._wait_ready()
-            answer = await ask(engine, request("again", prompt(7, 20)))
-            assert answer.tokens == alone(prompt(7, 20), greedy())
+            await asyncio.gather(*waiting)
+            assert said == [alone(prompt(i, 20), sampling) for i in range(3)]
             await engine.close()
 
     run(body())

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import time
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -12,6 +14,7 @@ from toy_engine import (
     BLOCK,
     KEY,
     LONG_TOKENS,
+    PATIENCE_S,
     TOY,
     alone,
     ask,
@@ -28,6 +31,7 @@ from toy_engine import (
 
 from deepinfer_engine.adapters.kvtier import open_store
 from deepinfer_engine.core.config import EngineConfig
+from deepinfer_engine.core.toy_runner import ToyRunner
 from deepinfer_engine.core.types import SamplingParams, TokensEvent
 from deepinfer_engine.errors import (
     CapacityError,
@@ -244,12 +248,14 @@ def test_a_decode_worker_lost_mid_stream_is_engine_lost_and_the_client_recovers(
     run(body())
 
 
-def test_a_gap_in_the_stream_is_engine_lost_and_never_a_silent_hole():
+def test_a_gap_in_the_stream_is_noticed_and_the_answer_computed_from_there():
+    sampling = greedy(200, ignore_eos=True)
+
     async def body():
         async with cluster(decode_runner=gated) as it:
             service = it.decodes[0].service
-            stream = it.engine.generate(request("r", prompt(1, 20), LONG))
-            await anext(stream)
+            stream = it.engine.generate(request("r", prompt(1, 20), sampling))
+            said = [await anext(stream)]
             for peer in service.peers:  # the next TOKENS frame gets lost
                 send, lost = peer.send, []
 
@@ -260,9 +266,116 @@ def test_a_gap_in_the_stream_is_engine_lost_and_never_a_silent_hole():
                         send(kind, body)
 
                 peer.send = forgetful
-            with pytest.raises(EngineLost, match="was due"):
-                async for _ in stream:
-                    pass
+            said += [event async for event in stream]
+            assert tokens_of(said) == alone(prompt(1, 20), sampling)
+            assert it.engine.migrations == 1
+            await until(it.idle)
+
+    run(body())
+
+
+def tokens_of(events):
+    """The tokens of a stream, which come without a gap and with one end."""
+    tokens = []
+    for event in events[:-1]:
+        assert event.index == len(tokens)
+        assert (event.cached_tokens is None) == (event.index > 0)
+        tokens += event.token_ids
+    assert events[-1].usage.completion_tokens == len(tokens)
+    return tokens
+
+
+@pytest.mark.parametrize("options", [{}, {"presence_penalty": 0.5, "min_tokens": 150}])
+def test_a_stream_whose_decode_worker_dies_goes_on_elsewhere_as_if_nothing_had_been(options):
+    sampling = greedy(200, ignore_eos=not options, **options)
+    tokens = prompt(1, 20)
+
+    async def body():
+        async with cluster(decodes=2, decode_runner=gated) as it:
+            stream = it.engine.generate(request("r", tokens, sampling))
+            said = [await anext(stream) for _ in range(4)]
+            (busy,) = [d for d in it.decodes if d.service.unfinished()]
+            busy.service.runner.gate.clear()
+            await busy.kill()
+            busy.service.runner.gate.set()
+            said += [event async for event in stream]
+            assert tokens_of(said) == alone(tokens, sampling)
+            assert said[-1].usage.prompt_tokens == len(tokens)
+            failed = [link.failures for link in it.engine._links.values() if link.failures]
+            assert failed == [1]
+            it.decodes.remove(busy)
+            await until(it.idle)
+
+    run(body())
+
+
+def test_streams_wait_for_the_only_decode_worker_to_come_back():
+    sampling = greedy(100, ignore_eos=True)
+
+    async def body():
+        async with cluster(decode_runner=gated, recovery_s=PATIENCE_S) as it:
+            streams = [it.engine.generate(request(f"r{i}", prompt(i, 20), sampling))
+                       for i in range(3)]  # fmt: skip
+            said = [[await anext(stream)] for stream in streams]
+            await it.decodes[0].kill()
+
+            async def rest(at):
+                said[at] += [event async for event in streams[at]]
+
+            waiting = [asyncio.create_task(rest(at)) for at in range(3)]
+            service = DecodeService(toy(), None, EngineConfig(), KEY)
+            it.decodes[0] = await start_worker(service, it.decodes[0].address)
+            await asyncio.gather(*waiting)
+            for i in range(3):
+                assert tokens_of(said[i]) == alone(prompt(i, 20), sampling)
+            await until(it.idle)
+
+    run(body())
+
+
+class Slow(ToyRunner):
+    def decode(self, rows):
+        time.sleep(0.005)
+        return super().decode(rows)
+
+
+def test_an_answer_survives_one_worker_after_the_other():
+    sampling = greedy(300, ignore_eos=True)
+
+    async def body():
+        async with cluster(decodes=4, decode_runner=lambda: Slow(**TOY)) as it:
+            stream = it.engine.generate(request("r", prompt(1, 20), sampling))
+            said = [await anext(stream)]
+            for _ in range(3):
+                said += [await anext(stream) for _ in range(5)]
+                (busy,) = [d for d in it.decodes if d.service.unfinished()]
+                await busy.kill()
+                it.decodes.remove(busy)
+            said += [event async for event in stream]
+            assert tokens_of(said) == alone(prompt(1, 20), sampling)
+            assert it.engine.migrations == 3
+
+    run(body())
+
+
+def test_a_failure_is_counted_against_the_worker_that_failed_and_not_who_told():
+    """Prefill tells that decode is gone: the decode worker failed."""
+
+    async def body():
+        async with cluster(decodes=2, prefill_runner=gated) as it:
+            it.prefills[0].service.runner.gate.clear()
+            task = asyncio.create_task(ask(it.engine, request("r", prompt(1, 20))))
+            await until(lambda: it.prefills[0].service.unfinished())
+            (chosen,) = [d for d in it.decodes if d.service.unfinished()]
+            for peer in [p for p in chosen.service.peers if p.hello["role"] == "prefill"]:
+                peer.close()
+            it.prefills[0].service.runner.gate.set()
+            answer = await task
+            assert answer.tokens == alone(prompt(1, 20), greedy())
+            failures = {(link.role, link.address): link.failures
+                        for link in it.engine._links.values()}  # fmt: skip
+            assert failures["prefill", it.prefills[0].address] in (0, 1)
+            assert sum(failures.values()) == 1
             await until(it.idle)
 
     run(body())
@@ -356,12 +469,92 @@ def test_a_prompt_that_never_fits_is_refused(tokens, error):
     run(body())
 
 
-def test_workers_with_other_layouts_are_never_paired():
+def test_workers_with_other_layouts_are_never_paired_and_named_in_status():
     async def body():
-        async with cluster(decode_runner=lambda: toy(fingerprint="other weights")) as it:
-            with pytest.raises(EngineUnavailable, match="different models"):
+        other = lambda: toy(fingerprint="other weights")  # noqa: E731
+        async with cluster(decode_runner=other, ready_timeout_s=0) as it:
+            await until(lambda: it.engine._candidates("decode"))
+            await until(lambda: it.engine._candidates("prefill"))
+            with pytest.raises(EngineUnavailable, match="different cache layouts"):
                 await ask(it.engine, request("r", prompt(1, 20)))
+            status = await it.engine.status()
+            assert [s.ready for s in status] == [False, False]
+            assert all("different cache layouts" in s.detail for s in status)
+            (pair,) = await it.engine.problems()
+            assert it.prefills[0].address in pair
+            assert it.decodes[0].address in pair
             await until(it.idle)
+
+    run(body())
+
+
+@pytest.mark.parametrize("what", ["model", "dtype"])
+def test_workers_of_other_models_or_dtypes_are_never_paired(what):
+    async def body():
+        async with cluster(decodes=2, ready_timeout_s=0) as it:
+            odd = it.decodes[0]
+            links = list(it.engine._links.values())
+            await until(lambda: all(link.connection for link in links))
+            while await it.engine.problems():
+                await it.engine._changed.wait()
+            for link in links:
+                if link.address == odd.address:
+                    link.info = replace(link.info, **{what: "other"})
+            answers = [await ask(it.engine, request(f"r{i}", prompt(i, 20))) for i in range(4)]
+            assert all(answer.tokens for answer in answers)
+            assert [link.requests for link in links if link.address == odd.address] == [0]
+            problems = await it.engine.problems()
+            assert [odd.address in text and what in text for text in problems] == [True]
+
+    run(body())
+
+
+def test_a_pair_between_which_nothing_passes_is_named_and_not_chosen(monkeypatch):
+    async def body():
+        async with cluster(decodes=2) as it:
+            while await it.engine.problems():
+                await it.engine._changed.wait()
+            deaf = it.decodes[0]
+            real = PrefillService._connect
+
+            async def connect(self, address):
+                if address == deaf.address:
+                    raise ConnectionRefusedError("no route")
+                return await real(self, address)
+
+            monkeypatch.setattr(PrefillService, "_connect", connect)
+            for service in (it.prefills[0].service,):
+                for task in service._decodes.values():
+                    (await task).close()
+            pairs = it.engine._pairs
+            for link in it.engine._links.values():
+                if link.address == deaf.address:
+                    prefill = next(p for p in it.engine._links.values() if p.role == "prefill")
+                    await pairs._try(prefill, link)
+            (text,) = await it.engine.problems()
+            assert deaf.address in text
+            assert "no route" in text
+            status = {s.name: s for s in await it.engine.status()}
+            assert not status[deaf.address].ready
+            for i in range(4):
+                assert (await ask(it.engine, request(f"r{i}", prompt(i, 20)))).tokens
+            links = it.engine._links.values()
+            assert [link.requests for link in links if link.address == deaf.address] == [0]
+
+    run(body())
+
+
+def test_a_worker_that_stands_still_gets_no_requests():
+    async def body():
+        async with cluster(decodes=2) as it:
+            stuck = it.decodes[0]
+            stuck.service._thread.trouble = "a step has stood still for 9 s"
+            for peer in stuck.service.peers:
+                stuck.service._beat(peer)
+            await until(lambda: len(it.engine._candidates("decode")) == 1)
+            status = {s.name: s for s in await it.engine.status()}
+            assert status[stuck.address].detail == "a step has stood still for 9 s"
+            assert (await ask(it.engine, request("r", prompt(1, 20)))).tokens
 
     run(body())
 

@@ -1,0 +1,327 @@
+"""Every message between router and workers, as a model that refuses what it does not know.
+
+Peers speak one version (`wire.VERSION`), so a key that is missing, unknown or of another type is a
+fault and never a newer peer's. A change here is a new version; a test holds the two together, and
+`docs/protocol.json` is written from these models.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from deepinfer_engine.errors import TransferError
+from deepinfer_engine.pd.quoting import quoted
+from deepinfer_engine.pd.wire import VERSION, Body, FrameType, Xid
+
+U16 = Annotated[int, Field(ge=0, lt=1 << 16)]
+U64 = Annotated[int, Field(ge=0, lt=1 << 64)]
+Count = Annotated[int, Field(ge=0, lt=1 << 63)]
+Name = Annotated[str, Field(max_length=512)]
+Ids = Annotated[bytes, Field(description="token ids, raw little-endian int32")]
+Hash = Annotated[bytes, Field(min_length=32, max_length=32)]
+Role = Literal["router", "prefill", "decode"]
+Finish = Literal["stop", "length", "abort", "error", "insufficient_system_resource"]
+NextLogprob = tuple[int, float]
+
+
+class Message(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class Hello(Message):
+    """In clear, both ways: all that is said before a connection is sealed."""
+
+    role: Role
+    epoch: U64
+    nonce: Hash
+    public_key: Hash | None = None
+
+
+class Identity(Message):
+    """Who connects, and who accepts (WELCOME)."""
+
+    engine_id: Name
+    role: Role
+    epoch: U64
+    version: Name
+    pid: Count | None = None
+    model: Name | None = None
+    dtype: Name | None = None
+    layout_hash: Name | None = None
+    block_tokens: Count | None = None
+    num_blocks: Count | None = None
+    max_model_len: Count | None = None
+    vocab_size: Count | None = None
+    nextn: Count | None = None
+
+
+class Attempted(Message):
+    """A message about one attempt at one request."""
+
+    rid: Name
+    attempt: U16
+
+
+class Grammar(Message):
+    grammar: str
+    prefix: str
+    needed: bool
+
+
+class Finite(Message):
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class Sampling(Finite):
+    """`core.types.SamplingParams`, field by field."""
+
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    seed: int | None
+    max_tokens: int
+    min_tokens: int
+    stop_token_ids: tuple[int, ...]
+    ignore_eos: bool
+    presence_penalty: float
+    frequency_penalty: float
+    repetition_penalty: float
+    logit_bias: tuple[tuple[int, float], ...]
+    logprobs: int | None
+    constraint: Grammar | None
+
+
+class Request(Attempted):
+    epoch: U64
+    sampling: Sampling
+    salt: str
+    traffic_class: Literal["agent", "chat", "scratch"]
+    resumed: Count = 0
+    """Last tokens of the prompt that were sampled as output by a worker that is lost."""
+    pictures: tuple[tuple[Count, Count, Count, Count, Hash], ...] = ()
+    """start, length, width, height, digest"""
+
+
+class Reserve(Request):
+    prompt_len: Count
+    layout_hash: Name
+
+
+class Reserved(Attempted):
+    grant_id: U64
+    epoch: U64
+
+
+class Busy(Attempted):
+    reason: str
+    retry_after_ms: Count
+
+
+class Prefill(Request):
+    tokens: Ids
+    decode_address: Name
+    decode_epoch: U64
+    grant_id: U64
+
+
+class Pixels(Attempted):
+    data: bytes
+
+
+class Usage(Message):
+    prompt_tokens: Count
+    completion_tokens: Count
+    cached_tokens: Count
+    drafted_tokens: Count
+    accepted_tokens: Count
+
+
+Logprobs = tuple[tuple[int, float, tuple[NextLogprob, ...]], ...]
+
+
+class First(Attempted):
+    tokens: Ids
+    logprobs: Logprobs
+    cached_tokens: Count
+    finish: Finish | None = None
+    usage: Usage | None = None
+
+
+class Commit(Attempted):
+    n_units: Count
+    digest: U64
+    tokens: Ids
+    first_token: Count
+    first_logprobs: Logprobs
+    cached_tokens: Count
+
+
+class Ready(Attempted):
+    token: Count
+    logprobs: Logprobs
+    cached_tokens: Count
+
+
+class Nack(Attempted):
+    unit: Count
+
+
+class Tokens(Attempted):
+    index: Count
+    tokens: Ids
+    logprobs: Logprobs
+    finish: Finish | None = None
+    usage: Usage | None = None
+
+
+class Abort(Attempted):
+    reason: str = ""
+    message: str = ""
+    param: str | None = None
+    prompt_tokens: Count | None = None
+    max_tokens: Count | None = None
+    blame: Role | None = None
+    """Which side failed, where it is not the one that says so."""
+
+
+class StatusReply(Attempted):
+    state: str
+    units_seen: Count
+
+
+class Heartbeat(Message):
+    counters: dict[str, float]
+    gauges: dict[str, float]
+    draining: bool
+    trouble: str = ""
+    """Why this worker should get no requests now; empty while it steps."""
+
+
+class Numbered(Message):
+    id: Count
+
+
+class Probe(Numbered):
+    """Router to prefill: can you reach this decode worker?"""
+
+    address: Name
+    epoch: U64
+
+
+class Probed(Numbered):
+    detail: str
+    """Empty: a transfer there and back went through."""
+
+
+class Ping(Numbered):
+    """Prefill to decode: bytes as a transfer would send them."""
+
+    data: bytes
+
+
+class Pong(Numbered):
+    digest: U64
+
+
+class Gone(Message):
+    rid: Name | None = None
+    attempt: U16 | None = None
+    grant_id: U64 | None = None
+
+
+class Unsupported(Message):
+    type: int
+
+
+MESSAGES: dict[FrameType, type[Message]] = {
+    FrameType.HELLO: Hello,
+    FrameType.IDENTITY: Identity,
+    FrameType.WELCOME: Identity,
+    FrameType.RESERVE: Reserve,
+    FrameType.RESERVED: Reserved,
+    FrameType.BUSY: Busy,
+    FrameType.PREFILL: Prefill,
+    FrameType.FIRST: First,
+    FrameType.PIXELS: Pixels,
+    FrameType.COMMIT: Commit,
+    FrameType.READY: Ready,
+    FrameType.RELEASED: Attempted,
+    FrameType.NACK: Nack,
+    FrameType.TOKENS: Tokens,
+    FrameType.ABORT: Abort,
+    FrameType.ABORT_ACK: Attempted,
+    FrameType.STATUS: Attempted,
+    FrameType.STATUS_REPLY: StatusReply,
+    FrameType.HEARTBEAT: Heartbeat,
+    FrameType.FLUSH: Numbered,
+    FrameType.FLUSHED: Numbered,
+    FrameType.PROBE: Probe,
+    FrameType.PROBED: Probed,
+    FrameType.PING: Ping,
+    FrameType.PONG: Pong,
+    FrameType.GONE: Gone,
+    FrameType.STALE_EPOCH: Attempted,
+    FrameType.UNSUPPORTED: Unsupported,
+}
+"""UNIT alone is no map: its header is `wire.UnitHeader`."""
+
+_VALIDATORS = {int(kind): model.__pydantic_validator__ for kind, model in MESSAGES.items()}
+
+
+class BadMessage(TransferError):  # noqa: N818 - it reads as the condition it reports
+    """A message that its schema refuses; `xid`: the attempt it is about, where it says so."""
+
+    def __init__(self, message: str, kind: int, xid: Xid | None) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.xid = xid
+
+
+class _Fault(NamedTuple):
+    where: str
+    what: str
+
+
+def check(kind: int, body: Body) -> None:
+    """Raise BadMessage, naming the field, unless this is a message of that type."""
+    validator = _VALIDATORS.get(kind)
+    if validator is None:
+        return
+    try:
+        validator.validate_python(body)
+    except ValidationError as error:
+        fault = _first(error)
+        name = FrameType(kind).name
+        raise BadMessage(f"{name}.{fault.where}: {fault.what}", kind, _xid(body)) from None
+
+
+def _first(error: ValidationError) -> _Fault:
+    one = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    return _Fault(quoted(".".join(str(part) for part in one["loc"])), quoted(one["msg"]))
+
+
+def _xid(body: Body) -> Xid | None:
+    rid, attempt = body.get("rid"), body.get("attempt")
+    whole = isinstance(rid, str) and len(rid) <= 512 and type(attempt) is int
+    return Xid(rid, attempt) if whole and 0 <= attempt < 1 << 16 else None  # type: ignore[arg-type]
+
+
+def json_schema() -> dict[str, Any]:
+    """All messages as JSON Schema; bytes are strings there, and raw in msgpack."""
+    from pydantic.json_schema import models_json_schema
+
+    models = [(model, "validation") for model in dict.fromkeys(MESSAGES.values())]
+    _, definitions = models_json_schema(models)  # type: ignore[arg-type]  # a list of pairs
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "Messages between deepinfer's router and workers",
+        "version": VERSION,
+        "frames": {
+            kind.name: {"type": int(kind), "body": f"#/$defs/{model.__name__}"}
+            for kind, model in MESSAGES.items()
+        },
+        **definitions,
+    }

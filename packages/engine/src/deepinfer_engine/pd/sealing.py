@@ -1,0 +1,82 @@
+"""Keys of one connection, and the frames they seal.
+
+Both sides contribute a nonce and an ephemeral X25519 key; the cluster key goes into the derivation
+as a pre-shared secret, and the two HELLO bodies (version, role, epoch, nonce, public key of each)
+as its context. So the keys of a connection are known to nobody who lacks the cluster key, differ
+with every connection, and fit no frame of another version, role or run of a worker. What was
+recorded cannot be read with a cluster key that leaks later.
+
+A frame is sealed with AES-256-GCM under its direction's key. Its header is authenticated with it,
+and its sequence number is the nonce: a frame that is changed, repeated, reordered or left out ends
+the connection.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Sequence
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from deepinfer_engine.errors import TransferError
+
+PUBLIC_BYTES = 32
+_INFO = b"deepinfer worker link, protocol 2"
+_NONCE = struct.Struct("<4xQ")
+
+
+class Cipher:
+    """One direction of one connection."""
+
+    __slots__ = ("_aead",)
+
+    def __init__(self, key: bytes) -> None:
+        self._aead = AESGCM(key)
+
+    def seal(self, seq: int, header: bytes, parts: Sequence[bytes | memoryview]) -> bytes:
+        """The body of frame `seq`, `wire.TAG_BYTES` longer than the parts together."""
+        body = parts[0] if len(parts) == 1 else b"".join(parts)
+        return self._aead.encrypt(_NONCE.pack(seq), body, header)
+
+    def open(self, seq: int, header: bytes, body: bytes | memoryview) -> memoryview:
+        """What was sealed. TransferError for anything else."""
+        try:
+            return memoryview(self._aead.decrypt(_NONCE.pack(seq), body, header))
+        except InvalidTag:
+            raise TransferError(
+                "a frame is not what the peer sealed: another cluster key, or somebody between"
+            ) from None
+
+
+class KeyAgreement:
+    """This side's half of the handshake; used once."""
+
+    def __init__(self, cluster_key: bytes) -> None:
+        self._cluster_key = cluster_key
+        self._private = X25519PrivateKey.generate()
+
+    @property
+    def public(self) -> bytes:
+        return self._private.public_key().public_bytes_raw()
+
+    def ciphers(
+        self, their_public: bytes, accept_hello: bytes, connect_hello: bytes
+    ) -> tuple[Cipher, Cipher]:
+        """(of the connecting side's frames, of the accepting side's). The bodies are those that
+        travelled, byte for byte. Raises TransferError for a public key that is none."""
+        try:
+            shared = self._private.exchange(X25519PublicKey.from_public_bytes(their_public))
+        except ValueError:
+            raise TransferError("the peer's public key is unusable") from None
+        context = hashlib.sha256(
+            len(accept_hello).to_bytes(8, "little") + accept_hello + connect_hello
+        ).digest()
+        keys = HKDF(algorithm=hashes.SHA256(), length=64, salt=context, info=_INFO).derive(
+            shared + self._cluster_key
+        )
+        return Cipher(keys[:32]), Cipher(keys[32:])

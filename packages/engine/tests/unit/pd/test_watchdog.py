@@ -1,0 +1,122 @@
+"""When a step counts as stuck: by the clock of the test."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from deepinfer_engine.pd.watchdog import LEAST_S, RUNAWAY_S, StepMonitor, Watchdog
+
+
+def test_a_step_without_a_sign_of_work_is_stuck_after_five_seconds():
+    monitor = StepMonitor()
+    assert monitor.trouble(100.0) == ""
+    monitor.began(100.0)
+    assert monitor.trouble(100.0 + LEAST_S) == ""
+    assert "stood still for 6 s" in monitor.trouble(106.0)
+    monitor.ended(106.0)
+    assert monitor.trouble(200.0) == ""
+
+
+def test_signs_of_work_keep_a_long_step_alive():
+    monitor = StepMonitor()
+    monitor.began(0.0)
+    for now in range(1, 300):
+        monitor.worked(float(now))
+        assert monitor.trouble(now + 4.0) == ""
+    assert "stood still" in monitor.trouble(299 + LEAST_S + 1)
+
+
+def test_twenty_usual_steps_are_waited_for_where_steps_are_long():
+    monitor = StepMonitor()
+    now = 0.0
+    for _ in range(100):
+        monitor.began(now)
+        now += 2.0
+        monitor.ended(now)
+    assert monitor.limit_s == pytest.approx(40.0, rel=0.01)
+    monitor.began(now)
+    assert monitor.trouble(now + 30) == ""
+    assert monitor.trouble(now + 41)
+
+
+def test_a_step_that_works_for_ever_is_stuck_too():
+    monitor = StepMonitor()
+    monitor.began(0.0)
+    monitor.worked(RUNAWAY_S)
+    assert monitor.trouble(RUNAWAY_S) == ""
+    monitor.worked(RUNAWAY_S + 1)
+    assert "has run for" in monitor.trouble(RUNAWAY_S + 1)
+
+
+def test_a_sign_of_an_earlier_step_says_nothing_of_this_one():
+    monitor = StepMonitor()
+    monitor.began(0.0)
+    monitor.worked(1.0)
+    monitor.ended(2.0)
+    monitor.began(3.0)
+    assert monitor.trouble(3.0 + LEAST_S + 0.1)
+
+
+class Stood:
+    """A watchdog over a thread that the test holds where it wants."""
+
+    def __init__(self, body) -> None:
+        self.now = 0.0
+        self.heard = []
+        self.monitor = StepMonitor()
+        self.thread = threading.Thread(target=body, daemon=True)
+        self.dog = Watchdog(
+            self.monitor, self.thread, told=self.heard.append, clock=lambda: self.now
+        )
+        self.thread.start()
+
+    def look(self, seconds: float) -> str:
+        self.now += seconds
+        self.dog.look()
+        return self.heard[-1]
+
+
+def test_a_thread_that_waits_for_a_lock_shows_no_work():
+    held = threading.Event()
+    it = Stood(held.wait)
+    it.monitor.began(0.0)
+    while it.dog._shows_work():
+        pass  # it is on its way into the wait
+    assert [bool(it.look(1.0)) for _ in range(8)] == [False] * 5 + [True] * 3
+    held.set()
+    it.thread.join()
+
+
+def test_a_thread_that_computes_shows_work():
+    stop = threading.Event()
+
+    def compute():
+        while not stop.is_set():
+            sum(range(1000))
+
+    it = Stood(compute)
+    it.monitor.began(0.0)
+    for _ in range(20):
+        seen = False
+        while not seen:  # until the machine has given the thread some time
+            seen = it.dog._shows_work()
+        it.monitor.worked(it.now)
+        it.now += 1.0
+        assert it.monitor.trouble(it.now) == ""
+    stop.set()
+    it.thread.join()
+
+
+def test_a_process_that_was_stopped_and_goes_on_is_not_stuck():
+    held = threading.Event()
+    it = Stood(held.wait)
+    it.monitor.began(0.0)
+    while it.dog._shows_work():
+        pass
+    it.look(1.0)
+    assert it.look(3600.0) == ""
+    assert [bool(it.look(1.0)) for _ in range(7)][-1]
+    held.set()
+    it.thread.join()
