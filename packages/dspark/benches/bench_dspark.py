@@ -26,7 +26,7 @@ from deepinfer_dspark.cli import print_curve
 from deepinfer_dspark.drafters.ngram import NGramDrafter
 from deepinfer_dspark.reference import verify_one
 from deepinfer_dspark.sim import simulate_group, simulate_mean
-from deepinfer_dspark.sim.published import gain_curves, rocm_curve
+from deepinfer_dspark.sim.published import gain_curves, rocm_curve, sensitivity
 
 
 def median_us(call: Callable[[], object], repeats: int) -> float:
@@ -99,7 +99,7 @@ def main() -> None:
     quick = parser.parse_args().quick
     n = 200 if quick else 2000
     print("budget + allocate, gamma 5 (goal at R = 256: 100 us)")
-    for R in (16, 64, 256):
+    for R in (16, 32, 64, 256):
         print(f"  R = {R:4d}: {scheduler(R, 5, n):7.1f} us")
     print("n-gram drafts, one request, 5 drafts (goal at 100,000 tokens: 20 us)")
     for history in (1000, 100_000):
@@ -128,6 +128,9 @@ def main() -> None:
                 min_gain=curve.machine.ragged_overhead,
             )
             print(f"   16 with min_gain: {fallback.gain:+.2%} (goal: above -0.5%)")
+    print("96 requests with worse confidences")
+    for name, o in sensitivity(steps=steps, seeds=seeds):
+        print(f"  {name:16}{o.gain:+7.1%} +- {o.gain_sd:.1%}")
     print("16 ranks of 64 requests +- spread, step time set by the fullest rank (assumption)")
     for spread in (0.0, 6.0, 12.0):
         g = simulate_group(spread=spread, steps=max(steps // 10, 20))

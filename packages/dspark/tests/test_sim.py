@@ -17,7 +17,7 @@ from deepinfer_dspark.sim import (
     simulate_group,
     simulate_mean,
 )
-from deepinfer_dspark.sim.published import ROCM_POINTS, gain_curves, rocm_curve
+from deepinfer_dspark.sim.published import ROCM_POINTS, gain_curves, rocm_curve, sensitivity
 
 
 def test_fitted_on_the_ends_the_curve_between_has_the_published_shape() -> None:
@@ -99,6 +99,12 @@ def test_the_command_prints_writes_and_draws(tmp_path, capsys) -> None:
         root = ET.fromstring(picture.read_text())
         assert len(list(root.iter("{http://www.w3.org/2000/svg}polyline"))) == lines
         assert len(list(root.iter("{http://www.w3.org/2000/svg}circle"))) == dots
+
+
+def test_worse_confidences_gain_less() -> None:
+    rows = dict(sensitivity(64, steps=60, seeds=(1, 2)))
+    assert rows["noise 1.4"].gain < rows["noise 0.7"].gain < rows["as modelled"].gain
+    assert rows["temperature 0.6"].gain < rows["as modelled"].gain
 
 
 def test_errors_are_one_line(tmp_path, capsys) -> None:

@@ -16,7 +16,7 @@ from deepinfer_dspark.check import check_budget, check_completions, check_verify
 from deepinfer_dspark.check.completions import http_post
 from deepinfer_dspark.errors import DsparkError, TableError
 from deepinfer_dspark.sim import simulate_group
-from deepinfer_dspark.sim.published import Curve, gain_curves, rocm_curve
+from deepinfer_dspark.sim.published import Curve, gain_curves, rocm_curve, sensitivity
 from deepinfer_dspark.sim.svg import Line, chart
 
 MAX_JSON_BYTES = 1 << 20
@@ -36,6 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     sim.add_argument("--gamma", type=int, default=5)
     sim.add_argument("--rocm", action="store_true", help="also the second published curve")
     sim.add_argument("--groups", action="store_true", help="also group-wide against own budgets")
+    sim.add_argument("--noise", action="store_true", help="also with worse confidences")
     sim.add_argument("--json", type=Path, help="write the rows here")
     plot = commands.add_parser("plot", help="draw the rows of `sim --json` as SVG")
     plot.add_argument("rows", type=Path)
@@ -125,6 +126,12 @@ def _sim(args: argparse.Namespace) -> int:
         print_curve(curve)
     rows: dict[str, Any] = {"gamma": args.gamma, "steps": args.steps}
     rows["curves"] = {curve.name: asdict(curve) for curve in curves}
+    if args.noise:
+        print("96 requests with worse confidences: gain, accepted length lost")
+        rows["noise"] = {}
+        for name, o in sensitivity(steps=args.steps):
+            rows["noise"][name] = asdict(o)
+            print(f"  {name:16}{o.gain:+7.1%} +- {o.gain_sd:.1%}{o.length_loss:8.1%}")
     if args.groups:
         print("16 ranks of 64 requests +- spread, step time set by the fullest rank (assumption)")
         rows["groups"] = []

@@ -100,3 +100,26 @@ def rocm_curve(*, steps: int = 200) -> Curve:
     sizes = [r for r, _ in ROCM_POINTS]
     model = Acceptance(mean=0.55)
     return _curve("rocm", fitted, ROCM_POINTS, sizes, model, 7, steps, (0.002, 0.3))
+
+
+def sensitivity(
+    requests: int = 96, *, steps: int = 400, seeds: Sequence[int] = SEEDS
+) -> tuple[tuple[str, Outcome], ...]:
+    """The default machine with confidences made worse: error of their logit, and temperatures that
+    make them too bold (below 1) or too shy."""
+    changes = {
+        "as modelled": {},
+        "noise 0.35": {"conf_noise": 0.35},
+        "noise 0.7": {"conf_noise": 0.7},
+        "noise 1.4": {"conf_noise": 1.4},
+        "temperature 0.6": {"miscalibration": 0.6},
+        "temperature 1.6": {"miscalibration": 1.6},
+    }
+    machine = Machine(per_token_ms=0.036, ragged_overhead=0.028)
+    return tuple(
+        (
+            name,
+            simulate_mean(requests, seeds, machine=machine, model=Acceptance(**more), steps=steps),
+        )
+        for name, more in changes.items()
+    )
