@@ -212,8 +212,10 @@ def test_the_command_checks_functions_of_this_folder(tmp_path, monkeypatch, caps
     options = ["--vocab", "2", "--gamma", "1", "--cases", "2"]
     assert main(["check", "verify", "my_engine:sure", *options]) == 1
     assert main(["check", "budget", "my_engine:none", *options]) == 0
-    for bad in ("my_engine", "my_engine:missing", "no_such_module:f", "my_engine:number"):
+    for bad in ("my_engine", "my_engine:missing", "no_such_module:f", "my_engine:number",
+                "json:dumps"):  # fmt: skip
         assert main(["check", "verify", bad]) == 2
+    assert main(["check", "budget", "json:dumps"]) == 2
     assert "NOT KEPT" in capsys.readouterr().out
 
 

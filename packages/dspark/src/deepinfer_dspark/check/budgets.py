@@ -65,7 +65,13 @@ def check_budget(
 
 
 def _lens(lengths: Lengths, older: Any, conf: Any) -> tuple[int, ...]:
-    found = np.asarray(lengths(older.copy(), conf.copy()))
+    try:
+        found = np.asarray(lengths(older.copy(), conf.copy()))
+    except Exception as e:
+        raise DsparkError(
+            f"the rule failed on older={older.tolist()}, conf={conf.tolist()}: "
+            f"{type(e).__name__}: {e}"
+        ) from e
     R, gamma = conf.shape
     whole = found.shape == (R,) and found.dtype.kind in "iu"
     if not whole or not ((found >= 0) & (found <= gamma)).all():

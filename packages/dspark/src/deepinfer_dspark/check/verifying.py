@@ -67,7 +67,14 @@ def check_verify(
 def _play(verify: VerifyOne, case: Case, drafts: Path, uniform: Uniform) -> Path:
     p = [case.p(drafts[:k]) for k in range(case.gamma + 1)]
     q = [case.q(drafts[:k]) for k in range(case.gamma)]
-    tokens = tuple(int(t) for t in verify(p, q, list(drafts), uniform))
+    try:
+        tokens = tuple(int(t) for t in verify(p, q, list(drafts), uniform))
+    except TooManyUniformsError:
+        raise
+    except Exception as e:
+        raise DsparkError(
+            f"the function failed on p={p}, q={q}, drafts={list(drafts)}: {type(e).__name__}: {e}"
+        ) from e
     if not 1 <= len(tokens) <= case.gamma + 1 or not all(0 <= t < case.vocab for t in tokens):
         raise DsparkError(
             f"the function emitted {list(tokens)[:9]} for {case.gamma} drafts: want 1 to "
