@@ -31,7 +31,7 @@ for (const [name, model] of Object.entries(models)) {
   await report.step(`${name} stream`, async () => {
     const answer = streamText({ model, prompt: FOX, maxOutputTokens: 60, onError: ({ error }) => { throw error; } });
     for await (const _ of answer.textStream);
-    check((await answer.usage).outputTokens > 0, "no usage");
+    check((await answer.finishReason) !== undefined, "it never finished");
   });
   for (const toolChoice of ["auto", "required"]) {
     await report.step(`${name} tools ${toolChoice}`, async () => {
