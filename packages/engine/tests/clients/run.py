@@ -93,7 +93,7 @@ def run(script: Path, url: str, model: Path, work: Path, logs: Path) -> dict[str
     env = {**os.environ, "DEEPINFER_URL": url, "DEEPINFER_TOKENIZER": str(model)}
     env |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     env.pop("UV_CONSTRAINT", None)  # clients bring what they want
-    log = logs / f"{script.stem}.log"
+    log = logs / f"{script.name}.log"
     try:
         command = command_of(script, work)
         cwd = work / script.stem if script.suffix == ".mjs" else work

@@ -11,6 +11,7 @@ EngineError
 │       │   └── PreviousResponseNotFound                                                  404
 │       ├── MethodNotAllowed                                                              405
 │       ├── BodyTooLarge                                                                  413
+│       ├── UnsupportedEncoding  the body is compressed                                   415
 │       └── LimitExceeded    too many requests of this key in flight                      429
 └── EngineUnavailable
     └── Draining             this server is shutting down                             503 / 529
@@ -114,6 +115,12 @@ class BodyTooLarge(HttpError):  # noqa: N818
     """The request body passed the limit while it was being read."""
 
     row = Row(413, "invalid_request_error", "request_too_large", 413, "request_too_large")
+
+
+class UnsupportedEncoding(HttpError):  # noqa: N818
+    """The body is compressed, which nobody here unpacks."""
+
+    row = Row(415, "invalid_request_error", "unsupported_encoding", 415, "invalid_request_error")
 
 
 class LimitExceeded(HttpError):  # noqa: N818

@@ -20,6 +20,7 @@ from deepinfer_engine.errors import ConstraintError
 from deepinfer_engine.server.auth import Caller
 from deepinfer_engine.server.generation import Generation
 from deepinfer_engine.server.limits import check_declared_length, read_body
+from deepinfer_engine.server.manners import check_encoding
 from deepinfer_engine.server.services import Services
 from deepinfer_engine.server.streaming import (
     AnswerWriter,
@@ -53,6 +54,7 @@ class AnswerResponse(Response):
             headers = Headers(scope=scope)
             arrived = services.clock.monotonic()
             caller = services.keys.identify(headers)
+            check_encoding(headers)
             services.gate.check_open()
             services.rates.take(caller.key_id)
             writer.headers = services.rates.headers(caller.key_id, self.protocol)

@@ -9,9 +9,10 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import Route
 
 from deepinfer_engine import __version__
-from deepinfer_engine.codec.errors import InvalidRequest, MethodNotAllowed, NotFound, wire_error
+from deepinfer_engine.codec.errors import InvalidRequest, MethodNotAllowed, wire_error
 from deepinfer_engine.codec.protocol import Codec
 from deepinfer_engine.errors import EngineError
 from deepinfer_engine.router.client import EngineClient
@@ -19,6 +20,7 @@ from deepinfer_engine.server import (
     admin,
     chat,
     completions,
+    docs_page,
     health,
     messages,
     models,
@@ -31,6 +33,7 @@ from deepinfer_engine.server.clock import Clock, SystemClock
 from deepinfer_engine.server.connections import ConnectionLimits, ConnectionTable
 from deepinfer_engine.server.exposure import is_loopback, refuse_open
 from deepinfer_engine.server.limits import ByteBudget, Gate, Rates
+from deepinfer_engine.server.manners import Manners, not_found
 from deepinfer_engine.server.metrics import Metrics
 from deepinfer_engine.server.request_id import RequestIdMiddleware
 from deepinfer_engine.server.services import TOKENISERS, Services, protocol_of
@@ -83,8 +86,9 @@ def create_app(
         tokenisers=tokenizer and TokeniserProcesses(tokenizer, processes=TOKENISERS),
         private=is_loopback(settings.host),
     )
-    for module in (chat, completions, responses, messages, models, health, tokens, admin):
+    for module in _ROUTES:
         app.include_router(module.router)
+    app.add_middleware(Manners, paths=_methods())
     if settings.cors_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -104,16 +108,32 @@ def create_app(
     return app
 
 
+_ROUTES = (chat, completions, responses, messages, models, health, tokens, admin, docs_page)
+
+
+def _methods() -> dict[str, tuple[str, ...]]:
+    """Methods of each path without parameters."""
+    found: dict[str, tuple[str, ...]] = {}
+    for route in (route for module in _ROUTES for route in module.router.routes):
+        if isinstance(route, Route) and route.methods and "{" not in route.path:
+            more = ("HEAD",) if "GET" in route.methods else ()
+            found[route.path] = (*found.get(route.path, ()), *route.methods, *more)
+    return found
+
+
 async def _told(request: Request, exc: Exception) -> Response:
     """An exception of a route that answers at once, in the shape of the caller's protocol."""
+    allow = None
     if isinstance(exc, HTTPException):
         path = f"{request.method} {request.url.path}"
         known = {
-            404: NotFound(f"there is no {path}"),
+            404: not_found(request.method, request.url.path),
             405: MethodNotAllowed(f"{path} is not allowed"),
         }
+        allow = (exc.headers or {}).get("allow") or (exc.headers or {}).get("Allow")
         exc = known.get(exc.status_code) or InvalidRequest(str(exc.detail))
     protocol = protocol_of(request.url.path, request.headers)
     error = wire_error(exc, protocol, request.state.request_id)
     request.app.state.services.metrics.errors.labels(protocol, error.code).inc()
-    return JSONResponse(error.body, error.status, headers=error.headers)
+    headers = {**error.headers, **({"allow": allow} if allow else {})}
+    return JSONResponse(error.body, error.status, headers=headers)

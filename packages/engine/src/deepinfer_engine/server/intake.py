@@ -14,6 +14,7 @@ from starlette.requests import Request
 from deepinfer_engine.codec.errors import InvalidRequest
 from deepinfer_engine.server.auth import Caller
 from deepinfer_engine.server.limits import check_declared_length, read_body
+from deepinfer_engine.server.manners import check_encoding
 from deepinfer_engine.server.services import services_of
 from deepinfer_engine.server.streaming import unless_gone, wait_disconnect
 
@@ -51,6 +52,7 @@ async def taken(request: Request) -> AsyncGenerator[Intake]:
     """The body of an identified caller, within the limits of size, rate and places."""
     services = services_of(request)
     caller = services.keys.identify(request.headers)
+    check_encoding(request)
     services.gate.check_open()
     services.rates.take(caller.key_id)
     info = await services.model_info()

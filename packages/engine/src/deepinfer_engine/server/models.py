@@ -17,6 +17,7 @@ router = APIRouter(tags=["models"])
 
 
 @router.get("/v1/models")
+@router.get("/v1/models/", include_in_schema=False)
 @router.get("/models", include_in_schema=False)
 async def list_models(request: Request) -> dict[str, Any]:
     """Every name a request may use."""

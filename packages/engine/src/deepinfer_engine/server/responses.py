@@ -10,9 +10,10 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response
 
 from deepinfer_engine.codec.errors import InvalidRequest, NotFound
-from deepinfer_engine.codec.protocol import KeptResponses
+from deepinfer_engine.codec.protocol import KeptResponses, Tokenising
 from deepinfer_engine.server.answer import AnswerResponse
-from deepinfer_engine.server.intake import identified
+from deepinfer_engine.server.intake import answered, identified, taken
+from deepinfer_engine.server.manners import not_found
 from deepinfer_engine.server.services import services_of
 
 router = APIRouter(tags=["responses"])
@@ -23,6 +24,36 @@ router = APIRouter(tags=["responses"])
 async def responses(request: Request) -> Response:
     """Answer a conversation, streaming or in one piece."""
     return AnswerResponse(services_of(request), "responses", request.state.request_id)
+
+
+@router.post("/v1/responses/input_tokens")
+async def input_tokens(request: Request) -> dict[str, Any]:
+    """How many prompt tokens a request of this API has; nothing is generated."""
+    services = services_of(request)
+    async with taken(request) as intake:
+
+        def count(tokenising: Tokenising | None) -> int:
+            return services.codec.count_tokens("responses", intake.body, tokenising=tokenising)
+
+        work = services.off_loop(count, size=len(intake.body), caller=intake.caller.key_id)
+        found = await answered(request, work)
+    return {"object": "response.input_tokens", "input_tokens": found}
+
+
+@router.post("/v1/responses/compact", include_in_schema=False)
+async def compact(request: Request) -> None:
+    """Not here, and said so."""
+    raise not_found("POST", request.url.path)
+
+
+@router.post("/v1/responses/{response_id}/cancel")
+async def cancel(request: Request, response_id: str) -> None:
+    """Answers run in the foreground here: closing the connection ends them."""
+    identified(request)
+    raise InvalidRequest(
+        f"{response_id[:100]} does not run in the background: close its connection to end it",
+        param="response_id",
+    )
 
 
 @router.get("/v1/responses/{response_id}")

@@ -41,7 +41,7 @@ for (const [name, model] of Object.entries(models)) {
         toolChoice,
         prompt: QUESTION,
         stopWhen: stepCountIs(2),
-        maxOutputTokens: 400,
+        maxOutputTokens: 2000,
       });
       if (toolChoice === "required") {
         check(answer.steps[0].toolCalls.length > 0, "a forced call was not made");

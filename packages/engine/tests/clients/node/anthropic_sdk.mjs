@@ -31,7 +31,7 @@ for (const choice of [undefined, { type: "any" }]) {
     await report.step(`tool runner ${choice?.type ?? "auto"}${stream ? " stream" : ""}`, async () => {
       const runner = client.beta.messages.toolRunner({
         model: MODEL,
-        max_tokens: 400,
+        max_tokens: 2000,
         tools: [tool],
         messages: user(QUESTION),
         max_iterations: 3,

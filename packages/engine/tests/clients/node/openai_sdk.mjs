@@ -31,7 +31,7 @@ for (const choice of ["auto", "required"]) {
   for (const stream of [false, true]) {
     await report.step(`runTools ${choice}${stream ? " stream" : ""}`, async () => {
       const runner = client.chat.completions.runTools(
-        { model: MODEL, messages: user(QUESTION), tools, tool_choice: choice, stream, max_tokens: 400 },
+        { model: MODEL, messages: user(QUESTION), tools, tool_choice: choice, stream, max_tokens: 2000 },
         { maxChatCompletions: 3 },
       );
       await runner.done();

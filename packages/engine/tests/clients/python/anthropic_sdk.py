@@ -42,7 +42,7 @@ def runner(choice, streams):
     options = {"tool_choice": choice} if choice else {}
     run = client.beta.messages.tool_runner(
         model=MODEL,
-        max_tokens=400,
+        max_tokens=2000,
         tools=[TOOL],
         messages=ASK,
         max_iterations=3,

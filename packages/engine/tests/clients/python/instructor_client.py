@@ -31,5 +31,5 @@ for mode in (instructor.Mode.TOOLS, instructor.Mode.JSON_SCHEMA):
     made = instructor.from_openai(OpenAI(base_url=OPENAI, api_key=KEY), mode=mode)
     report.step(f"openai {mode.name}", lambda c=made: extract(c, model=MODEL, max_tokens=800))
 made = instructor.from_anthropic(Anthropic(base_url=URL, api_key=KEY))
-report.step("anthropic tools", lambda: extract(made, model=MODEL, max_tokens=400))
+report.step("anthropic tools", lambda: extract(made, model=MODEL, max_tokens=2000))
 report.done()

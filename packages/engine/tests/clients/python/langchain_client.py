@@ -10,7 +10,7 @@ from langchain_openai import ChatOpenAI
 from pydantic import BaseModel
 
 report = Report("langchain-openai")
-model = ChatOpenAI(model=MODEL, base_url=OPENAI, api_key=KEY, max_tokens=400)
+model = ChatOpenAI(model=MODEL, base_url=OPENAI, api_key=KEY, max_tokens=2000)
 
 
 class Person(BaseModel):

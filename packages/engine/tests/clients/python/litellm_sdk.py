@@ -36,7 +36,7 @@ def forced(provider, base):
         base,
         tools=[TOOL],
         tool_choice="required",
-        max_tokens=400,
+        max_tokens=2000,
         messages=[{"role": "user", "content": QUESTION}],
     )
     check(answer.choices[0].message.tool_calls, "a forced call was not made")

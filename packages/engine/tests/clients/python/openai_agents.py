@@ -30,7 +30,7 @@ def run(kind, choice, streams):
             instructions="Use tools.",
             tools=[function_tool(weather)],
             model=KINDS[kind](model=MODEL, openai_client=client),
-            model_settings=ModelSettings(tool_choice=choice, max_tokens=400),
+            model_settings=ModelSettings(tool_choice=choice, max_tokens=2000),
         )
         if streams:
             result = Runner.run_streamed(agent, QUESTION, max_turns=6)

@@ -62,7 +62,7 @@ def tool_loop(choice, streams):
         options = {"tool_choice": choice if turn == 0 else "auto"}
         if streams:
             with client.chat.completions.stream(
-                model=MODEL, messages=messages, tools=tools, max_tokens=400, **options
+                model=MODEL, messages=messages, tools=tools, max_tokens=2000, **options
             ) as events:
                 for _ in events:
                     pass
@@ -70,7 +70,7 @@ def tool_loop(choice, streams):
         else:
             message = (
                 client.chat.completions.create(
-                    model=MODEL, messages=messages, tools=tools, max_tokens=400, **options
+                    model=MODEL, messages=messages, tools=tools, max_tokens=2000, **options
                 )
                 .choices[0]
                 .message

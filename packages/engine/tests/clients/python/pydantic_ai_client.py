@@ -20,7 +20,7 @@ MODELS = {
     "responses": OpenAIResponsesModel(MODEL, provider=openai),
     "messages": AnthropicModel(MODEL, provider=messages),
 }
-LIMIT = {"max_tokens": 400}
+LIMIT = {"max_tokens": 2000}
 
 
 class Person(BaseModel):

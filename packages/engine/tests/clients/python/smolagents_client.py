@@ -7,7 +7,7 @@ from common import KEY, MODEL, OPENAI, QUESTION, Report, check, weather
 from smolagents import OpenAIServerModel, ToolCallingAgent, tool
 
 report = Report("smolagents")
-model = OpenAIServerModel(model_id=MODEL, api_base=OPENAI, api_key=KEY, max_tokens=400)
+model = OpenAIServerModel(model_id=MODEL, api_base=OPENAI, api_key=KEY, max_tokens=2000)
 
 
 def answer():
