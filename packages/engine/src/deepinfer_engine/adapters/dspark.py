@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 from deepinfer_dspark import (
+    BudgetScheduler,
     CounterRng,
     Penalties,
     Proposal,
     RaggedIds,
     SamplingBatch,
+    StepTable,
+    TableError,
     Verifier,
     VerifyResult,
     sample_drafts,
 )
 
 __all__ = [
+    "BudgetScheduler",
     "CounterRng",
     "Penalties",
     "Proposal",
     "RaggedIds",
     "SamplingBatch",
+    "StepTable",
+    "TableError",
     "Verifier",
     "VerifyResult",
     "sample_drafts",

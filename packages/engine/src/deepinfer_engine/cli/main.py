@@ -454,6 +454,25 @@ def pull(
 
 
 @app.command()
+def calibrate(
+    name: ModelArgument = None,
+    model: Model = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    cache_quant: CacheQuant = None,
+    nextn: Nextn = None,
+    threads: Threads = None,
+    config: Config = None,
+) -> None:
+    """Measure a model's step times on this machine: drafts are then used where they pay."""
+    flags = _without(locals(), "name", "config") | {"model": _one_model(name, model)}
+    settings = _settings(config, **flags)
+    from deepinfer_engine.cli.calibrate import run_calibrate
+
+    run_calibrate(settings, _console())
+
+
+@app.command()
 def demo(
     keep: Annotated[
         bool, typer.Option("--keep", help="Leave the server running afterwards.")

@@ -10,15 +10,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from deepinfer_engine.adapters.dspark import Proposal
+from deepinfer_engine.adapters.dspark import Proposal, SamplingBatch
 from deepinfer_engine.core.device import CPU, Device
 from deepinfer_engine.core.pictures import text_only
-from deepinfer_engine.core.runner import CacheLayout, Caps, DecodeRow, PrefillChunk, StepOutput
+from deepinfer_engine.core.runner import (
+    CacheLayout,
+    Caps,
+    DecodeRow,
+    IntArray,
+    PrefillChunk,
+    StepOutput,
+)
 from deepinfer_engine.errors import ConfigError
+from deepinfer_engine.model.calibration import step_key, steps_home
 from deepinfer_engine.model.family import CacheQuant, LoadedModel, LoadOptions, ReplayMode
 from deepinfer_engine.model.placement import tensors_on
 from deepinfer_engine.model.registry import family_of
 from deepinfer_engine.model.sequence_rows import SequenceRows
+from deepinfer_engine.model.speculation import DraftBudget, StepTimes
 from deepinfer_engine.model.verification import Sampler, prompt_logprobs
 
 
@@ -70,18 +79,27 @@ def build_runner(
         replay_keep=model.replay_keep,
         window=model.window,
     )
-    return TorchRunner(model, caps, device)
+    times = StepTimes.load(steps_home(), step_key(model, dtype, device))
+    return TorchRunner(model, caps, device, times)
 
 
 class TorchRunner:
     """Implements `StepRunner`: draft, forward, verify."""
 
-    def __init__(self, model: LoadedModel, caps: Caps, device: Device = CPU) -> None:
+    def __init__(
+        self,
+        model: LoadedModel,
+        caps: Caps,
+        device: Device = CPU,
+        times: StepTimes | None = None,
+    ) -> None:
+        """times: measured step times; they decide how many drafts pay."""
         self._model = model
         self._caps = caps
         self._device = device
         self._drafts = model.drafts if caps.nextn else None
         self._sampler = Sampler(caps.eos_token_ids)
+        self._budget = DraftBudget(times or StepTimes.assumed(), max(caps.nextn, 1))
 
     @property
     def caps(self) -> Caps:
@@ -129,16 +147,13 @@ class TorchRunner:
         """Draft, run the target over anchors and drafts, verify, emit."""
         with tensors_on(self._device):
             sampling = self._sampler.arrays(rows)
-            lens = np.array([r.max_draft for r in rows], dtype=np.int64)
-            if self._drafts is None or not lens.any():
-                lens, proposal = np.zeros_like(lens), Proposal.empty(len(rows))
-            else:
-                proposal = self._drafts.propose(
-                    rows, lens, self._caps.nextn, sampling, self._sampler.rng
-                )
+            lens, proposal = self._propose(rows, sampling)
             fed = [self._rows_of(r, proposal.tokens[i, : lens[i]]) for i, r in enumerate(rows)]
             logits = self._model.forward(fed, None)
-            return self._sampler.verify(rows, logits, proposal, lens, sampling)
+            outputs = self._sampler.verify(rows, logits, proposal, lens, sampling)
+            if lens.any():
+                self._budget.observe(lens, np.array([o.n_accepted for o in outputs]))
+            return outputs
 
     def block_bytes(self, block_id: int) -> memoryview:
         """Writable view of one block's bytes."""
@@ -151,6 +166,18 @@ class TorchRunner:
     def clear_state(self, slot: int) -> None:
         """Zero a slot: nothing of an earlier owner may reach storage or a peer."""
         self._model.states[slot].zero_()
+
+    def _propose(
+        self, rows: Sequence[DecodeRow], sampling: SamplingBatch
+    ) -> tuple[IntArray, Proposal]:
+        """(drafts to verify of each row, drafts); none where they would not pay."""
+        most = np.array([r.max_draft for r in rows], dtype=np.int64)
+        drafts = self._drafts
+        if drafts is None or not most.any() or not self._budget.pays(len(rows)):
+            return np.zeros_like(most), Proposal.empty(len(rows))
+        rng = self._sampler.rng
+        proposal = drafts.propose(rows, most, self._caps.nextn, sampling, rng)
+        return self._budget.lengths(proposal.conf, most), proposal
 
     def _rows_of(self, row: DecodeRow, drafts: np.ndarray) -> SequenceRows:
         return SequenceRows(

@@ -28,9 +28,9 @@ class RopeScaling(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     rope_type: Literal["yarn"] = "yarn"
-    factor: float = Field(16.0, gt=0)
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
+    factor: float = Field(16.0, gt=0, lt=1e6)
+    beta_fast: float = Field(32.0, gt=0, lt=1e6)
+    beta_slow: float = Field(1.0, gt=0, lt=1e6)
     original_max_position_embeddings: int = Field(65536, gt=0)
 
 
@@ -53,20 +53,20 @@ class TextConfig(BaseModel):
     n_routed_experts: int = Field(gt=0, le=MAX_EXPERTS)
     n_shared_experts: int = Field(1, gt=0)
     num_experts_per_tok: int = Field(gt=0)
-    routed_scaling_factor: float = 1.5
+    routed_scaling_factor: float = Field(1.5, gt=0, lt=1e6)
     scoring_func: Literal["sqrtsoftplus"] = "sqrtsoftplus"
     topk_method: Literal["noaux_tc"] = "noaux_tc"
     norm_topk_prob: Literal[True] = True
     hidden_act: Literal["silu"] = "silu"
-    swiglu_limit: float = 10.0
-    rms_norm_eps: float = Field(1e-20, ge=0)
+    swiglu_limit: float = Field(10.0, gt=0, lt=1e9)
+    rms_norm_eps: float = Field(1e-20, ge=0, lt=1)
     attention_bias: Literal[False] = False
     attention_dropout: float = Field(0.0, ge=0, le=0)
     tie_word_embeddings: Literal[False] = False
-    max_position_embeddings: int = Field(gt=0)
-    rope_theta: float = 10000.0
+    max_position_embeddings: int = Field(gt=1, le=1 << 27)
+    rope_theta: float = Field(10000.0, gt=1, lt=1e15)
     rope_scaling: RopeScaling | None = None
-    compress_rope_theta: float = 160000.0
+    compress_rope_theta: float = Field(160000.0, gt=1, lt=1e15)
     sliding_window: int = Field(128, gt=0)
     compress_ratios: tuple[int, ...]
     kv_source_layer_ids: tuple[int, ...]
@@ -81,21 +81,21 @@ class TextConfig(BaseModel):
     use_fp4_sparse_kv: bool = True
     hc_mult: int = Field(4, gt=0)
     hc_sinkhorn_iters: int = Field(20, gt=0)
-    hc_eps: float = 1e-6
+    hc_eps: float = Field(1e-6, ge=0, lt=1)
     hc_shifted: Literal[True] = True
     engram_layer_ids: tuple[int, ...] = ()
     engram_num_embeddings: tuple[int, ...] = ()
-    engram_max_ngram_size: int = 4
-    engram_vocab_size: int = 16_000_000
-    engram_n_heads: int = 8
-    engram_head_dim: int = 256
-    engram_pad_token_id: int = 2
-    engram_compressed_vocab_size: int = 0
+    engram_max_ngram_size: int = Field(4, ge=2, le=16)
+    engram_vocab_size: int = Field(16_000_000, gt=0, le=1 << 40)
+    engram_n_heads: int = Field(8, gt=0, le=1024)
+    engram_head_dim: int = Field(256, gt=0, le=1 << 16)
+    engram_pad_token_id: int = Field(2, ge=0)
+    engram_compressed_vocab_size: int = Field(0, ge=0)
     num_nextn_predict_layers: int = Field(0, ge=0)
-    dspark_block_size: int = 5
-    dspark_noise_token_id: int = 0
+    dspark_block_size: int = Field(5, gt=0, le=64)
+    dspark_noise_token_id: int = Field(0, ge=0)
     dspark_target_layer_ids: tuple[int, ...] = ()
-    dspark_markov_rank: int = 256
+    dspark_markov_rank: int = Field(256, gt=0, le=1 << 16)
     dspark_n_routed_experts: int = Field(128, gt=0, le=MAX_EXPERTS)
     dspark_num_experts_per_tok: int = Field(3, gt=0)
     dspark_target_attn_input: Literal[True] = True
@@ -136,7 +136,31 @@ class TextConfig(BaseModel):
             raise ValueError("engram_num_embeddings needs one entry for each of engram_layer_ids")
         if nextn and not self.dspark_target_layer_ids:
             raise ValueError("a draft module needs dspark_target_layer_ids")
+        self._check_ids()
         return self
+
+    def _check_ids(self) -> None:
+        """Token and layer numbers that would only fail, or mislead, while tokens are made."""
+        tokens = {"dspark_noise_token_id": self.dspark_noise_token_id}
+        if self.engram_layer_ids:
+            tokens["engram_pad_token_id"] = self.engram_pad_token_id
+        for name, token in tokens.items():
+            if token >= self.vocab_size:
+                raise ValueError(
+                    f"{name} {token} is outside the vocabulary of {self.vocab_size} tokens"
+                )
+        for name in (
+            "dspark_target_layer_ids",
+            "kv_source_layer_ids",
+            "index_source_layer_ids",
+            "engram_layer_ids",
+        ):
+            wrong = [i for i in getattr(self, name) if not 0 <= i < self.num_hidden_layers]
+            if wrong:
+                raise ValueError(
+                    f"{name} names layer {wrong[0]}; this model has layers 0.."
+                    f"{self.num_hidden_layers - 1}"
+                )
 
     def _check_sharing(self) -> None:
         kv, index_k, topk = (
@@ -240,7 +264,7 @@ class VisionConfig(BaseModel):
     num_attention_heads: int = Field(gt=0)
     intermediate_size: int = Field(gt=0)
     patch_size: int = Field(14, gt=0)
-    rope_theta: float = Field(10000.0, gt=0)
+    rope_theta: float = Field(10000.0, gt=1, lt=1e15)
     downsample_ratio: int = Field(3, gt=0)
     max_image_tokens: int = Field(1024, gt=4)
     min_pixels: int = Field(295936, ge=0)
@@ -263,9 +287,9 @@ class ModelConfig(BaseModel):
     architectures: tuple[Literal["DeepseekV41ForCausalLM"]]
     model_type: Literal["deepseek_v41"] = "deepseek_v41"
     dtype: Literal["bfloat16"] = "bfloat16"
-    bos_token_id: int = 0
-    eos_token_id: int = 1
-    pad_token_id: int = 2
+    bos_token_id: int = Field(0, ge=0)
+    eos_token_id: int = Field(1, ge=0)
+    pad_token_id: int = Field(2, ge=0)
     image_token_id: int | None = None
     tokenizer_compatibility: Literal["release", "native"] = "release"
     quantization_config: QuantizationConfig | None = None
@@ -274,6 +298,12 @@ class ModelConfig(BaseModel):
 
     @model_validator(mode="after")
     def _check(self) -> ModelConfig:
+        for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+            if getattr(self, name) >= self.text_config.vocab_size:
+                raise ValueError(
+                    f"{name} {getattr(self, name)} is outside the vocabulary of "
+                    f"{self.text_config.vocab_size} tokens"
+                )
         if self.quantization_config is not None:
             c = self.text_config
             for key in ("hidden_size", "moe_intermediate_size", "engram_head_dim"):

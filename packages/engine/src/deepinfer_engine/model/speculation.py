@@ -1,0 +1,118 @@
+"""How many drafts a step verifies, or whether it drafts at all: what pays by measured step times.
+
+Drafts cost twice: making them takes time, and verifying them makes the batch larger. Where they are
+accepted seldom, or the batch is large already, a step without drafts makes more tokens a second.
+Only what earlier steps saw decides about a step, so that the choice says nothing about its drafts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from deepinfer_engine.adapters.dspark import BudgetScheduler, StepTable, TableError
+from deepinfer_engine.core.runner import IntArray
+
+FOREVER_S = 1e12
+PROBE_STEPS = 64
+"""Where drafts do not pay, one step in so many drafts all the same: the text may have changed."""
+EWMA = 0.05
+LEAST_GAIN = 0.03
+"""Expected gain below which drafts are left out: the measurements are not better than that."""
+
+
+def between(sizes: Sequence[int], ms: Sequence[float]) -> StepTable:
+    """A table of every size up to the last: nothing is captured here, so no size is rounded up."""
+    every = range(1, sizes[-1] + 1)
+    return StepTable(tuple(every), tuple(np.interp(every, sizes, ms).tolist()))
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """Milliseconds of a forward pass by its tokens, and of drafting by its sequences."""
+
+    forward: StepTable
+    drafting: StepTable
+
+    @staticmethod
+    def assumed() -> StepTimes:
+        """Where nothing was measured: the shape of the embedded model on one core."""
+        return StepTimes(
+            between((1, 6, 12, 24, 48, 96, 192), (4.8, 7.2, 8.9, 12.3, 19.0, 32.8, 52.2)),
+            between((1, 2, 4, 8, 16, 32), (2.3, 2.8, 3.3, 4.5, 6.2, 10.1)),
+        )
+
+    @staticmethod
+    def load(directory: Path, key: dict[str, Any]) -> StepTimes | None:
+        """Those that `deepinfer calibrate` measured for this key; None where there are none."""
+        try:
+            parts = [
+                StepTable.load(directory, {**key, "part": part}, max_age_s=FOREVER_S)
+                for part in ("forward", "drafting")
+            ]
+        except TableError:
+            return None
+        forward, drafting = parts
+        return None if forward is None or drafting is None else StepTimes(forward, drafting)
+
+    def save(self, directory: Path, key: dict[str, Any]) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self.forward.save(directory, {**key, "part": "forward"})
+        self.drafting.save(directory, {**key, "part": "drafting"})
+
+
+class DraftBudget:
+    """Decides step by step. Learns from what was accepted."""
+
+    def __init__(self, times: StepTimes, length: int) -> None:
+        self._times = times
+        self._length = length
+        self._scheduler = BudgetScheduler(times.forward, length, draft_ms=times.drafting.cost)
+        self._accepted = np.full(length, 0.8)
+        """Share of drafts at each offset that come true once those before them did."""
+        self._idle = 0
+
+    def pays(self, sequences: int) -> bool:
+        """Whether drafting for so many sequences is expected to make tokens faster."""
+        if self._gain(sequences) > LEAST_GAIN:
+            self._idle = 0
+            return True
+        self._idle += 1
+        if self._idle < PROBE_STEPS:
+            return False
+        self._idle = 0
+        return True
+
+    def lengths(self, confidence: np.ndarray | None, most: IntArray) -> IntArray:
+        """Drafts to verify of each sequence, at most `most`."""
+        if confidence is None:
+            return most
+        expected = np.broadcast_to(self._accepted, confidence.shape)
+        total = self._scheduler.budget(expected, most)
+        chosen = self._scheduler.allocate(total, confidence, most)
+        return np.asarray(chosen, dtype=np.int64)
+
+    def observe(self, lengths: IntArray, accepted: IntArray) -> None:
+        """What became of a step's drafts."""
+        for offset in range(self._length):
+            tried = int(((lengths > offset) & (accepted >= offset)).sum())
+            if tried:
+                share = float(((lengths > offset) & (accepted > offset)).sum()) / tried
+                weight = 1 - (1 - EWMA) ** tried
+                self._accepted[offset] += weight * (share - self._accepted[offset])
+
+    def _gain(self, sequences: int) -> float:
+        """Best expected ratio of tokens a millisecond with drafts to without, minus 1."""
+        survives = np.cumprod(self._accepted)
+        made = 1 + np.concatenate([[0.0], np.cumsum(survives)])
+        drafting = self._times.drafting.cost(sequences)
+        cost = [
+            self._times.forward.cost(sequences * (1 + k)) + drafting
+            for k in range(self._length + 1)
+        ]
+        plain = 1 / self._times.forward.cost(sequences)
+        return float((made[1:] / np.array(cost[1:])).max() / plain - 1)

@@ -1,0 +1,131 @@
+"""Drafts where they pay, by injected step times; nothing here is timed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from deepinfer_engine.adapters.dspark import StepTable
+from deepinfer_engine.core.device import CPU
+from deepinfer_engine.core.runner import DecodeRow, PrefillChunk
+from deepinfer_engine.core.types import SamplingParams
+from deepinfer_engine.model.calibration import SEQUENCES, measure, step_key
+from deepinfer_engine.model.runner import TorchRunner, build_runner
+from deepinfer_engine.model.speculation import PROBE_STEPS, DraftBudget, StepTimes, between
+
+
+def line(first: float, last: float) -> StepTable:
+    """Milliseconds of 1 and of 200."""
+    return between((1, 200), (first, last))
+
+
+FLAT = StepTimes(line(10.0, 10.5), line(1.0, 1.0))
+"""A step costs what it costs whatever its tokens: drafts are nearly free."""
+STEEP = StepTimes(line(1.0, 200.0), line(1.0, 200.0))
+"""A token costs a token: drafts cannot pay."""
+
+
+def all_(n: int, value: int) -> np.ndarray:
+    return np.full(n, value, dtype=np.int64)
+
+
+def test_free_drafts_are_all_verified() -> None:
+    budget = DraftBudget(FLAT, 5)
+    assert budget.pays(1)
+    assert budget.pays(32)
+    lengths = budget.lengths(np.full((4, 5), 0.9), np.array([5, 3, 0, 5]))
+    assert lengths.tolist() == [5, 3, 0, 5]
+
+
+def test_dear_drafts_are_not_made_but_for_a_probe() -> None:
+    budget = DraftBudget(STEEP, 5)
+    said = [budget.pays(4) for _ in range(3 * PROBE_STEPS)]
+    assert sum(said) == 3
+    assert said[PROBE_STEPS - 1]
+
+
+def test_what_is_accepted_decides_what_is_drafted() -> None:
+    middling = StepTimes(line(10.0, 110.0), line(4.0, 40.0))
+    budget = DraftBudget(middling, 5)
+    assert budget.pays(2)
+    for _ in range(200):
+        budget.observe(all_(2, 5), all_(2, 0))
+    assert not budget.pays(2)
+    for _ in range(200):
+        budget.observe(all_(2, 5), all_(2, 5))
+    assert budget.pays(2)
+
+
+def test_the_likelier_drafts_are_verified_first() -> None:
+    rising = StepTimes(between((1, 4, 5, 100), (10.0, 12.0, 30.0, 400.0)), FLAT.drafting)
+    budget = DraftBudget(rising, 3)
+    conf = np.array([[0.9, 0.9, 0.9], [0.2, 0.2, 0.2]])
+    lengths = budget.lengths(conf, all_(2, 3))
+    assert lengths.sum() <= 2
+    assert lengths[0] >= lengths[1]
+
+
+def test_times_are_kept_by_model_and_settings(tmp_path: Path) -> None:
+    FLAT.save(tmp_path, {"model": "a"})
+    loaded = StepTimes.load(tmp_path, {"model": "a"})
+    assert loaded is not None
+    assert loaded.forward.cost(200) == 10.5
+    assert StepTimes.load(tmp_path, {"model": "b"}) is None
+
+
+def generate(runner: TorchRunner, steps: int) -> tuple[list[int], int]:
+    """(greedy tokens of two sequences end to end, drafts made)."""
+    sampling = SamplingParams(temperature=0, ignore_eos=True, max_tokens=99)
+    histories, drafted = [], 0
+    for slot, seed in ((1, 3), (2, 4)):
+        ids = np.random.default_rng(seed).integers(20, 300, 40)
+        table = [slot * 2 - 1, slot * 2]
+        runner.clear_state(slot)
+        chunk = PrefillChunk(
+            ids, 0, (), table, slot, sampling, True, prompt_len=40, prompt=ids.tolist()
+        )
+        (first,) = runner.prefill([chunk])
+        assert first is not None
+        histories.append([*ids.tolist(), *first.tokens])
+    for _ in range(steps):
+        rows = [
+            DecodeRow(h, 40, [2 * i + 1, 2 * i + 2], i + 1, sampling, runner.caps.nextn)
+            for i, h in enumerate(histories)
+        ]
+        for history, out in zip(histories, runner.decode(rows), strict=True):
+            history += out.tokens
+            drafted += out.n_drafted
+    return [t for h in histories for t in h[40 : 40 + steps]], drafted
+
+
+def test_text_does_not_depend_on_the_times(tiny_dir: Path) -> None:
+    made = build_runner(tiny_dir, dtype="float64", num_blocks=8, num_state_slots=4)
+    free = generate(TorchRunner(made.model, made.caps, CPU, FLAT), 12)
+    dear = generate(TorchRunner(made.model, made.caps, CPU, STEEP), 12)
+    assert free[0] == dear[0]
+    assert free[1] > 0
+    assert dear[1] == 0
+
+
+def test_a_model_can_be_measured_with_any_clock(tiny_dir: Path) -> None:
+    runner = build_runner(
+        tiny_dir,
+        num_blocks=2 * max(SEQUENCES) + 2,
+        num_state_slots=max(SEQUENCES) + 2,
+    )
+    ticks = iter(range(10**9))
+    times = measure(runner.model, runner.caps.nextn, clock=lambda: next(ticks))
+    assert times.forward.cost(1) > 0
+    assert times.drafting.cost(32) > 0
+    key = step_key(runner.model, "float32", CPU)
+    assert key["model"] == runner.layout.layout_hash
+
+
+@pytest.mark.parametrize("name", ["forward", "drafting"])
+def test_a_damaged_table_counts_as_none(tmp_path: Path, name: str) -> None:
+    FLAT.save(tmp_path, {"model": "a"})
+    for file in tmp_path.iterdir():
+        file.write_text("{")
+    assert StepTimes.load(tmp_path, {"model": "a"}) is None
