@@ -218,6 +218,15 @@ def oracle(session: nox.Session) -> None:
 
 
 @nox.session
+def soak(session: nox.Session) -> None:
+    """Ten minutes of faults and rude clients against one server (a minute is in `integration`)."""
+    session.env.update(OMP_NUM_THREADS="1")
+    install(session, "engine[test]")
+    posargs = session.posargs or ["--seconds", "600"]
+    session.run("python", "packages/engine/tests/support/soak.py", *posargs)
+
+
+@nox.session
 def slow(session: nox.Session) -> None:
     """Tests of dspark that take minutes: 1,000 prompts with every drafter and mode."""
     session.env.update(OMP_NUM_THREADS="1")

@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
+import uvloop
 from rich.console import Console
 
 from deepinfer_engine import __version__
@@ -31,7 +32,9 @@ def run_serve(settings: Settings, console: Console) -> int:
     check_exposure(settings, keys, admin_key)
     room = room_for_connections(settings.max_connections)
     settings = settings.model_copy(update={"max_connections": room})
-    return asyncio.run(_serve_until_signal(settings, bind(settings.host, settings.port), console))
+    sock = bind(settings.host, settings.port)
+    # It takes less of the processor for a streamed token than asyncio's own loop.
+    return uvloop.run(_serve_until_signal(settings, sock, console))
 
 
 async def _serve_until_signal(settings: Settings, sock: socket.socket, console: Console) -> int:

@@ -16,6 +16,7 @@ import socket
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from deepinfer_engine.errors import ConfigError, TransferError
 from deepinfer_engine.pd import schema, wire
@@ -150,7 +151,8 @@ class Connection(asyncio.BufferedProtocol):
     # -- called by the event loop ---------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
+        # Not asserted: other event loops have transports of their own.
+        transport = cast(asyncio.Transport, transport)
         self._transport = transport
         peer = transport.get_extra_info("peername")
         self.name = quoted(peer)

@@ -109,8 +109,11 @@ class _Attempt:
             return
         while True:
             try:
-                async with asyncio.timeout_at(self.deadline):
+                if self.deadline is None:
                     mail = await self._next()
+                else:
+                    async with asyncio.timeout_at(self.deadline):
+                        mail = await self._next()
             except TimeoutError:
                 yield FinishEvent("abort", self._usage())
                 return

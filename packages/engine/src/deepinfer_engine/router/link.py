@@ -102,6 +102,8 @@ class WorkerLink:
     requests: int = 0
     """Attempts given to this worker, and how many of them it failed or refused."""
     failures: int = 0
+    migrations: int = 0
+    """Streams that it lost and that went on elsewhere."""
     connection: Connection | None = None
     info: WorkerInfo | None = None
     """Of the present connection, or of the last one."""
@@ -122,6 +124,8 @@ class WorkerLink:
         default_factory=dict[int, "asyncio.Future[str]"]
     )
     _ids: int = 0
+    _heard: bool = True
+    """Whether anything came since the timer looked."""
     _task: asyncio.Task[None] | None = None
 
     @property
@@ -205,6 +209,7 @@ class WorkerLink:
                 **self.counters,
                 "router_requests": self.requests,
                 "router_failures": self.failures,
+                "router_migrations": self.migrations,
             },
             gauges={
                 **self.gauges,
@@ -251,16 +256,27 @@ class WorkerLink:
         raise TransferError(f"it is a {quoted(role)} worker, not a {self.role} worker")
 
     async def _receive(self, connection: Connection) -> None:
-        heard = time.monotonic()
+        listening = asyncio.create_task(self._close_when_silent(connection))
+        try:
+            await self._receive_all(connection)
+        finally:
+            listening.cancel()
+
+    async def _close_when_silent(self, connection: Connection) -> None:
+        """A timer beside the frames, for there are thousands of those a second."""
+        self._heard = True
+        while self._heard:
+            self._heard = False
+            await asyncio.sleep(SILENT_S)
+        log.warning("%s worker %s: silent for %.0f s", self.role, self.address, SILENT_S)
+        connection.close()
+
+    async def _receive_all(self, connection: Connection) -> None:
         while True:
-            try:
-                async with asyncio.timeout_at(asyncio.get_running_loop().time() + SILENT_S):
-                    frame = await connection.receive()
-            except TimeoutError:
-                raise TransferError(f"silent for {time.monotonic() - heard:.0f} s") from None
+            frame = await connection.receive()
             if frame is None:
                 return
-            heard = time.monotonic()
+            self._heard = True
             if frame.type in KNOWN:
                 try:
                     body = frame.body()

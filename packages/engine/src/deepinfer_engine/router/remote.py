@@ -42,6 +42,8 @@ RETRIES = 2
 BACKOFF_S = 0.05
 RECOVERY_S = 60.0
 """How long a request that lost its workers waits for others."""
+FIRST_WAIT_S = 20.0
+"""... and a new one, when the workers that were there are gone."""
 
 
 class RemoteEngine:
@@ -58,6 +60,8 @@ class RemoteEngine:
         self._budget = RetryBudget()
         self._pairs = Pairs(self._changed)
         self._probing: asyncio.Task[None] | None = None
+        self._was_ready = False
+        """Whether a pair was ever usable: before, nobody waits for one to come back."""
         self.migrations = 0
         """Answers that went on with another worker."""
 
@@ -230,6 +234,7 @@ class RemoteEngine:
                     raise retry.final from None
                 if emitted:
                     self.migrations += 1
+                    retry.failed.migrations += 1
                     log.warning(
                         "%s goes on elsewhere after %d tokens: %s",
                         request.request_id, len(emitted), retry.final,
@@ -251,19 +256,20 @@ class RemoteEngine:
         deadline: float | None,
     ) -> Placement:
         """A pair for a request; one that lost its workers waits a while for others."""
-        if last is None:
-            return self._place(request, refused, failed)
-        if not last.refused:
+        if last is not None and not last.refused:
             await asyncio.sleep(BACKOFF_S * (0.5 + random.random()))
         loop = asyncio.get_running_loop()
-        patience = loop.time() + self._recovery_s
+        longest = self._recovery_s if last is not None else min(self._recovery_s, FIRST_WAIT_S)
+        patience = loop.time() + longest
         async with asyncio.timeout_at(deadline):
             while True:
                 try:
                     return self._place(request, refused, failed)
                 except EngineUnavailable:
                     left = patience - loop.time()
-                    if left <= 0:
+                    if left <= 0 or not self._was_ready:
+                        if last is None:
+                            raise
                         raise last.final from None
                 # Not longer than a second: a breaker closes without a word.
                 with contextlib.suppress(TimeoutError):
@@ -324,6 +330,7 @@ class RemoteEngine:
         decode = by_load([d for d in reach if d not in failed] or list(reach), key)
         alike = reach[decode]
         fresh = [p for p in alike if p not in failed] or alike
+        self._was_ready = True
         placement = Placement(by_affinity(fresh, key, tokens), decode)
         placement.prefill.breaker.begin()
         placement.decode.breaker.begin()

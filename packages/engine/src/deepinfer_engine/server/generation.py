@@ -144,9 +144,7 @@ class Generation:
                     self.ttft_s = now - self.arrived
                     self.metrics.ttft.labels(self.protocol).observe(self.ttft_s)
             elif isinstance(event, TokensEvent) and event.token_ids:
-                share = (now - last) / len(event.token_ids)
-                for _ in event.token_ids:
-                    itl.observe(share)
+                itl.observe((now - last) / len(event.token_ids), len(event.token_ids))
                 last = now
             if isinstance(event, FinishEvent):
                 if event.reason == "abort" and self.timeout_s is not None:

@@ -8,12 +8,20 @@ codes.
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from deepinfer_engine.core.types import Usage
 from deepinfer_engine.router.client import WorkerStatus
@@ -109,13 +117,12 @@ class Metrics:
             buckets=_TTFT,
             registry=registry,
         )
-        self.itl = Histogram(
+        self.itl = CountedHistogram(
             "deepinfer_inter_token_latency_seconds",
             "Time per output token after the first; a step that emits k tokens counts k times",
-            ["protocol"],
-            buckets=_ITL,
-            registry=registry,
+            _ITL,
         )
+        registry.register(self.itl)
         self.e2e = Histogram(
             "deepinfer_e2e_request_latency_seconds",
             "From the request's arrival to the end of its answer",
@@ -146,6 +153,43 @@ class Metrics:
         self._workers.snapshot = tuple(workers)
         encoder, content_type = choose_encoder(accept)
         return encoder(self.registry), content_type
+
+
+class Counted:
+    """One series of a `CountedHistogram`."""
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    def observe(self, value: float, times: int) -> None:
+        """The same value so many times, for the price of once."""
+        self.counts[bisect_left(self._bounds, value)] += times
+        self.total += value * times
+
+
+class CountedHistogram(Collector):
+    """A histogram by protocol whose observations have a weight. Of one event loop."""
+
+    def __init__(self, name: str, text: str, bounds: Sequence[float]) -> None:
+        self._name = name
+        self._text = text
+        self._bounds = bounds
+        self._series: dict[str, Counted] = {}
+
+    def labels(self, protocol: str) -> Counted:
+        if protocol not in self._series:
+            self._series[protocol] = Counted(self._bounds)
+        return self._series[protocol]
+
+    def collect(self) -> Iterable[Metric]:
+        family = HistogramMetricFamily(self._name, self._text, labels=["protocol"])
+        names = [*(floatToGoString(bound) for bound in self._bounds), "+Inf"]
+        for protocol, series in self._series.items():
+            buckets = list(zip(names, accumulate(series.counts), strict=True))
+            family.add_metric([protocol], buckets, series.total)
+        yield family
 
 
 class EdgeCollector(Collector):

@@ -1,0 +1,310 @@
+"""Faults and rude clients against one server for a while; then what is left is counted.
+
+    python packages/engine/tests/support/soak.py --seconds 600
+
+Workers are killed and stopped at random; the router is spared. Beside well-behaved clients, whose
+every text is compared with the one from before, there are clients that leave, do not read, send
+half headers and half bodies, prompts far too long and schemas that cost.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+POLITE, RUDE = 6, 2
+PROMPTS = 24
+TOKENS = 48
+
+
+@dataclass
+class Report:
+    answered: int = 0
+    failed: list[str] = field(default_factory=list)
+    wrong: int = 0
+    badly_ended: int = 0
+    """Streams without exactly one end."""
+    hung: int = 0
+    faults: Counter[str] = field(default_factory=Counter)
+    rude: Counter[str] = field(default_factory=Counter)
+    leaked: dict[str, float] = field(default_factory=dict)
+    rss_idle: int = 0
+    rss_most: int = 0
+    rss_end: int = 0
+    migrations: float = 0
+
+    def problems(self) -> list[str]:
+        found = [f"{name} is {value}" for name, value in self.leaked.items()]
+        if self.wrong or self.badly_ended or self.hung:
+            found.append(f"{self.wrong} wrong, {self.badly_ended} badly ended, {self.hung} hung")
+        if len(self.failed) > max(1, 0.01 * (self.answered + len(self.failed))):
+            found.append(f"{len(self.failed)} of {self.answered} failed: {self.failed[:3]}")
+        if self.rss_end > 2 * self.rss_idle:
+            found.append(f"the router grew from {self.rss_idle} to {self.rss_end} kB")
+        return found
+
+
+def rss_kb(pid: int) -> int:
+    text = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
+    return int(text.partition("VmRSS:")[2].split()[0])
+
+
+def body_of(number: int, *, stream: bool, **more: Any) -> dict[str, Any]:
+    words = " ".join(f"word{number}x{i}" for i in range(number % 40 + 1))
+    return {
+        "model": "toy",
+        "messages": [{"role": "user", "content": words}],
+        "max_tokens": TOKENS,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": stream,
+        **more,
+    }
+
+
+class Soak:
+    def __init__(self, url: str, pid: int, seed: int) -> None:
+        self.url = url
+        self.pid = pid
+        self.random = random.Random(seed)
+        self.report = Report()
+        self.expected: dict[int, str] = {}
+        self.over = False
+        self.client = httpx.AsyncClient(base_url=url, timeout=120, limits=httpx.Limits(
+            max_connections=64, max_keepalive_connections=0))  # fmt: skip
+
+    async def run(self, seconds: float) -> Report:
+        for number in range(PROMPTS):
+            self.expected[number] = await self._ask(number, stream=bool(number % 2))
+        self.report.rss_idle = rss_kb(self.pid)
+        polite = [asyncio.create_task(self._polite()) for _ in range(POLITE)]
+        others = [
+            asyncio.create_task(self._repeat(call))
+            for call in (
+                self._leaves, self._does_not_read, self._half_header, self._half_body,
+                self._far_too_long, self._costly_schema,
+            )
+            for _ in range(RUDE)
+        ]  # fmt: skip
+        breaks = asyncio.create_task(self._break_workers())
+        await asyncio.sleep(seconds)
+        self.over = True
+        await asyncio.wait({breaks, *others}, timeout=60)
+        _, late = await asyncio.wait(polite, timeout=120)
+        self.report.hung += len(late)
+        for task in [breaks, *others, *polite]:
+            task.cancel()
+        results = await asyncio.gather(breaks, *others, *polite, return_exceptions=True)
+        for result in results:
+            if isinstance(result, Exception):
+                raise result
+        await self._settle()
+        await self.client.aclose()
+        return self.report
+
+    # -- those who behave -----------------------------------------------------------------------
+
+    async def _polite(self) -> None:
+        report = self.report
+        while not self.over:
+            number, stream = self.random.randrange(PROMPTS), self.random.random() < 0.5
+            try:
+                text = await self._ask(number, stream=stream)
+            except (httpx.HTTPError, RuntimeError) as error:
+                report.failed.append(repr(error)[:300])
+                await asyncio.sleep(0.5)
+                continue
+            report.answered += 1
+            report.wrong += text != self.expected[number]
+
+    async def _ask(self, number: int, *, stream: bool) -> str:
+        body = body_of(number, stream=stream)
+        if not stream:
+            reply = await self.client.post("/v1/chat/completions", json=body)
+            if reply.status_code != 200:
+                raise RuntimeError(f"{reply.status_code} {reply.text}")
+            value = reply.json()
+            if "error" in value:
+                raise RuntimeError(str(value["error"]))
+            message = value["choices"][0]["message"]
+            return f"{message.get('reasoning_content') or ''}|{message.get('content') or ''}"
+        said, ends = {"reasoning_content": "", "content": ""}, 0
+        async with self.client.stream("POST", "/v1/chat/completions", json=body) as reply:
+            if reply.status_code != 200:
+                raise RuntimeError(f"{reply.status_code} {(await reply.aread()).decode()}")
+            async for line in reply.aiter_lines():
+                if line == "data: [DONE]":
+                    ends += 1
+                elif line.startswith("data: "):
+                    event = json.loads(line.removeprefix("data: "))
+                    if "error" in event:
+                        raise RuntimeError(str(event["error"]))
+                    for choice in event["choices"]:
+                        for part in said:
+                            said[part] += choice["delta"].get(part) or ""
+        self.report.badly_ended += ends != 1
+        return f"{said['reasoning_content']}|{said['content']}"
+
+    # -- those who do not -----------------------------------------------------------------------
+
+    async def _repeat(self, call: Any) -> None:
+        while not self.over:
+            # They are refused, or cut off: as it should be.
+            with contextlib.suppress(httpx.HTTPError, OSError):
+                await call()
+            self.report.rude[call.__name__.strip("_")] += 1
+            await asyncio.sleep(self.random.random())
+
+    async def _leaves(self) -> None:
+        body = body_of(self.random.randrange(PROMPTS), stream=True, max_tokens=400)
+        async with self.client.stream("POST", "/v1/chat/completions", json=body) as reply:
+            events = self.random.randrange(6)
+            async for _ in reply.aiter_lines():
+                events -= 1
+                if events < 0:
+                    return
+
+    async def _raw(self, data: bytes, seconds: float) -> None:
+        host, port = self.url.removeprefix("http://").split(":")
+        sock = socket.create_connection((host, int(port)))
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        try:
+            sock.sendall(data)
+            await asyncio.sleep(seconds)
+        finally:
+            sock.close()
+
+    async def _does_not_read(self) -> None:
+        body = json.dumps(body_of(3, stream=True, max_tokens=1500, logprobs=True, top_logprobs=20))
+        await self._raw(_head(len(body)) + body.encode(), 4)
+
+    async def _half_header(self) -> None:
+        await self._raw(_head(10)[:60], 4)
+
+    async def _half_body(self) -> None:
+        await self._raw(_head(1000) + b'{"model": ', 4)
+
+    async def _far_too_long(self) -> None:
+        body = body_of(1, stream=False)
+        body["messages"][0]["content"] = "fox " * 500_000
+        reply = await self.client.post("/v1/chat/completions", json=body)
+        assert reply.status_code in (400, 413, 503), reply.status_code
+
+    async def _costly_schema(self) -> None:
+        deep: dict[str, Any] = {"type": "string", "pattern": "(a{1,200}){1,200}"}
+        for depth in range(12):
+            deep = {"type": "object", "properties": {f"p{depth}{i}": deep for i in range(2)}}
+        form = {"type": "json_schema", "json_schema": {"name": "x", "schema": deep, "strict": True}}
+        reply = await self.client.post(
+            "/v1/chat/completions", json=body_of(2, stream=False, response_format=form)
+        )
+        assert reply.status_code in (200, 400, 429, 501, 503), (reply.status_code, reply.text)
+
+    async def _break_workers(self) -> None:
+        while not self.over:
+            await asyncio.sleep(2 + 4 * self.random.random())
+            health = (await self.client.get("/health")).json()
+            workers = [w for w in health["workers"] if w["pid"]]
+            if not workers:
+                continue
+            kind = self.random.choice((signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP))
+            worker = self.random.choice(workers)
+            try:
+                os.kill(worker["pid"], kind)
+            except ProcessLookupError:
+                continue
+            self.report.faults[f"{kind.name} {worker['role']}"] += 1
+            self.report.rss_most = max(self.report.rss_most, rss_kb(self.pid))
+
+    # -- what is left ---------------------------------------------------------------------------
+
+    async def _settle(self) -> None:
+        """Wait until everybody is back and idle; what never gets there is a leak."""
+        left: dict[str, float] = {}
+        for _ in range(240):
+            await asyncio.sleep(0.5)
+            left = await self._left()
+            if not left:
+                break
+        self.report.leaked = left
+        self.report.rss_end = rss_kb(self.pid)
+
+    async def _left(self) -> dict[str, float]:
+        health = (await self.client.get("/health")).json()
+        values: Counter[str] = Counter()
+        for line in (await self.client.get("/metrics")).text.splitlines():
+            if not line.startswith("#"):
+                name, _, value = line.rpartition(" ")
+                values[name.partition("{")[0]] += float(value)
+        worker = "deepinfer_worker_"
+        self.report.migrations = values[worker + "router_migrations_total"]
+        left = {
+            "workers away": 4.0 - sum(w["ready"] for w in health["workers"]),
+            "requests in flight": health["in_flight"],
+            "blocks": values[worker + "blocks_total"] - values[worker + "blocks_free"],
+            "state slots": values[worker + "state_slots_total"]
+            - values[worker + "state_slots_free"],
+            "router load": values[worker + "router_load_tokens"],
+            "body bytes": values["deepinfer_http_body_bytes"],
+        }
+        return {name: value for name, value in left.items() if value}
+
+
+def _head(length: int) -> bytes:
+    return (
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
+        b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % length
+    )
+
+
+def soak(seconds: float, seed: int = 1) -> Report:
+    """Start the server, run, end it."""
+    script = str(Path(__file__).parent / "soak_server.py")
+    process = subprocess.Popen(
+        [sys.executable, script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        url = process.stdout.readline().strip()
+        assert url, "the server did not start"
+        return asyncio.run(Soak(url, process.pid, seed).run(seconds))
+    finally:
+        process.stdin.close()
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        process.stdout.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--seed", type=int, default=1)
+    args = parser.parse_args()
+    report = soak(args.seconds, args.seed)
+    for name, value in vars(report).items():
+        print(f"{name:12} {value}")
+    problems = report.problems()
+    print("\n".join(problems) or "held")
+    sys.exit(bool(problems))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""The server of a soak: HTTP and router here, two prefill and two decode workers below it.
+
+Tells its URL as one line on standard output; ends at end of file on its input.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import sys
+from pathlib import Path
+
+import uvloop
+
+from deepinfer_engine.codec.recipe_codec import RecipeCodec
+from deepinfer_engine.demo import demo_path
+from deepinfer_engine.pd.supervise import CLUSTER_KEY_ENV, ChildSpec, Supervisor
+from deepinfer_engine.router.remote import RemoteEngine
+from deepinfer_engine.server.app import create_app
+from deepinfer_engine.server.run import bind, listening, url_of
+from deepinfer_engine.settings import Settings
+
+ROLES = {"prefill-1": "prefill", "prefill-2": "prefill", "decode-1": "decode", "decode-2": "decode"}
+
+
+async def main() -> None:
+    key, addresses, engine = secrets.token_bytes(32), {}, None
+    script = str(Path(__file__).parent / "soak_worker.py")
+
+    def of(role: str) -> list[str]:
+        return [address for name, address in addresses.items() if ROLES[name] == role]
+
+    def hear(name, notice):
+        if notice["event"] == "ready" and addresses.get(name) != notice["address"]:
+            addresses[name] = notice["address"]
+            if engine is not None:
+                engine.set_workers(prefill=of("prefill"), decode=of("decode"))
+
+    supervisor = Supervisor(
+        [ChildSpec(name, [sys.executable, script, role]) for name, role in ROLES.items()],
+        environ={**os.environ, CLUSTER_KEY_ENV: key.hex()},
+        on_notice=hear,
+        silence_s=5.0,
+    )
+    await supervisor.start(120)
+    engine = await RemoteEngine.connect(
+        prefill=of("prefill"), decode=of("decode"), cluster_key=key, ready_timeout_s=60
+    )
+    codec = RecipeCodec.from_directory(demo_path(), ("toy",))
+    settings = Settings(slow_reader_timeout_s=3, header_timeout_s=3, body_timeout_s=3)
+    sock = bind("127.0.0.1", 0)
+    async with listening(create_app(engine, codec, settings), sock, 0):
+        print(url_of(sock), flush=True)
+        await asyncio.to_thread(sys.stdin.read)
+    await engine.close()
+    await supervisor.kill()
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=os.environ.get("SOAK_LOG", "CRITICAL"), stream=sys.stderr)
+    uvloop.run(main())

@@ -1,0 +1,52 @@
+"""A supervised worker on the toy runner: `python soak_worker.py ROLE --listen ADDRESS`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from deepinfer_engine.core.config import EngineConfig
+from deepinfer_engine.core.toy_runner import ToyRunner
+from deepinfer_engine.pd.decode import serve_decode
+from deepinfer_engine.pd.prefill import serve_prefill
+from deepinfer_engine.pd.supervise import beat, cluster_key_from_environ, die_with_parent, notify
+
+
+class PacedRunner(ToyRunner):
+    """Steps as long as a small model's, so that faults meet requests that run."""
+
+    def decode(self, rows: Any) -> Any:
+        time.sleep(0.004)
+        return super().decode(rows)
+
+
+def main() -> None:
+    die_with_parent()
+    logging.basicConfig(level="ERROR")
+    role, _, listen = sys.argv[1:]
+    runner = PacedRunner(
+        num_blocks=512, num_state_slots=64, block_tokens=16, vocab_size=1536, max_model_len=2048
+    )
+    serve = {"prefill": serve_prefill, "decode": serve_decode}[role]
+    asyncio.run(
+        serve(
+            runner,
+            None,
+            listen,
+            config=EngineConfig(),
+            cluster_key=cluster_key_from_environ(os.environ),
+            looked=beat,
+            ready=lambda address: notify("ready", address=address),
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()
