@@ -97,7 +97,7 @@ def url_of(sock: socket.socket) -> str:
     """The base URL a client on this machine uses."""
     bound: tuple[str, int] = sock.getsockname()[:2]
     host, port = bound
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # nosec B104
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 

@@ -182,7 +182,7 @@ class Ledger:
         chosen = f"FROM ledger WHERE on_its_way = 1 AND {which}"
         return self.write(
             (
-                "UPDATE months SET quantity = quantity - (SELECT COALESCE(SUM(l.quantity), 0)"
+                "UPDATE months SET quantity = quantity - (SELECT COALESCE(SUM(l.quantity), 0)"  # nosec B608
                 f" FROM (SELECT * {chosen}) l WHERE l.key_id = months.key_id"
                 " AND strftime('%Y-%m', l.ts, 'unixepoch') = months.month)",
                 values,
@@ -250,7 +250,7 @@ class Ledger:
         columns = [f"{_COLUMNS[g]} AS {_NAMES[g]}" for g in group_by] + ["currency"]
         places = ", ".join(str(i + 1) for i in range(len(columns)))
         rows = self.read(
-            f"SELECT {', '.join(columns)}, COUNT(*), SUM(quantity), SUM(price_micros),"
+            f"SELECT {', '.join(columns)}, COUNT(*), SUM(quantity), SUM(price_micros),"  # nosec B608
             " SUM(cache_hit), SUM(bytes) FROM ledger"
             " WHERE ts >= ? AND ts < ? AND (? IS NULL OR key_id = ?)"
             f" GROUP BY {places} ORDER BY {places}",

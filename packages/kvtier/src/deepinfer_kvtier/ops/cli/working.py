@@ -75,7 +75,8 @@ def gc(
     if quota_bytes is not None:
         changes["quota_bytes"] = parse_bytes(quota_bytes)
         if not dry_run:
-            confirm(f"Delete from {store} whatever is over {quota_bytes}?", yes=yes)
+            question = f"Delete what is over {quota_bytes} from {store}?"
+            confirm(question, yes=yes)
     with for_work(store, **changes) as cache:
         report = cache.gc(dry_run=dry_run)
         assert report is not None  # a cache with a path has a directory

@@ -87,7 +87,7 @@ class Frontier:
         no_urls = ",".join("?" * len(taken))
         no_nodes = ",".join("?" * len(busy))
         row = self._database.execute(
-            "SELECT url, node, depth, authority FROM urls WHERE done = 0"
+            "SELECT url, node, depth, authority FROM urls WHERE done = 0"  # nosec B608
             f" AND url NOT IN ({no_urls}) AND node NOT IN ({no_nodes})"
             " ORDER BY depth, authority DESC, rowid LIMIT 1",
             (*taken, *busy),
