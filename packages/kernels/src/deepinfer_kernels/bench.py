@@ -10,7 +10,6 @@ Ratios compare best times: the samples in which no other process had the core.
 from __future__ import annotations
 
 import json
-import platform
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -22,7 +21,7 @@ import torch
 
 from deepinfer_kernels import __version__
 from deepinfer_kernels.capability import capability
-from deepinfer_kernels.devices import require_present
+from deepinfer_kernels.devices import device_facts, require_present
 from deepinfer_kernels.errors import NumericsError
 from deepinfer_kernels.registry import OpSpec, default_registry
 from deepinfer_kernels.testing import check_impl
@@ -192,10 +191,8 @@ def run(
             )
     if out is not None:
         result = {
+            **device_facts(device),
             "version": __version__,
-            "torch": torch.__version__,
-            "machine": platform.machine(),
-            "device": device,
             "threads": torch.get_num_threads(),
             "dtype": dtype_name,
             "ceilings": asdict(ceilings),

@@ -1,4 +1,4 @@
-"""``deepinfer-kernels``: doctor, verify, bench. Torch loads only once a command runs."""
+"""``deepinfer-kernels``: doctor, verify, bench, aot. Torch loads only once a command runs."""
 
 from __future__ import annotations
 
@@ -50,6 +50,8 @@ def _parser() -> argparse.ArgumentParser:
     verify.add_argument("--op", action="append", help="only this operator; may be repeated")
     verify.add_argument("--cases", type=_count, default=20, help="cases an operator and dtype")
     verify.add_argument("--seed", type=int, default=0, help="first seed")
+    verify.add_argument("--backend", default=None, help="only this back end")
+    verify.add_argument("--out", default=None, help="also write the results as JSON")
 
     bench = commands.add_parser("bench", help="time every back end against measured ceilings")
     bench.add_argument("--device", default="cpu", help="device type (default cpu)")
@@ -58,6 +60,13 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--seconds", type=_seconds, default=0.1, help="time a row (default 0.1)")
     bench.add_argument("--large", action="store_true", help="also the shapes of the full model")
     bench.add_argument("--out", default=None, help="also write the results as JSON")
+
+    aot = commands.add_parser("aot", help="compile the Triton forms for targets, without a device")
+    aot.add_argument("--targets", default="sm80,sm90a,sm100a,sm120a", help="comma separated")
+    aot.add_argument("--op", action="append", help="only this operator; may be repeated")
+    aot.add_argument("--variants", type=_count, default=1, help="compilations a kernel and target")
+    aot.add_argument("--against", default=None, help="a table of earlier results: new spills fail")
+    aot.add_argument("--out", default=None, help="also write the results as JSON")
     return parser
 
 
@@ -69,7 +78,19 @@ def _run(options: argparse.Namespace) -> int:
     if options.command == "verify":
         from deepinfer_kernels import verify
 
-        return verify.run(options.device, options.op, options.cases, options.seed)
+        return verify.run(
+            options.device,
+            options.op,
+            options.cases,
+            options.seed,
+            options.backend,
+            options.out,
+        )
+    if options.command == "aot":
+        from deepinfer_kernels.triton_support import compare_aot
+
+        targets = options.targets.split(",")
+        return compare_aot.run(options.op, targets, options.variants, options.against, options.out)
     from deepinfer_kernels import bench
 
     return bench.run(

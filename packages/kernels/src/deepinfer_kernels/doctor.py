@@ -12,7 +12,7 @@ from deepinfer_kernels import __version__
 from deepinfer_kernels.capability import capability
 from deepinfer_kernels.devices import present, require_present
 from deepinfer_kernels.native.build import find_compiler
-from deepinfer_kernels.native.library import unavailable
+from deepinfer_kernels.native.library import level, unavailable
 from deepinfer_kernels.registry import default_registry
 
 __all__ = ["report", "run"]
@@ -20,7 +20,6 @@ __all__ = ["report", "run"]
 NOT_BUILT = {
     "vendor": "adapters for DeepGEMM, FlashMLA, DeepEP and FlashInfer are not part of this version",
     "sm100": "kernels for compute capability 10.0 are not part of this version",
-    "triton": "Triton kernels are not part of this version",
     "ascend": "Ascend kernels are not part of this version",
 }
 """Back ends that the order of preference knows and this version does not contain."""
@@ -37,6 +36,7 @@ def report(device_type: str | None = None) -> dict[str, Any]:
         "python": platform.python_version(),
         "machine": platform.machine(),
         "native": unavailable() or "built",
+        "native_level": level(),
         "compiler": find_compiler(),
         "not_built": NOT_BUILT,
         "devices": [_device(kind) for kind in kinds],
@@ -72,7 +72,11 @@ def _device(kind: str) -> dict[str, Any]:
 
 def _print(found: dict[str, Any]) -> None:
     print(f"deepinfer-kernels {found['version']}, torch {found['torch']}, {found['machine']}")
-    native = found["native"] if found["native"] == "built" else f"not usable: it {found['native']}"
+    names = {"v4": "AVX-512", "v3": "AVX2", "base": "no AVX2"}
+    level = found["native_level"]
+    native = f"not usable: it {found['native']}"
+    if found["native"] == "built":
+        native = f"built, level {level} ({names.get(level, 'portable')})"
     print(f"native (C++) forms: {native}; compiler: {found['compiler'] or 'none found'}")
     for backend, reason in found["not_built"].items():
         print(f"{backend}: not built ({reason})")

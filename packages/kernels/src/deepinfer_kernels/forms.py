@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
+from typing import Any
 
 from deepinfer_kernels.capability import Requirement
 from deepinfer_kernels.native.library import unavailable
-from deepinfer_kernels.registry import Impl, Registry
+from deepinfer_kernels.registry import Impl, Kernel, Registry
+from deepinfer_kernels.triton_support import interp
 
 __all__ = ["MEASURED", "register"]
 
@@ -15,6 +18,26 @@ MEASURED = "benches/results/cpu.json"
 """In the source tree; written by ``benches/bench_ops.py``."""
 
 _ON_CPU = Requirement(frozenset({"cpu"}))
+
+
+def _triton_unavailable() -> str | None:
+    if find_spec("triton") is None:
+        return "needs triton: pip install 'deepinfer-kernels[triton]'"
+    return None
+
+
+def _triton_form(op: str) -> Kernel:
+    """The form, whose module (and triton with it) is imported at the first call."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return _load(op)(*args, **kwargs)
+
+    return call
+
+
+@cache
+def _load(op: str) -> Kernel:
+    return getattr(import_module(_module(op, "triton")), op)
 
 
 def _module(op: str, part: str) -> str:
@@ -33,6 +56,19 @@ def register(registry: Registry) -> None:
         if _has(op, "cpu"):
             fn = getattr(import_module(_module(op, "cpu")), op)
             registry.add_impl(Impl(op, "cpu", fn, _ON_CPU, evidence=MEASURED))
+        if _has(op, "triton"):
+            # In the interpreter the CPU stands in for the device: that is how these are tested.
+            kinds = {"cuda", "cpu"} if interp.active() else {"cuda"}
+            registry.add_impl(
+                Impl(
+                    op,
+                    "triton",
+                    _triton_form(op),
+                    Requirement(frozenset(kinds)),
+                    maturity="unmeasured",
+                    unavailable=_triton_unavailable,
+                )
+            )
         if _has(op, "native"):
             fn = getattr(import_module(_module(op, "native")), op)
             registry.add_impl(

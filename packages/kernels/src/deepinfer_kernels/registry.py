@@ -295,10 +295,13 @@ class Registry:
             after = order.index(general) + 1 if general in order else 0
             order = (general, *order[after:])
         refused: list[tuple[str, str]] = []
-        # An unmeasured form waits until nothing measured fits.
+        # An unmeasured form waits until nothing measured fits; the reference comes last.
         ranked = sorted(
             (impls[backend] for backend in order if backend in impls),
-            key=lambda impl: impl.maturity == "unmeasured" and impl.backend != general,
+            key=lambda impl: (
+                impl.backend == "reference",
+                impl.maturity == "unmeasured" and impl.backend != general,
+            ),
         )
         for impl in ranked:
             reason = refusal(impl)
