@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 
 import pytest
@@ -48,7 +49,7 @@ def test_parse_prints_a_response(
 def test_parse_reports_repairs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "output.txt"
     path.write_text('<｜DSML｜ calls><｜DSML｜ invoke name="f">')
-    assert main(["parse", str(path), "--events"]) == 0
+    assert main(["parse", str(path), "--events", "--no-thinking"]) == 0
     captured = capsys.readouterr()
     assert captured.out.endswith("data: [DONE]\n\n")
     assert captured.err == "repaired: a call cut short was closed\n"
@@ -91,3 +92,40 @@ def test_version_tells_whether_the_compiled_part_is_in_use(
         main(["--version"])
     assert done.value.code == 0
     assert capsys.readouterr().out == f"deepinfer-recipe {__version__} ({native.STATE})\n"
+
+
+def test_a_dead_server_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    assert main(["check", "--url", f"http://127.0.0.1:{port}"]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"deepinfer-recipe: no server at http://127.0.0.1:{port}: ")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("output", "flags", "told", "reasoning"),
+    [
+        ("hm</think>yes", [], "assumed thinking", "hm"),
+        ("yes", [], "assumed no thinking", None),
+        ("hm</think>yes", ["--thinking"], "", "hm"),
+        ("yes", ["--no-thinking"], "", None),
+    ],
+)
+def test_parse_says_what_it_assumed_about_thinking(
+    output: str,
+    flags: list[str],
+    told: str,
+    reasoning: str | None,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = tmp_path / "output.txt"
+    path.write_text(output, encoding="utf-8")
+    assert main(["parse", str(path), *flags]) == 0
+    out, err = capsys.readouterr()
+    message = json.loads(out)["choices"][0]["message"]
+    assert (message["content"], message.get("reasoning_content")) == ("yes", reasoning)
+    assert err.startswith(told) if told else err == ""

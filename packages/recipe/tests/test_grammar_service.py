@@ -22,6 +22,7 @@ from deepinfer_recipe import (
     compile_grammar,
     constraint_grammar,
 )
+from deepinfer_recipe.grammar.formats import json_schema
 
 pytest.importorskip("xgrammar", reason="the grammar extra is not installed")
 pytestmark = [
@@ -42,6 +43,10 @@ SICK = {
     },
 }
 """Each of these expressions takes a compiler seconds and much memory."""
+SICK_TEXT = json.dumps(
+    {"type": "structural_tag", "format": json_schema(SICK, excluded=(), max_whitespace=2)}
+)
+"""Written past the budget that refuses such expressions: the service must bear them too."""
 
 
 def text(schema) -> str:
@@ -79,13 +84,13 @@ def test_a_result_is_kept_and_shared(service):
 
 
 def test_a_pathological_schema_dies_in_time_alone_and_is_remembered(service):
-    sick = service.submit(text(SICK))
+    sick = service.submit(SICK_TEXT)
     assert service.compile(text({"enum": ["meanwhile"]})).nbytes > 0
     with pytest.raises(GrammarTooComplex, match="longer than 3 s"):
         sick.result()
     before = service.counters()
     with pytest.raises(GrammarTooComplex):
-        service.compile(text(SICK))
+        service.compile(SICK_TEXT)
     assert service.counters()["grammar_compilations"] == before["grammar_compilations"]
     assert service.compile(text({"enum": ["afterwards"]})).nbytes > 0
 
@@ -102,7 +107,7 @@ def test_memory_beyond_the_limit_ends_the_compiler_not_the_program():
     service = GrammarService(vocabulary, timeout_s=60, memory_bytes=64 << 20)
     try:
         with pytest.raises(GrammarTooComplex, match="memory"):
-            service.compile(text(SICK))
+            service.compile(SICK_TEXT)
         assert service.compile(text({"type": "null"})).nbytes > 0
     finally:
         service.close()
@@ -157,7 +162,7 @@ def test_too_many_are_refused_at_once():
 def test_closing_ends_what_compiles():
     service = GrammarService(vocabulary, timeout_s=60)
     service.compile(text({"type": "null"}))
-    sick = service.submit(text(SICK))
+    sick = service.submit(SICK_TEXT)
     processes = [compiler._process for compiler in service._compilers]
     service.close()
     with pytest.raises((GrammarBusy, GrammarTooComplex)):

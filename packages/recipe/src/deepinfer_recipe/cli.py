@@ -15,9 +15,9 @@ from deepinfer_recipe.base.errors import RecipeError
 from deepinfer_recipe.native import STATE
 from deepinfer_recipe.prompts.render import RenderedPrompt
 from deepinfer_recipe.prompts.tokenizer import Tokenizer
+from deepinfer_recipe.protocols.table import PROTOCOLS
 from deepinfer_recipe.serving.exchange import Exchange
 
-_PROTOCOLS = ("chat", "responses", "messages")
 _MARK_ON, _MARK_OFF = "\x1b[7m", "\x1b[0m"
 
 
@@ -57,9 +57,23 @@ def _render(options: argparse.Namespace) -> int:
     return 0
 
 
-def _default_request(options: argparse.Namespace) -> dict[str, Any]:
+def _thinks(options: argparse.Namespace, text: str) -> bool:
+    """Whether the output begins with thinking: as told, or as it looks, which is said."""
+    if options.thinking is not None:
+        return bool(options.thinking)
+    thinks = "</think>" in text
+    what, other = ("thinking", "--no-thinking") if thinks else ("no thinking", "--thinking")
+    print(
+        f"assumed {what}, since the output {'holds' if thinks else 'holds no'} </think>; "
+        f"give {other} if that is wrong",
+        file=sys.stderr,
+    )
+    return thinks
+
+
+def _default_request(options: argparse.Namespace, *, thinks: bool) -> dict[str, Any]:
     """A request under which the output would have been produced."""
-    effort = "high" if options.thinking else "none"
+    effort = "high" if thinks else "none"
     tool = {"name": "any", "description": "", "parameters": {"type": "object"}}
     turn = [{"role": "user", "content": ""}]
     model = "DeepSeek-V4.1-Flash"
@@ -70,19 +84,23 @@ def _default_request(options: argparse.Namespace) -> dict[str, Any]:
         tools = [{"type": "function", **tool}]
         return {"model": model, "input": "", "tools": tools, "reasoning": {"effort": effort}}
     tools = [{"name": "any", "input_schema": tool["parameters"]}]
-    thinking = {"type": "enabled" if options.thinking else "disabled"}
+    thinking = {"type": "enabled" if thinks else "disabled"}
     return {"model": model, "messages": turn, "tools": tools, "thinking": thinking}
 
 
 def _parse(options: argparse.Namespace) -> int:
-    body = _default_request(options) if options.request is None else _read(options.request)
-    exchange = Exchange(options.protocol, body, id="parse", created=0)
-    answer = exchange.answer
-    frames = answer.ready(prompt_tokens=0)
     try:
         text = _read(options.output).decode("utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(f"{options.output} is not UTF-8: {error}") from None
+    body: bytes | dict[str, Any]
+    if options.request is None:
+        body = _default_request(options, thinks=_thinks(options, text))
+    else:
+        body = _read(options.request)
+    exchange = Exchange(options.protocol, body, id="parse", created=0)
+    answer = exchange.answer
+    frames = answer.ready(prompt_tokens=0)
     frames += answer.text(text, tokens=0)
     frames += answer.finish(options.finish)
     if options.events:
@@ -113,6 +131,7 @@ def _check(options: argparse.Namespace) -> int:
         answers = ServerAnswers(
             options.url, model=options.model, key=key, timeout_s=options.timeout
         )
+        answers.reach()
     results = run_cases(cases, answers, is_own=options.url is None)
     print(report(results, answers.name))
     return int(any(result.problems for result in results))
@@ -129,23 +148,27 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="command")
     render = commands.add_parser("render", help="show the prompt of a request body")
     render.add_argument("request", help="file with the request body as JSON, - for stdin")
-    render.add_argument("--protocol", choices=_PROTOCOLS, default="chat")
+    render.add_argument("--protocol", choices=tuple(PROTOCOLS), default="chat")
     render.add_argument("--tokenizer", help="tokenizer.json to count the prompt's tokens with")
     render.add_argument("--json", action="store_true", help="print prompt and ranges as JSON")
     render.add_argument("--color", action="store_true", help="highlight special tokens in a pipe")
     render.set_defaults(run=_render)
     parse = commands.add_parser("parse", help="show a model's raw output as a response")
     parse.add_argument("output", help="file with the raw output, - for stdin")
-    parse.add_argument("--protocol", choices=_PROTOCOLS, default="chat")
+    parse.add_argument("--protocol", choices=tuple(PROTOCOLS), default="chat")
     parse.add_argument("--request", help="the request it answers; by default one with tools")
-    parse.add_argument("--thinking", action="store_true", help="the output begins with thinking")
+    parse.add_argument(
+        "--thinking",
+        action=argparse.BooleanOptionalAction,
+        help="whether the output begins with thinking; without it and --request it is guessed",
+    )
     parse.add_argument("--events", action="store_true", help="print the server-sent events")
     parse.add_argument("--finish", choices=("stop", "length", "content_filter"), default="stop")
     parse.set_defaults(run=_parse)
     check = commands.add_parser("check", help="check this library, or a server, against a corpus")
     check.add_argument("corpus", nargs="?", help=".jsonl file or folder of them; default: shipped")
     check.add_argument("--url", help="a server to check, such as http://127.0.0.1:8000")
-    check.add_argument("--protocol", choices=_PROTOCOLS, help="check only this one")
+    check.add_argument("--protocol", choices=tuple(PROTOCOLS), help="check only this one")
     check.add_argument("--model", help="model name to ask the server for")
     check.add_argument("--api-key-env", help="environment variable that holds the API key")
     check.add_argument("--timeout", type=float, default=60.0, help="seconds for one answer")

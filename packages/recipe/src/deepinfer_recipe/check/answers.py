@@ -10,14 +10,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from deepinfer_recipe.base.errors import RecipeError
+from deepinfer_recipe.protocols.table import PROTOCOLS
 from deepinfer_recipe.serving.exchange import Exchange
 from deepinfer_recipe.serving.wire_errors import ProtocolName, error_response
 
-_PATHS: dict[ProtocolName, str] = {
-    "chat": "/v1/chat/completions",
-    "responses": "/v1/responses",
-    "messages": "/v1/messages",
-}
 _MAX_ANSWER_BYTES = 16 * 2**20
 _OUTPUT = "Two and two.</think>Four."
 _CALL = (
@@ -81,6 +77,16 @@ class ServerAnswers:
         self._timeout_s = timeout_s
         self._prefix = parts.path.rstrip("/").removesuffix("/v1")
 
+    def reach(self) -> None:
+        """Connect once. Raises `OSError` saying that there is no server, before any case is run."""
+        connection = self._connection()
+        try:
+            connection.connect()
+        except OSError as error:
+            raise OSError(f"no server at {self.name}: {error}") from None
+        finally:
+            connection.close()
+
     def ask(self, protocol: ProtocolName, body: Any) -> Reply:
         """Send one request. Raises `OSError` and `http.client.HTTPException`."""
         if isinstance(body, dict) and self._model is not None and body.get("model") != "no-such":
@@ -94,7 +100,7 @@ class ServerAnswers:
             headers[name] = self._key if protocol == "messages" else f"Bearer {self._key}"
         connection = self._connection()
         try:
-            connection.request("POST", self._prefix + _PATHS[protocol], raw, headers)
+            connection.request("POST", self._prefix + PROTOCOLS[protocol].path, raw, headers)
             response = connection.getresponse()
             data = response.read(_MAX_ANSWER_BYTES + 1)
         finally:
