@@ -41,7 +41,7 @@ class CallsGrammar:
         self._form = form
         self._dsml = dsml
         self._budget = Budget()
-        tools = _read(tools_json)
+        tools = read_tools(tools_json)
         self._invocations = one_or_more(either([self._invocation(tool) for tool in tools]))
 
     def block(self) -> Format:
@@ -157,7 +157,8 @@ def _own_grammar(grammar: dict[str, str]) -> Format:
     return made(grammar["definition"])
 
 
-def _read(tools_json: str) -> list[dict[str, Any]]:
+def read_tools(tools_json: str) -> list[dict[str, Any]]:
+    """The functions of a constraint's tool list. Raises `GrammarError`."""
     try:
         entries = json.loads(tools_json)
         tools = [{**one["function"], "grammar": one.get("input_grammar")} for one in entries]

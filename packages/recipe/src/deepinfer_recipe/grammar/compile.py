@@ -5,12 +5,13 @@ Importing this module is cheap; using it loads xgrammar, which loads torch.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
-from deepinfer_recipe.base.errors import GrammarError, GrammarUnavailable
+from deepinfer_recipe.base.errors import EncodeError, GrammarError, GrammarUnavailable
 from deepinfer_recipe.base.json_text import compact_json
 from deepinfer_recipe.conversation.special_tokens import (
     DEFAULT_SPECIAL_TOKENS,
@@ -71,8 +72,13 @@ class GrammarVocabulary:
         vocab_size: int | None = None,
         stop_token_ids: Collection[int] = (),
         special_tokens: SpecialTokens = DEFAULT_SPECIAL_TOKENS,
+        marks: Collection[str] | None = None,
     ) -> GrammarVocabulary:
         """The vocabulary of a tokenizer.
+
+        marks: spellings of the added tokens that answers are built with, for models with a chat
+            template (whose end tokens must be named in `stop_token_ids`); those that the
+            vocabulary lacks are passed over.
 
         vocab_size: width of the logits, where it differs from the tokenizer's size.
         stop_token_ids: tokens that may end an answer beside the end-of-sentence token.
@@ -81,20 +87,28 @@ class GrammarVocabulary:
         added = tokenizer.backend.get_added_tokens_decoder()
         think_end = special_tokens.token(SpecialToken.ThinkingEnd)
         shown = {special_tokens.token(SpecialToken.Dsml), think_end}
+        if marks is not None:
+            shown = set(marks)
         spellings = [
             tokenizer.token_bytes(index)
             if index not in added or added[index].content in shown
             else b""
             for index in range(size)
         ]
-        eos = tokenizer.special_id(special_tokens.token(SpecialToken.Eos))
+        ends = set(stop_token_ids)
+        if marks is None:
+            ends.add(tokenizer.special_id(special_tokens.token(SpecialToken.Eos)))
         info = _library().TokenizerInfo(
             spellings,
             _library().VocabType.RAW,
             vocab_size=vocab_size or size,
-            stop_token_ids=sorted({eos, *stop_token_ids}),
+            stop_token_ids=sorted(ends),
         )
-        return GrammarVocabulary(info, think_end, tokenizer.special_id(think_end))
+        think_end_id = -1
+        if marks is None or think_end in marks:
+            with contextlib.suppress(*((EncodeError,) if marks is not None else ())):
+                think_end_id = tokenizer.special_id(think_end)
+        return GrammarVocabulary(info, think_end, think_end_id)
 
     @property
     def size(self) -> int:
@@ -160,8 +174,10 @@ class GrammarMatcher:
         """`walk` is the library's matcher, at the beginning or behind a prefix."""
         self._walk = walk
         self._think_end = vocabulary.think_end_id
-        word, bit = divmod(self._think_end, 32)
-        self._without_think_end = (word, 0x7FFFFFFF if bit == 31 else ~(1 << bit))
+        # Without such a token (-1) nothing is to be left out.
+        word, bit = divmod(max(0, self._think_end), 32)
+        keep = -1 if self._think_end < 0 else 0x7FFFFFFF if bit == 31 else ~(1 << bit)
+        self._without_think_end = (word, keep)
         self._count = 0
         self._thought: int | None = None if thinks else 0
         """How many tokens there were when the thinking ended; None while it goes on."""

@@ -28,14 +28,18 @@ from deepinfer_recipe.grammar.calls import CallsGrammar
 from deepinfer_recipe.grammar.formats import (
     Format,
     any_text,
+    const,
     optional,
     regex,
     sequence,
     token,
 )
+from deepinfer_recipe.grammar.json_calls import JsonCallsGrammar
 from deepinfer_recipe.grammar.schema import answer_json
-from deepinfer_recipe.prompts.template_model import TargetModel
+from deepinfer_recipe.prompts.template_model import TargetModel, TemplateModel
 from deepinfer_recipe.protocols.common.conversation_request import ConversationRequest
+
+_THINK_START = "<think>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +80,7 @@ def constraint_grammar(
     """
     tokens = parsing_options.special_tokens
     think_end, dsml = tokens.token(SpecialToken.ThinkingEnd), tokens.token(SpecialToken.Dsml)
+    own = version if isinstance(version, TemplateModel) else None
     is_calls = constraint.kind in ("tool_call", "tool_call_required")
     try:
         answer = _answer(constraint, parsing_options, version)
@@ -87,8 +92,16 @@ def constraint_grammar(
     stage = parsing_options.thinking_initial_stage
     thinks = stage is not None and stage is not ThinkingInitialStage.ContentContinuation
     if thinks and not parsing_options.starts_in_tool_calls:
-        marks = (think_end, dsml) if is_calls else (think_end,)
-        answer = sequence(any_text(*marks), token(think_end), answer)
+        marks = (think_end, dsml) if is_calls and own is None else (think_end,)
+        ends = own is None or think_end in own.special_tokens
+        end = token(think_end) if ends else const(think_end)
+        thinking = [any_text(*marks), end]
+        if own is not None and not parsing_options.starts_in_thinking:
+            begins = _THINK_START in own.special_tokens
+            begin = token(_THINK_START) if begins else const(_THINK_START)
+            answer = sequence(optional(sequence(begin, *thinking)), _blank_lines(), answer)
+        else:
+            answer = sequence(*thinking, *([] if own is None else [_blank_lines()]), answer)
     text = compact_json({"type": "structural_tag", "format": answer})
     size = len(text.encode("utf-8", "surrogatepass"))
     if size > MAX_GRAMMAR_BYTES:
@@ -100,6 +113,11 @@ def constraint_grammar(
     return text
 
 
+def _blank_lines() -> Format:
+    """What models put between thinking and answer."""
+    return optional(const("\n\n"))
+
+
 def _answer(constraint: OutputConstraint, options: ParsingOptions, version: TargetModel) -> Format:
     tokens = options.special_tokens
     think_end, dsml = tokens.token(SpecialToken.ThinkingEnd), tokens.token(SpecialToken.Dsml)
@@ -108,6 +126,9 @@ def _answer(constraint: OutputConstraint, options: ParsingOptions, version: Targ
     if constraint.kind == "json":
         schema = json.loads(constraint.schema) if constraint.schema else {"type": "object"}
         return answer_json(schema, excluded=(think_end, dsml))
+    if isinstance(version, TemplateModel):
+        own = JsonCallsGrammar(constraint.schema, version.dialect, version.special_tokens)
+        return own.demanded() if constraint.kind == "tool_call_required" else own.possible()
     calls = CallsGrammar(constraint.schema, version.prompt_format, dsml)
     if options.starts_in_tool_calls:
         return calls.inside()
