@@ -233,7 +233,30 @@ def test_additional_tools_are_tools() -> None:
     assert [t.name for t in exchange.request.conversation.tools] == ["w"]
     parity = Exchange("responses", body, profile="parity")
     assert not parity.request.conversation.tools
-    nested = {"type": "namespace", "name": "functions", "tools": [{"type": "custom", "name": "x"}]}
-    body = {"model": MODEL, "input": [{**item, "tools": [nested]}, body["input"][1]]}
-    with pytest.raises(ConversionError, match="custom tool 'x'"):
-        Exchange("responses", body)
+
+
+def test_a_custom_tool_in_an_added_namespace_is_called_and_answered() -> None:
+    custom = {"type": "custom", "name": "exec", "description": "run"}
+    item = {
+        "type": "additional_tools",
+        "role": "developer",
+        "tools": [{"type": "namespace", "name": "functions", "tools": [custom]}],
+    }
+    turn = {"type": "message", "role": "user", "content": "hi"}
+    body = {"model": "DeepSeek-V4.1-Flash", "input": [item, turn]}
+    exchange = Exchange("responses", body, id="i")
+    [tool] = exchange.request.conversation.tools
+    exchange.answer.text(
+        f't</think>\n\n<｜DSML｜ calls>\n<｜DSML｜ invoke name="{tool.name}">\n'
+        '<｜DSML｜ parameter name="input" string="true">ls</｜DSML｜ parameter>\n'
+        "</｜DSML｜ invoke>\n</｜DSML｜ calls>"
+    )
+    exchange.answer.finish()
+    call = exchange.response()["output"][-1]
+    assert (call["type"], call["name"], call["namespace"], call["input"]) == (
+        *("custom_tool_call", "exec", "functions"),
+        "ls",
+    )
+    result = {"type": "custom_tool_call_output", "call_id": call["call_id"], "output": "ok"}
+    body["input"] = [item, turn, call, result]
+    assert f'invoke name="{tool.name}"' in Exchange("responses", body, id="j").prompt

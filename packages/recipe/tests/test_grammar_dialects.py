@@ -40,7 +40,7 @@ def opened(kind: str, **more: Any) -> Exchange[str]:
         "tools": [{"type": "function", "function": {"name": "get", "parameters": SCHEMA}}],
         **more,
     }
-    return Exchange("chat", body, id="i", options=options.with_enforced_grammars(True))
+    return Exchange("chat", body, id="i", options=options.with_thinking_before_forced_calls(True))
 
 
 @pytest.mark.parametrize("kind", ["chatml", "hermes", "mistral", "llama3"])

@@ -341,6 +341,9 @@ def _chosen(builder: RequestBuilder) -> tuple[list[ToolDefinition], ToolChoice]:
 
 def _stop_thinking(builder: RequestBuilder) -> None:
     """No thinking in this answer, and none in the turns before it."""
+    version = builder.version
+    if isinstance(version, TemplateModel) and version.opens_thinking(thinking=False):
+        return  # its prompt opens the thinking whatever is asked
     builder.thinking, builder.effort = False, None
     for index, message in enumerate(builder.messages):
         if isinstance(message, AssistantMessage) and message.reasoning_content is not None:

@@ -76,6 +76,7 @@ class CustomCallItem(Body):
     call_id: str
     name: str
     input: str
+    namespace: str | None = None
 
 
 class ToolSearchCallItem(Body):

@@ -339,7 +339,9 @@ class ResponsesChunkGenerator(ChunkGenerator[ResponsesStreamEvent]):
         self._calls += 1
         if name in self._custom_tools:
             self._custom_input = CustomInput()
-            self._open("custom_tool_call", call_id=call_id, name=name, input="")
+            namespace, own = self._namespaces.get(name, (None, name))
+            more = {} if namespace is None else {"namespace": namespace}
+            self._open("custom_tool_call", call_id=call_id, name=own, **more, input="")
             return
         namespace, own = self._namespaces.get(name, (None, name))
         fields = {"name": own} if namespace is None else {"name": own, "namespace": namespace}

@@ -193,7 +193,10 @@ class History:
                 name = full_name(item.namespace, name, self._builder.version.prompt_format)
             call = ToolCall(item.call_id, name, item.arguments)
         elif isinstance(item, wire.CustomCallItem):
-            call = ToolCall(item.call_id, item.name, compact_json({"input": item.input}))
+            name = item.name
+            if item.namespace and self._builder.policy.reads_newer_blocks:
+                name = full_name(item.namespace, name, self._builder.version.prompt_format)
+            call = ToolCall(item.call_id, name, compact_json({"input": item.input}))
         else:
             call = ToolCall(item.call_id, TOOL_SEARCH, compact_json(item.arguments))
         if self._turn is None:

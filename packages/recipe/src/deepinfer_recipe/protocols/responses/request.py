@@ -23,7 +23,6 @@ from deepinfer_recipe.protocols.common.request import (
 from deepinfer_recipe.protocols.responses import convert
 from deepinfer_recipe.protocols.responses.body import (
     AdditionalToolsItem,
-    CustomTool,
     ResponsesBody,
     parse_items,
     parse_tools,
@@ -36,7 +35,7 @@ from deepinfer_recipe.protocols.responses.events import (
 )
 from deepinfer_recipe.protocols.responses.items import ParsedResponses
 from deepinfer_recipe.protocols.responses.stored_turn import ResponseTurn, message_item
-from deepinfer_recipe.protocols.responses.tools import namespace_map
+from deepinfer_recipe.protocols.responses.tools import custom_names, namespace_map
 from deepinfer_recipe.stores.response_store import ResponseStore
 
 
@@ -117,8 +116,9 @@ class ResponsesRequest(ProtocolRequest[ParsedResponses]):
         """Convert, once. Raises `ConversionError` with the HTTP status and body."""
         parsed = self._take()
         request = convert.convert(parsed, options, self._policy)
-        custom = tuple(tool.name for _, tool in parsed.tools if isinstance(tool, CustomTool))
-        namespaces = namespace_map(parsed.tools, request.model_version.prompt_format)
+        form = request.model_version.prompt_format
+        custom = custom_names(parsed.tools, form)
+        namespaces = namespace_map(parsed.tools, form)
         echo = ResponsesEcho.of(parsed.body, parsed.tools)
         if self._policy.uses_response_store:
             echo = echo.of_stored(parsed.body, stores=parsed.stores)

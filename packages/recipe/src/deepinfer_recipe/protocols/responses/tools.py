@@ -17,6 +17,7 @@ from deepinfer_recipe.protocols.responses import body as wire
 
 APPLY_PATCH = "apply_patch"
 TOOL_SEARCH = "tool_search"
+_INPUT = "The whole input of the tool, as plain text."
 _APPLY_PATCH_DESCRIPTION = """Edit files by sending one patch as the `input`.
 A patch starts with the line `*** Begin Patch` and ends with the line `*** End Patch`. Between \
 them stand one or more sections, each opened by one of these lines:
@@ -70,8 +71,13 @@ def _custom(tool: wire.CustomTool, place: str, policy: Policy) -> ToolDefinition
     check_name(tool.name, f"{place}.name")
     description = tool.description if isinstance(tool.description, str) else ""
     grammar = _grammar(tool.format, f"{place}.format")
-    explained = "The whole input of the tool, as plain text."
-    return _string_tool(tool.name, description, explained, grammar)
+    return _string_tool(tool.name, description, _INPUT, grammar)
+
+
+def _named_custom(
+    tool: wire.CustomTool, name: str, description: str | None, place: str
+) -> ToolDefinition:
+    return _string_tool(name, description or "", _INPUT, _grammar(tool.format, f"{place}.format"))
 
 
 def _function(
@@ -104,7 +110,7 @@ def full_name(namespace: str, own: str, form: PromptFormat) -> str:
 class NamespacedTool:
     """A function of a namespace: the names and the description that the model sees."""
 
-    tool: wire.FunctionTool
+    tool: wire.FunctionTool | wire.CustomTool
     namespace: str
     full_name: str
     description: str | None
@@ -112,7 +118,12 @@ class NamespacedTool:
 
 
 def namespaced(
-    tool: wire.NamespaceTool, place: str, form: PromptFormat, taken: set[str]
+    tool: wire.NamespaceTool,
+    place: str,
+    form: PromptFormat,
+    taken: set[str],
+    *,
+    takes_custom: bool = True,
 ) -> Iterator[NamespacedTool]:
     """The functions of a namespace, names checked.
 
@@ -122,7 +133,7 @@ def namespaced(
     seen: set[str] = set()
     for index, member in enumerate(tool.tools):
         here = f"{place}.tools[{index}]"
-        if isinstance(member, wire.CustomTool):
+        if isinstance(member, wire.CustomTool) and not takes_custom:
             raise ConversionError(
                 "Currently custom tools are not allowed inside a namespace. Found custom tool "
                 f"'{member.name}' in {here}.",
@@ -132,7 +143,8 @@ def namespaced(
         if member.name in seen:
             raise ConversionError("Tool names within a namespace must be unique.", param=place)
         seen.add(member.name)
-        description = member.description
+        described = member.description
+        description = described if isinstance(described, str) else None
         if tool.description and form.describes_namespaces:
             description = f"{tool.description}\n{description or ''}"
         first = name = full_name(tool.name, member.name, form)
@@ -180,7 +192,11 @@ def definitions(
                     policy,
                     checks_schemas=checks_schemas,
                 )
-                for m in namespaced(tool, place, form, taken)
+                if isinstance(m.tool, wire.FunctionTool)
+                else _named_custom(m.tool, m.full_name, m.description, m.place)
+                for m in namespaced(
+                    tool, place, form, taken, takes_custom=policy.reads_newer_blocks
+                )
             ]
         elif isinstance(tool, wire.ToolSearchTool):
             if tool.execution == "client" and form.system_in_place:
@@ -204,6 +220,22 @@ def namespace_map(
         if isinstance(tool, wire.NamespaceTool)
         for member in namespaced(tool, f"tools[{index}]", form, taken)
     }
+
+
+def custom_names(tools: Iterable[tuple[int, wire.Tool]], form: PromptFormat) -> tuple[str, ...]:
+    """Names under which the model sees the custom tools, those in namespaces too."""
+    taken: set[str] = set()
+    names: list[str] = []
+    for index, tool in tools:
+        if isinstance(tool, wire.CustomTool):
+            names.append(tool.name)
+        elif isinstance(tool, wire.NamespaceTool):
+            names += [
+                member.full_name
+                for member in namespaced(tool, f"tools[{index}]", form, taken)
+                if isinstance(member.tool, wire.CustomTool)
+            ]
+    return tuple(names)
 
 
 def echoed(tool: wire.Tool) -> dict[str, Any]:
