@@ -12,6 +12,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import nox
@@ -215,6 +216,35 @@ def oracle(session: nox.Session) -> None:
     except CommandFailed:
         session.skip("nemo-automodel 0.7.0 and transformers >= 5.24 cannot be installed here")
     session.run("pytest", "packages/engine/tests/oracle", *session.posargs)
+
+
+@nox.session(name="api-fuzz")
+def api_fuzz(session: nox.Session) -> None:
+    """schemathesis over the OpenAPI document: no 5xx, bodies described."""
+    install(session, "engine[test]")
+    session.install("schemathesis>=4,<5")
+    session.run("pytest", "packages/engine/tests/fuzz", *session.posargs)
+
+
+@nox.session(name="release-files")
+def release_files(session: nox.Session) -> None:
+    """For a deployment of the engine: what it installs, with hashes, licences and a bill."""
+    install(session, "engine[grammar,search]")
+    session.install("cyclonedx-bom>=7,<8", "pip-licenses>=5,<6", "uv>=0.5")
+    out = ROOT / "dist"
+    out.mkdir(exist_ok=True)
+    engine = [f"packages/{name}/pyproject.toml" for name in LOCAL_DEPS["engine"]]
+    wanted = tomllib.loads((ROOT / "packages/engine/pyproject.toml").read_text(encoding="utf-8"))
+    third = [d for d in wanted["project"]["dependencies"] if not d.startswith("deepinfer-")]
+    declared = Path(session.create_tmp()).resolve() / "engine.in"
+    declared.write_text("\n".join(third), encoding="utf-8")
+    lock = ("--generate-hashes", "-c", "constraints.txt", "-o", str(out / "engine-lock.txt"))
+    session.run("uv", "pip", "compile", "-q", *lock, *engine, str(declared))
+    python = str(Path(session.bin) / "python")
+    bill = ("--of", "JSON", "-o", str(out / "engine-sbom.json"))
+    session.run("cyclonedx-py", "environment", python, *bill)
+    licences = ("--format", "markdown", "--output-file", str(out / "engine-licences.md"))
+    session.run("pip-licenses", "--with-urls", *licences)
 
 
 @nox.session

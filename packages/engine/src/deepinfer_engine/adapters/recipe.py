@@ -51,8 +51,15 @@ from deepinfer_recipe import (
     input_item_list,
     request_grammar,
 )
+from deepinfer_recipe.protocols.chat.body import ChatBody
+from deepinfer_recipe.protocols.messages.body import MessagesBody
+from deepinfer_recipe.protocols.responses.body import ResponsesBody
+
+REQUEST_BODIES = {"chat": ChatBody, "messages": MessagesBody, "responses": ResponsesBody}
+"""The models that request bodies are read by, for their JSON Schemas."""
 
 __all__ = [
+    "REQUEST_BODIES",
     "Answer",
     "BytesImageSource",
     "CompiledGrammar",

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from deepinfer_engine.core.config import EngineConfig
 from deepinfer_engine.core.constraint import ConstraintState
-from deepinfer_engine.core.grammars import GrammarCompiler, constraint_of
+from deepinfer_engine.core.grammars import GrammarCompiler
 from deepinfer_engine.core.plan import Chunk, Progress
 from deepinfer_engine.core.prefix_store import PrefixStore
 from deepinfer_engine.core.runner import StepRunner
@@ -183,7 +183,7 @@ class DecodeService(WorkerService):
     async def _compile(self, offer: Offer, sampling: SamplingParams) -> None:
         """While prefill computes: what its first token was masked with, for the tokens after."""
         try:
-            offer.constraint = await constraint_of(sampling, self.grammars)
+            offer.constraint = await self.compiler.compiled(sampling, str(offer.body["salt"]))
         except RequestError as error:
             offer.router.send(FrameType.ABORT, refusal(offer.xid, error))
         except EngineUnavailable as error:

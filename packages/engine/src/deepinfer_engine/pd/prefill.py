@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from deepinfer_engine.core.config import EngineConfig
 from deepinfer_engine.core.constraint import ConstraintState
-from deepinfer_engine.core.grammars import GrammarCompiler, constraint_of
+from deepinfer_engine.core.grammars import GrammarCompiler
 from deepinfer_engine.core.plan import Chunk, Progress
 from deepinfer_engine.core.prefix_store import PrefixStore
 from deepinfer_engine.core.runner import StepRunner
@@ -224,7 +224,7 @@ class PrefillService(WorkerService):
     async def _compile(self, job: Job, request: GenerateRequest) -> None:
         """The prompt waits for its grammar here, not in the scheduler's queue."""
         try:
-            constraint = await constraint_of(request.sampling, self.grammars)
+            constraint = await self.compiler.compiled(request.sampling, request.salt)
         except RequestError as error:
             self._fail(job, "", "", body=refusal(job.xid, error))
         except EngineUnavailable as error:

@@ -27,6 +27,7 @@ from deepinfer_engine.errors import ConfigError, EngineLost, TransferError
 from deepinfer_engine.kv.connector import KVConnector
 from deepinfer_engine.kv.parking import HostParking
 from deepinfer_engine.pd import transport
+from deepinfer_engine.pd.compiling import FairCompiler
 from deepinfer_engine.pd.messages import read_xid, reading, xid_body
 from deepinfer_engine.pd.quoting import quoted
 from deepinfer_engine.pd.schema import BadMessage
@@ -92,6 +93,7 @@ class WorkerService(ABC):
         needed. `identity`: what peers compare beside the cache layout."""
         self.identity = identity or ModelIdentity()
         self.grammars = grammars
+        self.compiler = FairCompiler(grammars)
         self.role: Literal["prefill", "decode"] = role
         self.runner = runner
         self.cluster_key = cluster_key

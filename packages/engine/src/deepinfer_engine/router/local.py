@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from deepinfer_engine.core.config import EngineConfig
-from deepinfer_engine.core.grammars import GrammarCompiler, constraint_of
+from deepinfer_engine.core.grammars import GrammarCompiler
 from deepinfer_engine.core.loop import EngineLoop
 from deepinfer_engine.core.plan import Chunk, Progress
 from deepinfer_engine.core.prefix_store import PrefixStore
@@ -18,6 +18,7 @@ from deepinfer_engine.core.types import FinishEvent, GenerateEvent, GenerateRequ
 from deepinfer_engine.errors import EngineLost, EngineUnavailable, RequestError
 from deepinfer_engine.kv.connector import KVConnector
 from deepinfer_engine.kv.parking import HostParking
+from deepinfer_engine.pd.compiling import FairCompiler
 from deepinfer_engine.pd.step_thread import StepThread
 from deepinfer_engine.router.client import ModelInfo, WorkerStatus
 
@@ -53,6 +54,7 @@ class LocalEngine:
         name: str = "local",
     ) -> None:
         self._grammars = grammars
+        self._compiler = FairCompiler(grammars)
         self._runner = runner
         self._name = name
         config = config or EngineConfig()
@@ -86,7 +88,7 @@ class LocalEngine:
         try:
             constraint = None
             if request.sampling.constraint is not None:
-                constraint = await constraint_of(request.sampling, self._grammars)
+                constraint = await self._compiler.compiled(request.sampling, request.salt)
             self.loop.submit(request, key, started, constraint)
             if request.timeout_s is not None:
                 left = max(0.0, request.timeout_s - (time.monotonic() - started))

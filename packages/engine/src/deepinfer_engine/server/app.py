@@ -35,6 +35,7 @@ from deepinfer_engine.server.exposure import is_loopback, refuse_open
 from deepinfer_engine.server.limits import ByteBudget, Gate, Rates
 from deepinfer_engine.server.manners import Manners, not_found
 from deepinfer_engine.server.metrics import Metrics
+from deepinfer_engine.server.openapi import describe
 from deepinfer_engine.server.request_id import RequestIdMiddleware
 from deepinfer_engine.server.services import TOKENISERS, Services, protocol_of
 from deepinfer_engine.server.tokenising import TokeniserProcesses
@@ -102,6 +103,7 @@ def create_app(
         BrowserRules, hosts=(settings.host, *settings.allowed_hosts), origins=settings.cors_origins
     )
     app.add_middleware(RequestIdMiddleware)
+    describe(app)
     app.add_exception_handler(EngineError, _told)
     app.add_exception_handler(HTTPException, _told)
     app.add_exception_handler(Exception, _told)

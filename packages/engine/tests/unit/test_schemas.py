@@ -1,0 +1,34 @@
+"""The schemas in docs/ are those of the code, and a change of one is a new version."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+TOOL = Path(__file__).parents[2] / "tools" / "write_schemas.py"
+spec = importlib.util.spec_from_file_location("write_schemas", TOOL)
+tool = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(tool)
+
+
+@pytest.mark.parametrize("name", list(tool.documents()))
+def test_a_changed_schema_is_a_new_version(name):
+    version, document = tool.documents()[name]
+    known = json.loads((tool.DOCS / "schema-versions.json").read_text())[name]
+    assert known.get(str(version)) == tool.digest(document), (
+        f"the schema of {name} changed: raise its version and run {TOOL.name}"
+    )
+    assert json.loads((tool.DOCS / f"{name}.json").read_text())["version"] == version
+
+
+def test_a_sentence_may_change_within_a_version_and_a_field_may_not():
+    _, document = tool.documents()["worker-messages"]
+    before = tool.digest(document)
+    changed = json.loads(json.dumps(document))
+    changed["$defs"]["Reserve"]["description"] = "other words"
+    assert tool.digest(changed) == before
+    changed["$defs"]["Reserve"]["properties"]["description"] = {"type": "string"}
+    assert tool.digest(changed) != before
