@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
@@ -57,13 +56,21 @@ async def check_tools(client: mcp.Client, url: str) -> None:
         assert tools[name].annotations.open_world_hint
         assert "ctx" not in tools[name].input_schema["properties"]
         jsonschema.validate(answer.structured_content, tools[name].output_schema)
-        assert json.loads(answer.content[0].text) == answer.structured_content
+        assert tools[name].input_schema["additionalProperties"] is False
+        for field in tools[name].input_schema["properties"].values():
+            assert field["description"]
+    assert answers["web_fetch"].content[0].text.startswith(f"# Newts\n{url}\n\n")
+    assert answers["web_search"].content[0].text.startswith("1. [Voles](")
     assert "Newts live" in answers["web_fetch"].structured_content["content"]
     assert "Voles live" in answers["fetch"].structured_content["text"]
     refused = await client.call_tool("web_fetch", {"url": "http://127.0.0.1/"})
     assert refused.is_error
     assert "blocked_address" in refused.content[0].text
     assert (await client.call_tool("web_search", {"query": " "})).is_error
+    for wrong in ({"query": "voles", "cuont": 3}, {"query": "voles", "count": 51}):
+        told = await client.call_tool("web_search", wrong)
+        assert told.is_error
+        assert ("cuont" if "cuont" in wrong else "count") in told.content[0].text
     assert (await client.call_tool("fetch", {"id": "none"})).is_error
 
 

@@ -13,6 +13,7 @@ from deepinfer_search_fetch.models import (
     FetchRequest,
     FetchResponse,
     Highlight,
+    Image,
     Link,
     TokenWindow,
     Usage,
@@ -53,6 +54,7 @@ def build_response(
         url=request.url,
         final_url=str(page.final),
         canonical_url=extraction.canonical_url,
+        favicon=extraction.favicon,
         status=page.response.status,
         redirects=list(page.hops),
         content_type=extraction.content_type,
@@ -77,7 +79,10 @@ def build_response(
         ),
         truncated=window.next_offset is not None,
         links=[Link(url=u, text=t) for u, t in extraction.links]
-        if request.format == "links"
+        if request.format == "links" or request.return_links
+        else None,
+        images=[Image(url=u, alt=t) for u, t in extraction.images]
+        if request.return_images
         else None,
         outline=list(document.outline) if document.outline is not None else None,
         highlights=highlights,

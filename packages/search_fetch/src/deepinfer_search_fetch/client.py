@@ -37,6 +37,7 @@ from deepinfer_search_fetch.models import (
     SearchRequest,
     SearchResponse,
 )
+from deepinfer_search_fetch.net.politeness import PATIENT
 from deepinfer_search_fetch.net.resolver import Resolver
 from deepinfer_search_fetch.search.dense import Embedder
 from deepinfer_search_fetch.search.engine import search
@@ -167,6 +168,7 @@ class AsyncSearchFetch:
 
         async def fetched(request: FetchRequest) -> FetchResponse:
             async with turn:
+                PATIENT.set(True)
                 return await self.fetch(request)
 
         async def one(index: int, request: FetchRequest) -> BatchItem:

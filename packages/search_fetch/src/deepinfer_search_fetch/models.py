@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+import re
+from datetime import date
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    field_validator,
+    model_validator,
+)
 
 PageType = Literal[
     "article", "forum", "product", "collection", "listing", "documentation", "service", "other"
@@ -12,6 +21,42 @@ PageType = Literal[
 Format = Literal["markdown", "text", "html", "outline", "links", "raw_text"]
 Mode = Literal["article", "full", "fast"]
 CharsetSource = Literal["bom", "header", "meta", "xml", "detected", "default"]
+
+
+_DOMAIN = re.compile(r"[^\s/:?#@*]{1,253}")
+MAX_BATCH = 50
+
+
+def _domain(value: str) -> str:
+    """`site`, `*.site`, `.site`, `https://site/` as the bare name; a path has no meaning here."""
+    name = re.sub(r"^[a-z][a-z0-9+.-]*://", "", value.strip().lower())
+    name = name.partition("/")[0] if name.endswith("/") and name.count("/") == 1 else name
+    name = re.sub(r":\d+$", "", name.removeprefix("*.")).strip(".")
+    if not _DOMAIN.fullmatch(name):
+        raise ValueError(
+            f"{value[:80]!r} is not a domain; write site.example, *.site.example"
+            " or https://site.example/"
+        )
+    return name
+
+
+Domain = Annotated[str, AfterValidator(_domain)]
+
+
+def _period(value: str | None) -> str | None:
+    """A freshness whose days exist and stand in order."""
+    first, dots, last = (value or "").partition("..")
+    if not dots:
+        return value
+    days: list[date] = []
+    for text in (first, last):
+        try:
+            days.append(date.fromisoformat(text))
+        except ValueError:
+            raise ValueError(f"{text} is no day of the calendar") from None
+    if days[0] > days[1]:
+        raise ValueError(f"the period ends ({last}) before it begins ({first})")
+    return value
 
 
 class _Strict(BaseModel):
@@ -43,8 +88,10 @@ class FetchRequest(_Strict):
     )
     query: str | None = Field(default=None, max_length=512)
     # These narrow what the operator allows, for the URL and every redirect; nothing can widen it.
-    allowed_domains: list[str] = Field(default_factory=list, max_length=100)
-    blocked_domains: list[str] = Field(default_factory=list, max_length=100)
+    allowed_domains: list[Domain] = Field(default_factory=list, max_length=100)
+    blocked_domains: list[Domain] = Field(default_factory=list, max_length=100)
+    return_links: bool = False
+    return_images: bool = False
     cache_only: bool = False
 
     @field_validator("accept_language")
@@ -91,6 +138,11 @@ class Link(_Strict):
     text: str
 
 
+class Image(_Strict):
+    url: str
+    alt: str
+
+
 class Highlight(_Strict):
     text: str
     score: float
@@ -133,6 +185,7 @@ class FetchResponse(_Strict):
     url: str
     final_url: str
     canonical_url: str | None
+    favicon: str | None
     status: int
     redirects: list[RedirectHop]
     content_type: str
@@ -151,6 +204,7 @@ class FetchResponse(_Strict):
     tokens: TokenWindow
     truncated: bool
     links: list[Link] | None = None
+    images: list[Image] | None = None
     outline: list[OutlineEntry] | None = None
     highlights: list[Highlight] | None = None
     extraction: ExtractionInfo
@@ -161,9 +215,24 @@ class FetchResponse(_Strict):
 
 
 class BatchRequest(_Strict):
-    requests: list[FetchRequest] = Field(min_length=1, max_length=50)
+    """Many pages: whole `requests`, or `urls` with defaults; one of the two.
+
+    A page of a host that is busy waits for its turn.
+    """
+
+    requests: list[FetchRequest] = Field(default_factory=list, max_length=MAX_BATCH)
+    urls: list[str] = Field(default_factory=list, max_length=MAX_BATCH)
     concurrency: int = Field(default=4, ge=1, le=8)
     fail_fast: bool = False
+
+    @model_validator(mode="after")
+    def _one_of_the_two(self) -> Self:
+        if bool(self.requests) == bool(self.urls):
+            raise ValueError("give either requests or urls")
+        if self.urls:
+            self.requests = [FetchRequest(url=url) for url in self.urls]
+            self.urls = []
+        return self
 
 
 class BatchItem(_Strict):
@@ -187,11 +256,11 @@ class SearchRequest(_Strict):
     query: str = Field(min_length=1, max_length=512)
     count: int = Field(default=10, ge=1, le=50)
     offset: int = Field(default=0, ge=0, le=500)
-    include_domains: list[str] = Field(default_factory=list, max_length=100)
-    exclude_domains: list[str] = Field(default_factory=list, max_length=100)
+    include_domains: list[Domain] = Field(default_factory=list, max_length=100)
+    exclude_domains: list[Domain] = Field(default_factory=list, max_length=100)
     language: str | None = Field(default=None, pattern=r"^[a-z]{2,3}(-[A-Za-z0-9]+)*$")
     strict_language: bool = False
-    freshness: str | None = Field(
+    freshness: Annotated[str | None, AfterValidator(_period)] = Field(
         default=None,
         pattern=r"^(day|week|month|year|\d{4}-\d{2}-\d{2}\.\.\d{4}-\d{2}-\d{2})$",
     )

@@ -4,12 +4,28 @@ from __future__ import annotations
 
 import re
 
-from deepinfer_search_fetch.errors import ContentError, UpstreamError
+from deepinfer_search_fetch.errors import ContentError, SearchFetchError, UpstreamError
 from deepinfer_search_fetch.extract import Extraction
 from deepinfer_search_fetch.net.transport import Response
 
 _WALL_CHARS = 1500
 _SOFT_404_CHARS = 1000
+_MARK_WINDOW = 32 * 1024
+_WALL_STATUSES = frozenset({401, 403, 405, 429, 503})
+_WALL_MARKS = (
+    b"/cdn-cgi/challenge-platform/",
+    b"_cf_chl_opt",
+    b"cf-browser-verification",
+    b"captcha-delivery.com",
+    b"px-captcha",
+    b"_Incapsula_Resource",
+    b"awsWafCookieDomainList",
+    b"AwsWafIntegration",
+    b"/_sec/cp_challenge/",
+    b"hcaptcha.com/1/api.js",
+    b"recaptcha/api.js",
+    b"challenges.cloudflare.com/turnstile",
+)
 _WALL = re.compile(
     r"just a moment|checking (?:your browser|if the site connection is secure)"
     r"|enable javascript and cookies|verify (?:that )?you are (?:a )?human|are you a robot"
@@ -26,10 +42,16 @@ _MISSING = re.compile(
 )
 
 
-def failure_of(response: Response) -> UpstreamError | None:
+def failure_of(response: Response) -> SearchFetchError | None:
     """The error that an error status stands for, None for a page."""
     if response.status < 400 and response.status != 304:
         return None
+    if is_challenge(response):
+        return ContentError(
+            "challenge_page",
+            "a bot wall was returned instead of the page",
+            details={"status": response.status},
+        )
     missing = response.status in (404, 410)
     return UpstreamError(
         "upstream_http",
@@ -40,11 +62,25 @@ def failure_of(response: Response) -> UpstreamError | None:
     )
 
 
+def is_challenge(response: Response) -> bool:
+    """Whether the answer is a bot wall by the marks that such walls carry."""
+    if (
+        response.header("cf-mitigated") == "challenge"
+        or response.header("x-datadome") == "protected"
+    ):
+        return response.status >= 400 or response.header("cf-mitigated") == "challenge"
+    if response.status not in _WALL_STATUSES:
+        return False
+    head = response.body[:_MARK_WINDOW]
+    return any(mark in head for mark in _WALL_MARKS)
+
+
 def refuse_what_is_no_page(response: Response, extraction: Extraction) -> None:
     """Raise for a wall (challenge_page) or a soft 404 (upstream_http) that came as HTTP 200."""
-    mitigated = response.header("cf-mitigated") == "challenge"
-    text = f"{extraction.title or ''}\n{extraction.content}"
-    if mitigated or (len(extraction.content) < _WALL_CHARS and _WALL.search(text)):
+    short = len(extraction.content) < _WALL_CHARS
+    if is_challenge(response) or (
+        short and _WALL.search(f"{extraction.title or ''}\n{extraction.content}")
+    ):
         raise ContentError(
             "challenge_page", "a bot or consent wall was returned instead of the page"
         )

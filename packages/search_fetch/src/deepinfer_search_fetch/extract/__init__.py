@@ -11,14 +11,15 @@ if TYPE_CHECKING:
     from deepinfer_search_fetch.extract.html import HtmlOptions
 
 ENGINE = "deepinfer-blocks"
-ENGINE_VERSION = "1"
+ENGINE_VERSION = "2"
 
 
 @dataclass(frozen=True, slots=True)
 class Extraction:
     """One document, cleaned.
 
-    content: Markdown, "" if nothing was found. links: (absolute URL, text) in document order.
+    content: Markdown, "" if nothing was found. links: (absolute URL, text) in document order;
+    images: (absolute URL, alternative text) in the content's part of the page.
     quality: expected word F1 of the choice, 0..1 (0 where no choice was made). Absent metadata is
     None. The same bytes, URL and options always give the same record.
     """
@@ -37,9 +38,11 @@ class Extraction:
     modified: str | None = None
     description: str | None = None
     canonical_url: str | None = None
+    favicon: str | None = None
     noindex: bool = False
     noarchive: bool = False
     links: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
+    images: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
     warnings: list[str] = field(default_factory=list[str])
     engine: str = ENGINE
     version: str = ENGINE_VERSION

@@ -151,9 +151,11 @@ def extract_document(
             modified=meta.modified,
             description=meta.description,
             canonical_url=meta.canonical_url,
+            favicon=meta.favicon,
             noindex=meta.noindex,
             noarchive=meta.noarchive,
             links=result.links,
+            images=result.images,
             warnings=list(dict.fromkeys(warnings + result.warnings)),
         )
     if kind == "feed":

@@ -14,6 +14,7 @@ from collections import Counter
 from lxml import html
 
 from deepinfer_search_fetch.extract.stylesheets import Sheets, read_sheets
+from deepinfer_search_fetch.extract.tree import APART, BLOCK_TAGS
 from deepinfer_search_fetch.extract.visibility import State, own_style, step, unseen_text
 
 # Never shown, or shown as something else than the text inside.
@@ -42,6 +43,7 @@ _HEADINGS = frozenset({"h2", "h3", "h4", "h5", "h6", "dt"})
 _CONTROL_REACH = 3  # how many siblings in front of a part its control may stand
 _REACHABLE_LEVELS = 5
 _SHELL_SHARE = 0.5
+_BLOCK_DISPLAYS = frozenset({"block", "flex", "grid", "table", "list-item", "flow-root"})
 _NOSCRIPT_CHARS = 400
 _NOSCRIPT_ELEMENTS = 5
 _ROOT_IDS = frozenset({"root", "app", "__next", "__nuxt", "react-root", "application"})
@@ -111,6 +113,8 @@ class _Filter:
         below = state
         if style is not None:
             below, by_css = step(state, style, self._sheets)
+            if style.get("display") in _BLOCK_DISPLAYS and element.tag not in BLOCK_TAGS:
+                element.set(APART, "1")
             reason = reason or by_css
             if state.visible and not below.visible and self._reachable(element):
                 below.visible = True

@@ -15,7 +15,12 @@ from deepinfer_search_fetch.extract.bounds import too_large
 from deepinfer_search_fetch.extract.dom import bounded, parse_html
 from deepinfer_search_fetch.extract.features import run_features
 from deepinfer_search_fetch.extract.hidden import remove_invisible, strip_invisible_characters
-from deepinfer_search_fetch.extract.inline import ImageMode, InlineWriter, WriterOptions
+from deepinfer_search_fetch.extract.inline import (
+    ImageMode,
+    InlineWriter,
+    WriterOptions,
+    image_source,
+)
 from deepinfer_search_fetch.extract.layout import Floats
 from deepinfer_search_fetch.extract.markdown import write_markdown
 from deepinfer_search_fetch.extract.metadata import Metadata, read_metadata
@@ -53,6 +58,7 @@ class HtmlResult:
     quality: float
     links: list[tuple[str, str]]
     warnings: list[str] = field(default_factory=list)
+    images: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +124,10 @@ def extract_html(text: str, url: urls.Url | None, options: HtmlOptions) -> HtmlR
             return _too_large(text, url, options)
         page_type, quality = _select(prepared, options)
     content, links = _write(page, _base(prepared.original, url), options)
-    return HtmlResult(content, prepared.metadata, page_type, quality, links, prepared.warnings)
+    images = content_images(page, _base(prepared.original, url))
+    return HtmlResult(
+        content, prepared.metadata, page_type, quality, links, prepared.warnings, images
+    )
 
 
 def _too_large(text: str, url: urls.Url | None, options: HtmlOptions) -> HtmlResult:
@@ -140,7 +149,10 @@ def _extract_fast(text: str, url: urls.Url | None, options: HtmlOptions) -> Html
     metadata = read_metadata(quick.head, url, _sample(quick.page))
     warnings = [*limits, f"hidden_text_removed:{quick.removed}"] if quick.removed else limits
     content, links = _write(quick.page, _base(quick.head, url), options)
-    return HtmlResult(content, metadata, "other", 0.0, links, [*warnings, *metadata.warnings])
+    images = content_images(quick.page, _base(quick.head, url))
+    return HtmlResult(
+        content, metadata, "other", 0.0, links, [*warnings, *metadata.warnings], images
+    )
 
 
 def _write(
@@ -222,3 +234,38 @@ def content_links(page: PageTree, options: WriterOptions) -> list[tuple[str, str
                 found.setdefault(target, run.text)
             box = box.parent
     return list(found.items())
+
+
+_NO_CONTENT = frozenset({"nav", "header", "footer", "aside"})
+_MAX_IMAGES = 200
+
+
+def content_images(page: PageTree, base: urls.Url | None) -> list[tuple[str, str]]:
+    """(absolute URL, alternative text) of the pictures in the part of the page that holds what was
+    kept, first occurrence of each; none of menus and margins."""
+    kept = [run.box for run in page.runs if run.kept]
+    if not kept:
+        return []
+    common = _path(kept[0])
+    for box in kept[1:]:
+        common = [a for a, b in zip(common, _path(box), strict=False) if a is b]
+    writer = InlineWriter(WriterOptions(base))
+    found: dict[str, str] = {}
+    for image in (common[-1] if common else page.root).element.iter("img"):
+        source = image_source(image)
+        target = writer.resolve(source) if source else None
+        if target is None or len(found) >= _MAX_IMAGES:
+            continue
+        if not any(a.tag in _NO_CONTENT for a in image.iterancestors()):
+            found.setdefault(target, " ".join((image.get("alt") or "").split()))
+    return list(found.items())
+
+
+def _path(box: Box) -> list[Box]:
+    """The boxes around a box, outermost first, itself last."""
+    path: list[Box] = []
+    current: Box | None = box
+    while current is not None:
+        path.append(current)
+        current = current.parent
+    return path[::-1]

@@ -12,7 +12,7 @@ from lxml import html
 from deepinfer_search_fetch import urls
 from deepinfer_search_fetch.errors import SearchFetchError
 from deepinfer_search_fetch.extract.normalise import MATH_TAG
-from deepinfer_search_fetch.extract.tree import InlineItem, apart
+from deepinfer_search_fetch.extract.tree import APART, InlineItem, apart
 
 ImageMode = Literal["alt", "none", "url"]
 
@@ -67,16 +67,23 @@ class InlineWriter:
     def _children(self, items: Sequence[InlineItem]) -> str:
         out: list[str] = []
         previous: html.HtmlElement | None = None
+        after_picture = False
         for item in items:
             if isinstance(item, str):
-                out.append(escape(_SPACE.sub(" ", item) if _UNEVEN.search(item) else item))
-                previous = None
+                text = escape(_SPACE.sub(" ", item) if _UNEVEN.search(item) else item)
+                out.append(" " + text if after_picture and text[:1].isalnum() else text)
+                previous, after_picture = None, False
                 continue
             piece = self._element(item)
             if previous is not None and apart(previous, item):
                 out.append(" ")
-            out.append(piece)
-            previous = item
+            is_picture = item.tag == "img" and bool(piece)
+            if is_picture and piece[:1].isalnum() and out and out[-1][-1:].isalnum():
+                out.append(" ")  # words of a picture are not glued to those around it
+            elif after_picture and piece[:1].isalnum():
+                out.append(" ")
+            out.append(f" {piece} " if APART in item.attrib else piece)
+            previous, after_picture = item, is_picture and piece[-1:].isalnum()
         return "".join(out)
 
     def _inner(self, element: html.HtmlElement) -> str:

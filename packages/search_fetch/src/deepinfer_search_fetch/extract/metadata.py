@@ -69,6 +69,7 @@ class Metadata:
     modified: str | None = None
     description: str | None = None
     canonical_url: str | None = None
+    favicon: str | None = None
     noindex: bool = False
     noarchive: bool = False
     type_flags: tuple[float, ...] = ()
@@ -119,11 +120,23 @@ def read_metadata(
         modified=modified,
         description=_text(meta.get("og:description") or meta.get("description")),
         canonical_url=_canonical(tree, url),
+        favicon=_favicon(tree, url),
         noindex="noindex" in robots or "none" in robots.split(","),
         noarchive="noarchive" in robots,
         type_flags=_type_flags(objects, meta),
         warnings=tuple(warnings),
     )
+
+
+def _favicon(tree: html.HtmlElement, url: urls.Url | None) -> str | None:
+    """The icon the page names; none is made up."""
+    for link in tree.iter("link"):
+        if url is not None and "icon" in (link.get("rel") or "").lower().split():
+            try:
+                return str(urls.join(url, link.get("href") or ""))
+            except SearchFetchError:
+                continue
+    return None
 
 
 def _meta_tags(tree: html.HtmlElement) -> dict[str, str]:

@@ -11,6 +11,7 @@ import re
 from lxml import etree, html  # pyright: ignore[reportAttributeAccessIssue]
 
 from deepinfer_search_fetch.extract.bounds import bound_spans
+from deepinfer_search_fetch.extract.dom import small_number
 
 MATH_TAG = "math-tex"
 _TEX_SCRIPT = re.compile(r"^math/tex", re.I)
@@ -20,6 +21,11 @@ _COPY_WORDS = frozenset({"copy", "copy code", "copied", "copied!", "copy to clip
 _ANCHOR_MARKS = frozenset({"", "#", "¶", "§", "🔗", "permalink", "anchor", "link"})
 _BACK_CLASS = re.compile(r"footnote-?back|mw-cite-backlink|reversefootnote|backref", re.I)
 _BACK_MARKS = frozenset({"↩", "↩︎", "^", "↑", "⏎", "↵"})
+_GUTTER = re.compile(
+    r"\b(?:line-?nos?|gutter|line-?numbers?|blob-num|ln-num|hljs-ln-numbers|ln-line|rouge-gutter"
+    r"|code-lines?-?no)\b",
+    re.I,
+)
 _HEADINGS = ("h1", "h2", "h3", "h4", "h5", "h6")
 _VISUAL = ("MathJax_Preview", "MathJax", "MathJax_Display", "MathJax_SVG", "MathJax_CHTML")
 
@@ -27,6 +33,7 @@ _VISUAL = ("MathJax_Preview", "MathJax", "MathJax_Display", "MathJax_SVG", "Math
 def normalise(tree: html.HtmlElement) -> None:
     """Replace every formula by one <math-tex data-display=0|1> holding TeX; mark task items."""
     _drop_fittings(tree)
+    drop_gutters(tree)
     bound_spans(tree)
     _math_scripts(tree)
     _rendered_math(tree)
@@ -57,6 +64,29 @@ def _drop_fittings(tree: html.HtmlElement) -> None:
             _BACK_CLASS.search(anchor.get("class") or "") and _in_page(anchor)
         ):
             anchor.drop_tree()
+
+
+def drop_gutters(tree: html.HtmlElement) -> None:
+    """Line numbers beside code, by the names of their elements or by what they count."""
+    for element in list(tree.iter("td", "th", "div", "pre", "span", "code")):
+        named = _GUTTER.search(f"{element.get('class') or ''} {element.get('id') or ''}")
+        if element.getparent() is None or not (named or element.tag == "td"):
+            continue
+        numbers = "".join(element.itertext()).split()
+        if not numbers or not all(n.isascii() and n.isdigit() for n in numbers):
+            continue
+        if named or (_beside_code(element) and _counts_up(numbers)):
+            element.drop_tree()
+
+
+def _beside_code(cell: html.HtmlElement) -> bool:
+    following = cell.getnext()
+    return following is not None and following.find(".//pre") is not None
+
+
+def _counts_up(numbers: list[str]) -> bool:
+    first = small_number(numbers[0], -1)
+    return first >= 0 and all(small_number(n, -1) == first + i for i, n in enumerate(numbers))
 
 
 def _in_page(anchor: html.HtmlElement) -> bool:

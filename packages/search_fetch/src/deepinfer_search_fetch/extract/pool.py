@@ -399,7 +399,8 @@ class WorkerProcess:
 def document_of(record: dict[str, Any], content: bytes) -> Document:
     """The document of `worker.record_of` and its content."""
     extraction = record["extraction"]
-    extraction["links"] = [(link, text) for link, text in extraction["links"]]
+    for name in ("links", "images"):
+        extraction[name] = [(url, text) for url, text in extraction[name]]
     pages = record["pages"]
     pages["frames"] = {int(k): (v[0], v[1]) for k, v in pages["frames"].items()}
     entries = record["outline"]

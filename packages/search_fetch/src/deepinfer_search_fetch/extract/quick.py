@@ -14,7 +14,8 @@ from resiliparse.extract.html2text import extract_plain_text
 
 from deepinfer_search_fetch.extract.dom import parse_html
 from deepinfer_search_fetch.extract.hidden import remove_invisible
-from deepinfer_search_fetch.extract.tree import PageTree, build_tree
+from deepinfer_search_fetch.extract.normalise import drop_gutters
+from deepinfer_search_fetch.extract.tree import APART, PageTree, build_tree
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,11 @@ def quick_page(text: str) -> QuickPage:
     if tree is None:
         return QuickPage(build_tree(html.Element("body")), html.Element("html"), 0)
     head = _head(tree)
+    drop_gutters(tree)
     removed = sum(remove_invisible(tree).values())
+    for span in tree.iter("span"):
+        if APART in span.attrib:
+            span.tag = "div"  # the heuristics know blocks by their tags
     reduced: str = extract_plain_text(
         str(html.tostring(tree, encoding="unicode")),
         preserve_formatting="minimal_html",

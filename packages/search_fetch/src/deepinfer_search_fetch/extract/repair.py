@@ -23,6 +23,9 @@ _MIN_LIST_ODDS = 0.15
 _MIN_GAP_ODDS = 0.1
 _MAX_GAP_RUNS = 8
 _LIST_MAJORITY = 0.5
+_MAX_LINK_LIST_CHARS = 400
+_MIN_LINK_LIST_ODDS = 0.1
+_PROSE_CHARS = 80
 _LINKED = 0.5
 _LISTS = frozenset({"ul", "ol", "dl"})
 _CAPTIONS = frozenset({"caption", "summary"})
@@ -35,7 +38,7 @@ def repair(page: PageTree, kept: Kept, odds: Floats, sizes: Floats) -> Kept:
     out = kept.copy()
     if not out.any():
         return out
-    for step in (_fill_lists, _fill_gaps, _keep_headings, _keep_captions):
+    for step in (_fill_lists, _fill_gaps, _fill_link_lists, _keep_headings, _keep_captions):
         step(page.runs, out, odds, sizes)
     return out
 
@@ -71,6 +74,33 @@ def _fill_gaps(runs: Sequence[Run], kept: Kept, odds: Floats, sizes: Floats) -> 
             for i in between
         ):
             kept[between] = True
+
+
+def _fill_link_lists(runs: Sequence[Run], kept: Kept, odds: Floats, sizes: Floats) -> None:
+    """A short list of links between two kept blocks of the same container belongs to the text: it
+    is no menu, which stands at the edge of it."""
+    chosen = np.flatnonzero(kept).tolist()
+    for left, right in pairwise(chosen):
+        if not 1 < right - left <= _MAX_GAP_RUNS + 1:
+            continue
+        between = range(left + 1, right)
+        lists = {_outermost(runs[i].box, _LISTS) for i in between}
+        if len(lists) != 1 or (found := lists.pop()) is None:
+            continue
+        container = found.parent
+        if (
+            _below(runs[left].box, container)
+            and _below(runs[right].box, container)
+            and _is_prose(runs[right])
+            and 2 * sum(is_furniture(runs[i].text) for i in between) < len(between)
+            and sum(len(runs[i].text) for i in between) <= _MAX_LINK_LIST_CHARS
+            and float(odds[left + 1 : right].mean()) >= _MIN_LINK_LIST_ODDS
+        ):
+            kept[left + 1 : right] = True
+
+
+def _is_prose(run: Run) -> bool:
+    return len(run.text) >= _PROSE_CHARS and run.link_chars <= _LINKED * len(run.text)
 
 
 def _keep_headings(runs: Sequence[Run], kept: Kept, odds: Floats, sizes: Floats) -> None:

@@ -180,7 +180,12 @@ def _measure(items: list[InlineItem]) -> tuple[str, int]:
         if previous is not None and apart(previous, item):
             texts.append(" ")
         previous = item
+        drawn_apart = APART in item.attrib
+        if drawn_apart:
+            texts.append(" ")
         linked += _append_text(item, texts)
+        if drawn_apart:
+            texts.append(" ")
     return _collapse("".join(texts)), linked
 
 
@@ -197,7 +202,12 @@ def _append_text(element: html.HtmlElement, texts: list[str]) -> int:
         if previous is not None and not previous.tail and apart(previous, child):
             texts.append(" ")
         previous = child
+        drawn_apart = APART in child.attrib
+        if drawn_apart:
+            texts.append(" ")
         linked += _append_text(child, texts)
+        if drawn_apart:
+            texts.append(" ")
         if child.tail:
             texts.append(child.tail)
     if element.tag == "a":
@@ -205,6 +215,8 @@ def _append_text(element: html.HtmlElement, texts: list[str]) -> int:
     return linked
 
 
+APART = "data-drawn-apart"
+"""Marks an inline element that the page's style draws as a block."""
 _APART_TAGS = frozenset({"a", "span", "time", "small"})
 
 
@@ -212,7 +224,10 @@ def apart(left: html.HtmlElement, right: html.HtmlElement) -> bool:
     """Whether two inline siblings without white space between them are drawn apart.
 
     Links side by side are; so are classed spans that both hold whole Latin words. CJK never is.
+    What a style makes a block (see `hidden`) always is.
     """
+    if APART in left.attrib or APART in right.attrib:
+        return True
     if left.tag not in _APART_TAGS or right.tag not in _APART_TAGS:
         return False
     if not (left.get("class") and right.get("class")) and not (left.tag == right.tag == "a"):

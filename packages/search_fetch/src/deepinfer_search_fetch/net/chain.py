@@ -23,6 +23,10 @@ _NOT_MARKUP = re.compile(rb"<!--.*?-->|<(script|style|template)\b.*?</\1\s*>", r
 _META_CONTENT = re.compile(rb"""content\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s>]+))""", re.I)
 _REFRESH = re.compile(r"""\s*(\d+(?:\.\d*)?)\s*[;,]\s*(?:url\s*=\s*)?["']?([^"']+)""", re.I)
 _META_WINDOW = 16 * 1024
+_MAX_COOKIES = 20
+_MAX_COOKIE_CHARS = 4096
+_COOKIE = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,200}")
+_COOKIE_VALUE = re.compile(r"[\x21\x23-\x2b\x2d-\x3a\x3c-\x5b\x5d-\x7e\"]{0,4000}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +67,12 @@ async def follow(
     current = url.without_fragment()
     seen = {str(current)}
     refreshes = 0
+    jar = CookieJar()
     while True:
         if gate is not None:
             await gate(current)
-        response = await get(current, headers)
+        response = await get(current, [*headers, *jar.headers(current)])
+        jar.take(response)
         reference = _location(response)
         if reference is None and response.status < 400 and refreshes < limits.refresh_redirects:
             reference = _refresh(response)
@@ -80,11 +86,66 @@ async def follow(
         if str(target) in seen:
             raise UpstreamError("redirect_loop", "redirects lead back to an earlier URL")
         if len(hops) > cap:
-            raise UpstreamError("too_many_redirects", f"more than {cap} redirects")
+            raise UpstreamError(
+                "too_many_redirects",
+                f"more than {cap} redirects",
+                details={"limit": "redirects", "value": cap},
+            )
         # Conditional headers belong to the first URL only.
         headers = [(k, v) for k, v in headers if not k.lower().startswith("if-")]
         seen.add(str(target))
         current = target
+
+
+class CookieJar:
+    """The cookies of one redirect chain; consent and login walls send back who has none.
+
+    A cookie goes back to the host that set it, or to the hosts below a domain it may speak for.
+    """
+
+    def __init__(self) -> None:
+        self._cookies: dict[tuple[str, str], tuple[str, str, bool, bool]] = {}
+
+    def take(self, response: Response) -> None:
+        """Keep what the response sets, at most a few."""
+        host = response.url.host
+        for name, value in response.headers:
+            if name != "set-cookie" or len(value) > _MAX_COOKIE_CHARS:
+                continue
+            pair, *attributes = value.split(";")
+            key, equals, text = (part.strip() for part in pair.partition("="))
+            named = {
+                k.strip().lower(): v.strip().lower()
+                for k, _, v in (a.partition("=") for a in attributes)
+            }
+            domain = named.get("domain", "").lstrip(".")
+            if not equals or not _COOKIE.fullmatch(key) or not _COOKIE_VALUE.fullmatch(text):
+                continue
+            if domain and not (
+                urls.domain_matches(host, domain)
+                and urls.registrable_domain(domain) == urls.registrable_domain(host)
+            ):
+                continue
+            path = named.get("path", "/")
+            if named.get("max-age", "1").startswith(("0", "-")):
+                self._cookies.pop((domain or host, key), None)
+            elif len(self._cookies) < _MAX_COOKIES:
+                kept = (
+                    text,
+                    path if path.startswith("/") else "/",
+                    bool(domain),
+                    "secure" in named,
+                )
+                self._cookies[(domain or host, key)] = kept
+
+    def headers(self, url: Url) -> list[tuple[str, str]]:
+        """The Cookie header for a request, none if there is nothing to send."""
+        sent: list[str] = []
+        for (host, key), (value, path, below, secure) in self._cookies.items():
+            same = host == url.host or (below and urls.domain_matches(url.host, host))
+            if same and url.path.startswith(path) and (not secure or url.scheme == "https"):
+                sent.append(f"{key}={value}")
+        return [("Cookie", "; ".join(sent))] if sent else []
 
 
 def _location(response: Response) -> str | None:

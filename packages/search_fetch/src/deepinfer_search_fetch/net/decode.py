@@ -11,9 +11,10 @@ import brotli
 import zstandard
 
 from deepinfer_search_fetch.config import Limits
-from deepinfer_search_fetch.errors import ContentError, LimitError, UpstreamError
+from deepinfer_search_fetch.errors import LimitError, UpstreamError
 
 ACCEPT_ENCODING = "gzip, deflate, br, zstd"
+_KNOWN = frozenset({"gzip", "x-gzip", "deflate", "br", "zstd"})
 MAX_STACKED = 2
 _STEP = 256 * 1024
 _ZSTD_WINDOW = 8 * 1024 * 1024
@@ -26,7 +27,8 @@ def decode_body(wire: bytes, content_encoding: str, limits: Limits) -> bytes:
     output exists; UpstreamError for broken data.
     """
     encodings = [e.strip().lower() for e in content_encoding.split(",")]
-    encodings = [e for e in encodings if e and e != "identity"]
+    # What names no coding ("utf-8", "none") is ignored, as browsers do.
+    encodings = [e for e in encodings if e in _KNOWN]
     if len(encodings) > MAX_STACKED:
         raise LimitError(
             "decompression_bomb",
@@ -36,7 +38,11 @@ def decode_body(wire: bytes, content_encoding: str, limits: Limits) -> bytes:
     for encoding in reversed(encodings):
         data = _collect(_pieces(data, encoding), len(wire), limits)
     if len(data) > limits.decoded_bytes:
-        raise LimitError("response_too_large", f"body exceeds {limits.decoded_bytes} bytes")
+        raise LimitError(
+            "response_too_large",
+            f"body exceeds {limits.decoded_bytes} bytes",
+            details={"limit": "decoded_bytes", "value": limits.decoded_bytes},
+        )
     return data
 
 
@@ -51,7 +57,13 @@ def _collect(pieces: Iterator[bytes], wire_bytes: int, limits: Limits) -> bytes:
                 raise LimitError(
                     "decompression_bomb",
                     f"body expands beyond {min(limits.decoded_bytes, ratio_cap)} bytes",
-                    details={"wire_bytes": wire_bytes},
+                    details={
+                        "limit": "decoded_bytes"
+                        if size > limits.decoded_bytes
+                        else "decompression_ratio",
+                        "value": min(limits.decoded_bytes, ratio_cap),
+                        "wire_bytes": wire_bytes,
+                    },
                 )
             out.append(piece)
     except (zlib.error, brotli.error, zstandard.ZstdError) as error:
@@ -70,11 +82,7 @@ def _pieces(data: bytes, encoding: str) -> Iterator[bytes]:
         return _zlib_pieces(data, zlib.MAX_WBITS if has_header else -zlib.MAX_WBITS)
     if encoding == "br":
         return _brotli_pieces(data)
-    if encoding == "zstd":
-        return _zstd_pieces(data)
-    raise ContentError(
-        "unsupported_content_type", f"content encoding {encoding!r} is not one of {ACCEPT_ENCODING}"
-    )
+    return _zstd_pieces(data)
 
 
 def _zlib_pieces(data: bytes, window_bits: int) -> Iterator[bytes]:

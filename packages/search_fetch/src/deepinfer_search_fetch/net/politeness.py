@@ -7,12 +7,15 @@ import time
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 from deepinfer_search_fetch.errors import LimitError
 from deepinfer_search_fetch.urls import registrable_domain
 
 MAX_DOMAINS = 10_000
+PATIENT: ContextVar[bool] = ContextVar("search_fetch_patient", default=False)
+"""Whether this request waits for a busy host however many wait before it (a batch, a crawl)."""
 
 
 @dataclass(slots=True)
@@ -55,9 +58,11 @@ class HostSlots:
         Raises LimitError(host_busy) when the queue is full.
         """
         domain = self._domain(host)
-        if domain.waiting >= self._queue and domain.connections.locked():
+        if domain.waiting >= self._queue and domain.connections.locked() and not PATIENT.get():
             raise LimitError(
-                "host_busy", "too many requests wait for this host", details={"queue": self._queue}
+                "host_busy",
+                f"{domain.waiting} requests wait for this host already (host_queue)",
+                details={"limit": "host_queue", "value": self._queue},
             )
         domain.waiting += 1
         try:

@@ -12,6 +12,7 @@ from deepinfer_search_fetch.admission import FairSlots, Ticket
 from deepinfer_search_fetch.errors import UpstreamError
 from deepinfer_search_fetch.urls import registrable_domain
 
+_NO_SUCH_NAME = (socket.EAI_NONAME, socket.EAI_NODATA)
 LOOKUPS = 64
 LOOKUPS_PER_CLIENT = 16
 LOOKUPS_PER_DOMAIN = 8
@@ -55,8 +56,12 @@ class SystemResolver:
                 "the name look-up timed out",
                 details={"limit": "dns_seconds", "value": self._timeout_seconds},
             ) from None
-        except (OSError, UnicodeError):
-            raise UpstreamError("dns_failure", "the host name does not resolve") from None
+        except (OSError, UnicodeError) as error:
+            # A name that does not exist now will not exist in a second; a silent server may speak.
+            final = isinstance(error, UnicodeError) or error.errno in _NO_SUCH_NAME
+            raise UpstreamError(
+                "dns_failure", "the host name does not resolve", retryable=not final
+            ) from None
         addresses = dict.fromkeys(str(record[4][0]).partition("%")[0] for record in records)
         if not addresses:
             raise UpstreamError("dns_failure", "the host name does not resolve")

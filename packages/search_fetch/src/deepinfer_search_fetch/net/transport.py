@@ -157,10 +157,10 @@ class _Exchange:
             request = h11.Request(method="GET", target=url.target, headers=raw)
             out = self._http.send(request) or b""
             out += self._http.send(h11.EndOfMessage()) or b""
-            async with _within(self._limits.idle_seconds, "sending the request took too long"):
+            async with self._within("idle_seconds", "sending the request took too long"):
                 self._writer.write(out)
                 await self._writer.drain()
-            async with _within(self._limits.first_byte_seconds, "no answer within the time limit"):
+            async with self._within("first_byte_seconds", "no answer within the time limit"):
                 response = await self._response()
             return response[0], response[1], await self._body()
         except h11.RemoteProtocolError as error:
@@ -168,8 +168,11 @@ class _Exchange:
                 raise LimitError(
                     "response_too_large",
                     f"headers or trailers exceed {self._limits.header_bytes} bytes",
+                    details={"limit": "header_bytes", "value": self._limits.header_bytes},
                 ) from None
-            raise UpstreamError("upstream_http", f"not valid HTTP: {error}") from None
+            raise UpstreamError(
+                "upstream_http", f"not valid HTTP: {error}", retryable=False
+            ) from None
         except OSError as error:
             raise UpstreamError("connect_failure", f"connection broke: {error}") from None
 
@@ -198,7 +201,7 @@ class _Exchange:
         size = 0
         started = self._clock()
         while True:
-            async with _within(self._limits.idle_seconds, "the server stopped sending"):
+            async with self._within("idle_seconds", "the server stopped sending"):
                 event = await self._next()
             if isinstance(event, h11.Data):
                 parts.append(bytes(event.data))
@@ -221,22 +224,28 @@ class _Exchange:
     def _check_size(self, size: int) -> None:
         if size > self._max_bytes:
             raise LimitError(
-                "response_too_large", f"body exceeds {self._max_bytes} bytes on the wire"
+                "response_too_large",
+                f"body exceeds {self._max_bytes} bytes on the wire",
+                details={"limit": "wire_bytes", "value": self._max_bytes},
             )
 
     def _check_rate(self, size: int, seconds: float) -> None:
         limits = self._limits
         if seconds > limits.min_rate_grace_seconds and size < limits.min_bytes_per_second * seconds:
             raise UpstreamError(
-                "timeout", f"the server sends less than {limits.min_bytes_per_second} bytes/s"
+                "timeout",
+                f"the server sends less than {limits.min_bytes_per_second} bytes/s",
+                details={"limit": "min_bytes_per_second", "value": limits.min_bytes_per_second},
             )
 
-
-@asynccontextmanager
-async def _within(seconds: float, message: str) -> AsyncGenerator[None]:
-    """Like asyncio.timeout, but its own expiry becomes UpstreamError(timeout)."""
-    try:
-        async with asyncio.timeout(seconds):
-            yield
-    except TimeoutError:
-        raise UpstreamError("timeout", message) from None
+    @asynccontextmanager
+    async def _within(self, limit: str, message: str) -> AsyncGenerator[None]:
+        """Like asyncio.timeout, but its own expiry becomes UpstreamError(timeout)."""
+        seconds = float(getattr(self._limits, limit))
+        try:
+            async with asyncio.timeout(seconds):
+                yield
+        except TimeoutError:
+            raise UpstreamError(
+                "timeout", f"{message} ({seconds:g} s)", details={"limit": limit, "value": seconds}
+            ) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Awaitable, Callable
@@ -42,8 +43,8 @@ async def answer(
         if due is None:
             result.usage.billable = False
             result.usage.quantity = 0
-        content = shape(result) if shape else result.model_dump(mode="json", by_alias=True)
-        return StoredAnswer(compact(content), () if due is None else (due,))
+        text = await asyncio.to_thread(_written, result, shape)
+        return StoredAnswer(text, () if due is None else (due,))
 
     return await deliver(request, body.model_dump(mode="json"), produce)
 
@@ -114,6 +115,10 @@ def charge_for(
         return None
     size = len(result.content.encode("utf-8", "replace"))
     return Charge(request_id, call.key_id, "fetch", 1, result.cache.hit, size, ms, result.id)
+
+
+def _written(result: Any, shape: Callable[[Any], dict[str, Any]] | None) -> str:
+    return compact(shape(result) if shape else result.model_dump(mode="json", by_alias=True))
 
 
 def compact(content: Any) -> str:

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, Query, Request
 from fastapi.responses import Response
+from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 
 from deepinfer_search_fetch import __version__
@@ -24,7 +25,9 @@ from deepinfer_search_fetch.service.answers import answer, compact
 from deepinfer_search_fetch.service.auth import ApiKey, KeyStore
 from deepinfer_search_fetch.service.batch import batch_answer
 from deepinfer_search_fetch.service.compat import add_compat_routes
+from deepinfer_search_fetch.service.compat_root import add_root_routes
 from deepinfer_search_fetch.service.delivery import Delivery
+from deepinfer_search_fetch.service.docs_page import docs_response
 from deepinfer_search_fetch.service.idempotency import Replays
 from deepinfer_search_fetch.service.mcp_http import MCP_PATH, McpRoute
 from deepinfer_search_fetch.service.metering import Ledger
@@ -91,9 +94,18 @@ def create_app(
     app.state.service = service
     add_error_handlers(app)
     app.add_middleware(Delivery, service=service)
+    if settings.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(settings.cors_origins),
+            allow_methods=["GET", "POST"],
+            allow_headers=["Authorization", "X-Api-Key", "Content-Type", "Idempotency-Key"],
+            expose_headers=["X-Request-Id", "Retry-After", "X-RateLimit-Remaining"],
+        )
     _add_work_routes(app, service)
     _add_operator_routes(app, service)
     add_compat_routes(app, service.client, require)
+    add_root_routes(app, service.client, require)
     mcp = McpRoute(service)
     app.router.routes.append(Route(MCP_PATH, endpoint=mcp, include_in_schema=False))
     return app
@@ -153,4 +165,8 @@ def _add_operator_routes(app: FastAPI, service: Service) -> None:
     async def try_page() -> Response:
         return page_response()
 
-    _ = (usage, healthz, readyz, metrics, try_page)
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> Response:
+        return docs_response(app)
+
+    _ = (usage, healthz, readyz, metrics, try_page, docs)

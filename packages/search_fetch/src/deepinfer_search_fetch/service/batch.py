@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
 from starlette.requests import Request
@@ -35,7 +36,10 @@ async def batch_answer(request: Request, body: BatchRequest) -> Response:
         pairs = sorted([pair async for pair in items], key=lambda pair: pair[0].index)
         results = BatchResponse(results=[item for item, _ in pairs])
         charges = tuple(charge for _, charge in pairs if charge is not None)
-        return StoredAnswer(compact(results.model_dump(mode="json", by_alias=True)), charges)
+        text = await asyncio.to_thread(
+            lambda: compact(results.model_dump(mode="json", by_alias=True))
+        )
+        return StoredAnswer(text, charges)
 
     return await deliver(request, body.model_dump(mode="json"), produce)
 

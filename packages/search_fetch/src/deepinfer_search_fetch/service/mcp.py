@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import anyio
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from deepinfer_search_fetch import __version__
 from deepinfer_search_fetch.client import AsyncSearchFetch
@@ -64,7 +64,7 @@ def build_server(client: AsyncSearchFetch, guard: Guard = unguarded) -> MCPServe
         from mcp.server import MCPServer
         from mcp.server.mcpserver import Context
         from mcp.server.mcpserver.exceptions import ToolError
-        from mcp_types import ToolAnnotations
+        from mcp_types import CallToolResult, TextContent, ToolAnnotations
     except ImportError:
         raise ContentError(
             "feature_unavailable", "MCP needs the extra: pip install 'deepinfer-search-fetch[mcp]'"
@@ -86,26 +86,53 @@ def build_server(client: AsyncSearchFetch, guard: Guard = unguarded) -> MCPServe
             raise ToolError(f"{told.code}: {told.message}") from None
 
     async def web_search(
-        query: str, ctx: Context[Any, Any], count: int = 10, offset: int = 0
-    ) -> SearchResponse:
-        """Search for pages; operators: site: -site: "phrase" -word lang: after: before:."""
+        query: Annotated[
+            str,
+            Field(
+                min_length=1,
+                max_length=512,
+                description='What to look for. Operators: site: -site: "phrase" -word lang: after:'
+                " before: intitle: inurl: OR.",
+            ),
+        ],
+        ctx: Context[Any, Any],
+        count: Annotated[int, Field(ge=1, le=50, description="How many results.")] = 10,
+        offset: Annotated[
+            int, Field(ge=0, le=500, description="How many results to leave out at the start.")
+        ] = 0,
+    ) -> Annotated[CallToolResult, SearchResponse]:
+        """Search the index for pages: titles, URLs, passages, relevance and authority."""
 
         async def work() -> SearchResponse:
             return await client.search(SearchRequest(query=query, count=count, offset=offset))
 
-        return await guarded(ctx, "web_search", "search", work)
+        found = await guarded(ctx, "web_search", "search", work)
+        return told(search_markdown(found), found)
 
     async def web_fetch(
-        url: str, ctx: Context[Any, Any], max_tokens: int = 16_000, offset: int = 0
-    ) -> FetchResponse:
+        url: Annotated[
+            str, Field(min_length=1, max_length=8192, description="An http or https URL.")
+        ],
+        ctx: Context[Any, Any],
+        max_tokens: Annotated[
+            int, Field(ge=1, le=200_000, description="Size of the part that is returned.")
+        ] = 16_000,
+        offset: Annotated[
+            int, Field(ge=0, description="Where to go on: next_offset of the part before.")
+        ] = 0,
+    ) -> Annotated[CallToolResult, FetchResponse]:
         """Read one page as Markdown; continue long pages with offset = next_offset."""
 
         async def work() -> FetchResponse:
             return await client.fetch(FetchRequest(url=url, max_tokens=max_tokens, offset=offset))
 
-        return await guarded(ctx, "web_fetch", "fetch", work)
+        page = await guarded(ctx, "web_fetch", "fetch", work)
+        return told(page_markdown(page), page)
 
-    async def search(query: str, ctx: Context[Any, Any]) -> FoundPages:
+    async def search(
+        query: Annotated[str, Field(min_length=1, max_length=512, description="What to look for.")],
+        ctx: Context[Any, Any],
+    ) -> Annotated[CallToolResult, FoundPages]:
         """Search for pages; returns ids for `fetch`."""
 
         async def work() -> SearchResponse:
@@ -113,9 +140,15 @@ def build_server(client: AsyncSearchFetch, guard: Guard = unguarded) -> MCPServe
 
         found = await guarded(ctx, "search", "search", work)
         pages = [FoundPage(id=r.id, title=r.title, url=r.url) for r in found.results]
-        return FoundPages(results=pages)
+        lines = [f"- {p.id}: [{p.title}]({p.url})" for p in pages]
+        return told("\n".join(lines) or "Nothing was found.", FoundPages(results=pages))
 
-    async def fetch(id: str, ctx: Context[Any, Any]) -> StoredPage:
+    async def fetch(
+        id: Annotated[
+            str, Field(min_length=1, max_length=200, description="An id that `search` returned.")
+        ],
+        ctx: Context[Any, Any],
+    ) -> Annotated[CallToolResult, StoredPage]:
         """The indexed text of a result of `search`."""
 
         async def work() -> StoredPage:
@@ -127,13 +160,60 @@ def build_server(client: AsyncSearchFetch, guard: Guard = unguarded) -> MCPServe
                 id=id, title=page.title, text=page.content, url=page.url, metadata=details
             )
 
-        return await guarded(ctx, "fetch", "search", work)
+        page = await guarded(ctx, "fetch", "search", work)
+        return told(f"# {page.title}\n{page.url}\n\n{page.text}", page)
+
+    def told(text: str, structured: BaseModel) -> CallToolResult:
+        """Markdown for the model, and the record beside it for programs."""
+        record = structured.model_dump(mode="json", by_alias=True)
+        return CallToolResult(
+            content=[TextContent(type="text", text=text)], structured_content=record
+        )
 
     for tool in (web_search, web_fetch, search, fetch):
         # The SDK reads the annotations, and the class of the context is local to this function.
         tool.__annotations__["ctx"] = Context[Any, Any]
+        tool.__annotations__["return"] = Annotated[CallToolResult, _RECORDS[tool.__name__]]
         server.add_tool(tool, annotations=hints)
+        _refuse_unknown_arguments(server, tool.__name__)
     return server
+
+
+_RECORDS: dict[str, type[BaseModel]] = {
+    "web_search": SearchResponse,
+    "web_fetch": FetchResponse,
+    "search": FoundPages,
+    "fetch": StoredPage,
+}
+
+
+def _refuse_unknown_arguments(server: MCPServer[Any], name: str) -> None:
+    """A misspelt argument is an error that names it, not silence."""
+    tool: Any = server._tool_manager.get_tool(name)  # pyright: ignore[reportPrivateUsage]
+    model = tool.fn_metadata.arg_model
+    model.model_config["extra"] = "forbid"
+    model.model_rebuild(force=True)
+    tool.parameters = model.model_json_schema(by_alias=True)
+
+
+def search_markdown(found: SearchResponse) -> str:
+    """Results as a model reads them best: number, title, URL, date, authority, passage."""
+    if not found.results:
+        return "Nothing was found."
+    blocks: list[str] = []
+    for r in found.results:
+        facts = [r.published or "undated", f"authority {r.authority.tier}"]
+        passage = r.content or r.summary or r.snippet
+        blocks.append(f"{r.rank}. [{r.title or r.url}]({r.url}) ({', '.join(facts)})\n\n{passage}")
+    return "\n\n".join(blocks)
+
+
+def page_markdown(page: FetchResponse) -> str:
+    """A page: its title and address, its content, and how to go on."""
+    head = f"# {page.title or page.final_url}\n{page.final_url}\n\n{page.content}"
+    if page.tokens.next_offset is None:
+        return head
+    return f"{head}\n\n(continue with offset={page.tokens.next_offset} of {page.tokens.total})"
 
 
 @contextmanager
