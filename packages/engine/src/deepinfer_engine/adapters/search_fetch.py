@@ -85,7 +85,7 @@ async def open_search(
         if secret is None:
             log.info("%s is not set: sealed results end with this process", SEARCH_SECRET_ENV)
     async with client:
-        yield SearchFetchWeb(Bridge(client, secret=secret))
+        yield SearchFetchWeb(Bridge(client, secret=secret, audience="deepinfer serve"))
 
 
 def _secret(environ: Mapping[str, str]) -> bytes | None:

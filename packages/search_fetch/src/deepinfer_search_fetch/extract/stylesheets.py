@@ -25,8 +25,9 @@ from resiliparse.parse.html import HTMLTree
 MAX_SHEET_CHARS = 256 * 1024
 MAX_RULES = 4000
 _MAX_COMPLEX = 150
+_MAX_RULES_A_NAME = 300
 _MAX_NESTING = 4
-_MAX_STEPS = 2000
+_MAX_STEPS = 300_000  # of a page, from an element to its ancestors
 _NUMBER = "data-number-of-element"
 # The window that media rules are asked about: a desktop browser on a bright screen.
 WINDOW_PX = (1280.0, 800.0)
@@ -83,7 +84,8 @@ class Sheets:
     """The rules of a page. linked: whether it has sheets that were not read.
 
     simple: rules by one name of their last compound. matched: elements that complex selectors
-    match, with the rules. keyframes: whether the last frame of an animation hides, by its name.
+    match, with the rules. keyframes: the last frame of every animation. styles: what was made of
+    the same rules before. steps: how many a page may still take from elements to ancestors.
     """
 
     linked: bool = False
@@ -94,6 +96,10 @@ class Sheets:
     keyframes: dict[str, tuple[Declaration, ...]] = field(
         default_factory=dict[str, tuple[Declaration, ...]]
     )
+    styles: dict[tuple[object, ...], dict[str, str]] = field(
+        default_factory=dict[tuple[object, ...], dict[str, str]]
+    )
+    steps: list[int] = field(default_factory=lambda: [_MAX_STEPS])
 
     def rules_of(self, element: html.HtmlElement) -> list[Rule]:
         """Rules that match, in the order of the cascade."""
@@ -101,7 +107,11 @@ class Sheets:
         if self.simple:
             names = names_of(element)
             for name in ("*", element.tag, *names):
-                found += [r for r in self.simple.get(name, ()) if _fits(element, names, r.chain)]
+                found += [
+                    r
+                    for r in self.simple.get(name, ())
+                    if _fits(element, names, r.chain, self.steps)
+                ]
         found.sort(key=lambda r: (r.specificity, r.order))
         return found
 
@@ -123,6 +133,8 @@ def read_sheets(tree: html.HtmlElement) -> Sheets:
         last = chain[0][1]
         key = min(last.names) if last.names else last.tag or "*"
         sheets.simple.setdefault(key, []).append(rule)
+    for named in sheets.simple.values():
+        del named[:-_MAX_RULES_A_NAME]  # the last ones win
     unread: list[Rule] = []
     for rule in complex_rules[:_MAX_COMPLEX]:
         found = _select(tree, rule.selector)
@@ -260,6 +272,8 @@ def _add(selector: str, declarations: tuple[Declaration, ...], rules: list[Rule]
     for part in _split_selectors(selector):
         if len(rules) >= MAX_RULES:
             return
+        if rules and rules[-1].selector == part and rules[-1].declarations == declarations:
+            continue
         specificity = _specificity(part)
         if specificity is not None:
             rules.append(Rule(part, declarations, specificity, len(rules)))
@@ -474,12 +488,15 @@ def names_of(element: html.HtmlElement) -> list[str]:
 
 
 def _fits(
-    element: html.HtmlElement, names: Sequence[str], chain: tuple[tuple[str, Compound], ...]
+    element: html.HtmlElement,
+    names: Sequence[str],
+    chain: tuple[tuple[str, Compound], ...],
+    steps: list[int],
 ) -> bool:
     first = chain[0][1]
     if (first.tag is not None and first.tag != element.tag) or not first.names.issubset(names):
         return False
-    return len(chain) == 1 or _ancestors_fit(element, chain, 1, [_MAX_STEPS])
+    return len(chain) == 1 or _ancestors_fit(element, chain, 1, steps)
 
 
 def _ancestors_fit(
@@ -488,10 +505,13 @@ def _ancestors_fit(
     at: int,
     steps: list[int],
 ) -> bool:
-    """Whether ancestors match chain[at:]; gives up after so many steps that no page needs them."""
+    """Whether ancestors match chain[at:]. On a page that needs more steps than any page does, the
+    last compound alone decides: rather too much is hidden there."""
     combinator, compound = chain[at]
     above = element.getparent()
-    while above is not None and steps[0] > 0:
+    while above is not None:
+        if steps[0] <= 0:
+            return True
         steps[0] -= 1
         if _has(above, compound) and (
             at + 1 == len(chain) or _ancestors_fit(above, chain, at + 1, steps)

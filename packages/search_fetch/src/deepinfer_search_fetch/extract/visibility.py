@@ -8,6 +8,7 @@ import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 from lxml import html
@@ -64,7 +65,11 @@ def own_style(element: html.HtmlElement, sheets: Sheets) -> Style | None:
     rules = sheets.rules_of(element) if (sheets.simple or sheets.matched) else []
     if not rules and not inline and not _presentational(element):
         return None
-    layers: list[Sequence[Declaration]] = [_attribute_style(element)]
+    own = _attribute_style(element)
+    key = (tuple(map(id, rules)), inline, tuple(own))
+    if (known := sheets.styles.get(key)) is not None:
+        return known
+    layers: list[Sequence[Declaration]] = [own]
     layers += [r.declarations for r in rules]
     if inline:
         layers.append(read_declarations(inline[:8000]))
@@ -80,6 +85,7 @@ def own_style(element: html.HtmlElement, sheets: Sheets) -> Style | None:
                 style[d.name] = d.value
                 if d.important:
                     strong.add(d.name)
+    sheets.styles[key] = style
     return style
 
 
@@ -241,6 +247,7 @@ def _tokens(value: str) -> list[str]:
     return re.findall(r"[a-z-]+\([^()]*\)|[^\s/,]+", value)
 
 
+@lru_cache(maxsize=4096)
 def _colour(value: str) -> tuple[Rgb | None, float]:
     if value == "transparent":
         return None, 0.0
