@@ -33,11 +33,4 @@ HOSTILE = {
     "nested tables": "<table><tr><td>x" * 5000,
     "ampersands": "&" * 200_000,
 }
-CLASSIC = [
-    "nested divs",
-    "long attribute",
-    "a million cells",
-    "spanning cells",
-    "8,000 paragraphs",
-    "50,000 links",
-]
+CLASSIC = ["nested divs", "spanning cells"]

@@ -527,14 +527,17 @@ def test_row_69_hostile_markup_is_read_within_300_mib_in_every_mode(
         site.page(f"/{number}", f"<title>t</title>{HOSTILE[name]}", content_type="text/html")
     site.page("/fine", WORDS)
     # The limit ends what runs away; what takes two seconds and what less, the bench says.
-    limits = Limits(wire_bytes=20_000_000, decoded_bytes=20_000_000, extract_cpu_seconds=30)
+    limits = Limits(
+        wire_bytes=20_000_000, decoded_bytes=20_000_000, extract_cpu_seconds=30,
+        extract_wall_seconds=600, total_seconds=600, first_byte_seconds=60, idle_seconds=60,
+    )  # fmt: skip
     client = make_client(config.model_copy(update={"extract_workers": 1, "limits": limits}))
     base = f"http://public.test:{site.port}"
 
     async def run() -> None:
         for (number, name), mode in product(enumerate(names), get_args(Mode)):
             request = FetchRequest(
-                url=f"{base}/{number}", render="never", mode=mode, max_tokens=1000
+                url=f"{base}/{number}", render="never", mode=mode, max_tokens=1000, timeout=120
             )
             assert await outcome(client, request) in ("ok", "extraction_empty"), (name, mode)
             for worker in workers_of(client):

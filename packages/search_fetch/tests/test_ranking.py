@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from deepinfer_search_fetch import SearchRequest, SearchResponse
 from deepinfer_search_fetch.errors import ContentError, InvalidRequestError
@@ -461,5 +462,5 @@ def test_a_query_for_news_prefers_the_newest() -> None:
 
 
 def test_a_day_that_does_not_exist_is_the_callers_fault() -> None:
-    with pytest.raises(InvalidRequestError, match="2026-02-30"):
-        run(_SMALL, "heron", freshness="2026-01-01..2026-02-30")
+    with pytest.raises(ValidationError, match="2026-02-30"):
+        SearchRequest(query="heron", freshness="2026-01-01..2026-02-30")

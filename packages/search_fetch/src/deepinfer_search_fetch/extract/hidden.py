@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from itertools import islice
 
 from lxml import html
 
@@ -40,6 +41,7 @@ _SCREEN_READER = frozenset(_SCREEN_READER_NAMES.split())
 _REVEALED = ("data-aos", "data-w-id", "data-sr-id", "data-sal", "data-scroll-reveal")
 _CONTROLS = frozenset({"button", "summary"})
 _HEADINGS = frozenset({"h2", "h3", "h4", "h5", "h6", "dt"})
+_CONTROL_ELEMENTS = 40
 _CONTROL_REACH = 3  # how many siblings in front of a part its control may stand
 _REACHABLE_LEVELS = 5
 _SHELL_SHARE = 0.5
@@ -62,6 +64,7 @@ class _Filter:
         self._controlled = _controlled_ids(tree)
         self._has_tabs = any(e.get("role") == "tab" for e in tree.iter())
         self._counts: Counter[str] = Counter()
+        self._total = 0
         self._doomed: list[tuple[html.HtmlElement, str]] = []
         _open_noscript(tree)
 
@@ -69,6 +72,7 @@ class _Filter:
         for element in list(self._tree.iter(*_DROP_TAGS)):
             self._drop_unshown(element)
         self._walk()
+        self._total = visible_chars(self._tree) if self._doomed else 0
         for element, reason in self._doomed:
             if element.getparent() is None:
                 continue
@@ -77,6 +81,7 @@ class _Filter:
                 continue
             if chars:
                 self._counts[reason] += 1
+            self._total -= chars
             element.drop_tree()
         return dict(self._counts)
 
@@ -159,7 +164,7 @@ class _Filter:
     def _is_shell(self, element: html.HtmlElement, chars: int) -> bool:
         """Whether this is the page itself, hidden until its script runs: most of its text, with
         the page's main heading or in the position an animation begins with."""
-        if chars <= _SHELL_SHARE * visible_chars(self._tree):
+        if chars <= _SHELL_SHARE * self._total:
             return False
         style = element.get("style") or ""
         if element.tag == "main" or ("opacity" in style and "transform" in style):
@@ -209,7 +214,8 @@ def _has_control(element: html.HtmlElement) -> bool:
             before = None if before is None else before.getprevious()
             if before is None:
                 break
-            if before.tag in _HEADINGS or any(_is_control(e) for e in before.iter()):
+            inside = islice(before.iter(), _CONTROL_ELEMENTS)
+            if before.tag in _HEADINGS or any(_is_control(e) for e in inside):
                 return True
     return False
 
