@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import inspect
 import platform
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ import torch
 
 from deepinfer_kernels import ops
 from deepinfer_kernels.draw import seeded
-from deepinfer_kernels.native import build, library
+from deepinfer_kernels.native import build, library, measured
 from deepinfer_kernels.ops.rms_norm import reference as norm
 
 
@@ -188,3 +189,32 @@ def test_strided_and_mixed_inputs_take_the_same_values() -> None:
     torch.testing.assert_close(
         ops.rms_norm(x, weight, 1e-6), norm.rms_norm(x.contiguous(), weight, 1e-6)
     )
+
+
+@pytest.mark.skipif(library.unavailable() is not None, reason="the native forms are not built here")
+def test_without_avx2_the_faster_form_is_taken_as_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = {"native": 2e-6, "reference": 1e-6}
+
+    def timed(call: Callable[[], object]) -> float:
+        fn = inspect.getclosurevars(call).nonlocals["fn"]
+        return seconds["native" if fn.__module__.endswith(".native") else "reference"]
+
+    monkeypatch.setattr(measured, "level", lambda: "base")
+    monkeypatch.setattr(measured, "best_time", timed)
+    measured.refusal.cache_clear()
+    try:
+        reason = measured.refusal("swiglu") or ""
+        assert "slower than reference" in reason
+        assert "2 us against 1 us" in reason
+        measured.refusal.cache_clear()
+        seconds["native"] = 1e-6
+        assert measured.refusal("swiglu") is None
+    finally:
+        measured.refusal.cache_clear()
+
+
+def test_best_time_is_the_fastest_call_after_the_first() -> None:
+    ticks = iter([0.0, 5.0, 5.0, 7.0, 7.0, 8.0, 8.0, 12.0, 12.0, 20.0])
+    calls: list[int] = []
+    assert measured.best_time(lambda: calls.append(1), lambda: next(ticks)) == 1.0
+    assert len(calls) == 1 + measured.ROUNDS

@@ -140,9 +140,21 @@ def test_refusal_is_reported_once_and_kept(caplog: pytest.LogCaptureFixture) -> 
         with table.use(backend="native"):
             assert table.resolve("one")() == "cpu"
     assert [record.getMessage() for record in caplog.records] == [
-        "one falls back to cpu (native: is not built)"
+        "one, and maybe others, falls back to cpu (native: is not built); "
+        "see deepinfer-kernels doctor"
     ]
     assert table.choose("one").refused == (("native", "is not built"),)
+
+
+def test_one_reason_of_many_operators_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    table = Registry(KernelConfig())
+    for name in ("one", "two", "three"):
+        table.add_op(_spec(name))
+        table.add_impl(_impl(name, "native", unavailable=lambda: "is not built"))
+    with caplog.at_level(logging.WARNING, "deepinfer_kernels"):
+        for name in ("one", "two", "three"):
+            table.resolve(name)
+    assert len(caplog.records) == 1
 
 
 def test_strict_turns_a_fallback_into_an_error() -> None:

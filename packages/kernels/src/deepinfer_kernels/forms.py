@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
 from deepinfer_kernels.capability import Requirement
-from deepinfer_kernels.native.library import unavailable
 from deepinfer_kernels.registry import Impl, Kernel, Registry
 from deepinfer_kernels.triton_support import interp
 
@@ -18,6 +17,12 @@ MEASURED = "benches/results/cpu.json"
 """In the source tree; written by ``benches/bench_ops.py``."""
 
 _ON_CPU = Requirement(frozenset({"cpu"}))
+
+
+def _native_refusal(op: str) -> str | None:
+    from deepinfer_kernels.native.measured import refusal  # it asks the registry
+
+    return refusal(op)
 
 
 def _triton_unavailable() -> str | None:
@@ -72,5 +77,12 @@ def register(registry: Registry) -> None:
         if _has(op, "native"):
             fn = getattr(import_module(_module(op, "native")), op)
             registry.add_impl(
-                Impl(op, "native", fn, _ON_CPU, evidence=MEASURED, unavailable=unavailable)
+                Impl(
+                    op,
+                    "native",
+                    fn,
+                    _ON_CPU,
+                    evidence=MEASURED,
+                    unavailable=partial(_native_refusal, op),
+                )
             )

@@ -319,13 +319,13 @@ class Registry:
         raise BackendError(f"{name!r} has no back end for device type {kind!r}")
 
     def _report(self, name: str, choice: Choice) -> None:
-        """Say once per operator that a better back end was not taken."""
-        key = (name, choice.impl.backend)
+        """Say once per reason, not once per operator, that a better back end was not taken."""
+        reasons = "; ".join(f"{backend}: {why}" for backend, why in choice.refused)
+        key = (choice.impl.backend, reasons)
         if choice.degraded and key not in self._reported:
             self._reported.add(key)
-            reasons = "; ".join(f"{backend}: {why}" for backend, why in choice.refused)
             _log.warning(
-                "%s falls back to %s (%s)",
+                "%s, and maybe others, falls back to %s (%s); see deepinfer-kernels doctor",
                 name,
                 choice.impl.backend,
                 reasons or "no better form is built for this device",
