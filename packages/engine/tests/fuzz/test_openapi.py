@@ -40,8 +40,11 @@ def test_no_request_makes_the_server_fail(case):
 def test_every_route_that_takes_a_body_says_what_it_looks_like():
     with TestClient(app, base_url="http://localhost") as client:
         document = client.get("/openapi.json").json()
-    posts = {path: methods["post"] for path, methods in document["paths"].items()
-             if "post" in methods and not path.startswith("/admin")}  # fmt: skip
+    posts = {
+        path: methods["post"]
+        for path, methods in document["paths"].items()
+        if "post" in methods and not path.startswith("/admin") and "{" not in path
+    }
     assert len(posts) >= 7
     for path, operation in posts.items():
         body = operation["requestBody"]["content"]["application/json"]["schema"]["$ref"]

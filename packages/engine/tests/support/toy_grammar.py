@@ -93,6 +93,7 @@ class ToyCompiler:
         self.errors: dict[str, Exception] = {}
         self.submitted: list[str] = []
         self.closed = False
+        self.abandoned: list[str] = []
 
     def hold(self, text: str) -> None:
         self.held[text] = Future()
@@ -116,6 +117,9 @@ class ToyCompiler:
 
     def counters(self) -> dict[str, float]:
         return {"grammar_compilations": len(self.submitted)}
+
+    def abandon(self, text: str) -> None:
+        self.abandoned.append(text)
 
     def gauges(self) -> dict[str, float]:
         return {"grammar_queue": len(self.held)}

@@ -160,6 +160,9 @@ class RecipeGrammars:
         inner.add_done_callback(lambda done: _pass_on(done, outer))
         return outer
 
+    def abandon(self, text: str) -> None:
+        self._service.abandon(text)
+
     def counters(self) -> dict[str, float]:
         return self._service.counters()
 

@@ -18,13 +18,16 @@ class FairCompiler:
     """`constraint_of`, one grammar of each key at a time; the others of that key wait here.
 
     A compiler has two processes: while one of them is busy with what this key sent, the other is
-    there for the rest. Who waits and goes, leaves the queue.
+    there for the rest. Who waits and goes, leaves the queue; a compile that the last of its
+    requests has left is killed.
     """
 
     def __init__(self, compiler: GrammarCompiler | None) -> None:
         self._compiler = compiler
         self._running: Counter[str] = Counter()
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+        self._wanted: Counter[str] = Counter()
+        """How many requests wait for a text."""
 
     async def compiled(self, sampling: SamplingParams, salt: str) -> ConstraintState | None:
         """See `constraint_of`; also EngineUnavailable when too many of this key wait."""
@@ -33,9 +36,17 @@ class FairCompiler:
             await self._turn(key)
         else:
             self._running[key] += 1
+        text = "" if sampling.constraint is None else sampling.constraint.grammar
+        self._wanted[text] += 1
         try:
             return await constraint_of(sampling, self._compiler)
         finally:
+            self._wanted[text] -= 1
+            if not self._wanted[text]:
+                del self._wanted[text]
+                if self._compiler is not None:
+                    # Left by the last who wanted it, it is killed; a finished one is not touched.
+                    self._compiler.abandon(text)
             self._pass_on(key)
 
     async def _turn(self, key: str) -> None:

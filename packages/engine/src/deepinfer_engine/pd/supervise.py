@@ -41,7 +41,8 @@ _MAX_LINE = 64 * 1024
 _BACKOFF_FIRST_S = 0.2
 _BACKOFF_MAX_S = 30.0
 # A child that ran this long was healthy: its next failure starts from the shortest backoff again.
-_HEALTHY_S = 30.0
+# Short, for one that is killed from outside now and then has to be back at once.
+_HEALTHY_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from deepinfer_engine.codec.schemas import request_schemas
 _BODIES = {
     "/v1/chat/completions": "ChatCompletionsRequest",
     "/v1/responses": "ResponsesRequest",
+    "/v1/responses/input_tokens": "ResponsesRequest",
     "/v1/messages": "MessagesRequest",
     "/anthropic/v1/messages": "MessagesRequest",
     "/v1/messages/count_tokens": "MessagesRequest",

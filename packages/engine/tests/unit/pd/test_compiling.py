@@ -24,10 +24,15 @@ class Held:
 
     def __init__(self) -> None:
         self.futures: dict[str, Future] = {}
+        self.killed: list[str] = []
 
     def submit(self, text):
         self.futures[text] = Future()
         return self.futures[text]
+
+    def abandon(self, text):
+        if not self.futures[text].done():
+            self.killed.append(text)
 
     def finish(self, text):
         self.futures[text].set_result(Grammar())
@@ -80,6 +85,24 @@ def test_a_request_that_has_gone_is_not_compiled_for():
         held.finish("z")
         await last
         assert not fair._running
+
+    asyncio.run(go())
+
+
+def test_a_compile_that_the_last_of_its_requests_has_left_is_killed():
+    async def go():
+        held = Held()
+        fair = FairCompiler(held)
+        first = asyncio.create_task(fair.compiled(wants("x"), "a"))
+        second = asyncio.create_task(fair.compiled(wants("x"), "b"))
+        await turns()
+        first.cancel()
+        await turns()
+        assert held.killed == []
+        second.cancel()
+        await turns()
+        assert held.killed == ["x"]
+        assert not fair._wanted
 
     asyncio.run(go())
 

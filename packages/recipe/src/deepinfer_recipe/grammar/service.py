@@ -76,6 +76,9 @@ class GrammarService:
         self._counters: Counter[str] = Counter()
         self._own = threading.local()
         self._compilers: set[_Compiler] = set()
+        self._working: dict[str, _Compiler] = {}
+        """The process that compiles a text now."""
+        self._abandoned: set[str] = set()
         self._closed = False
         self._threads = ThreadPoolExecutor(processes, thread_name_prefix="grammar")
 
@@ -104,6 +107,25 @@ class GrammarService:
             self._pending[text] = future
         future.add_done_callback(lambda done: self._settle(text, done))
         return future
+
+    def abandon(self, text: str) -> None:
+        """Nobody wants this text any more: one that waits is left out, one that compiles is killed.
+
+        Its future is cancelled or raises `GrammarBusy`; nothing is remembered of it.
+        """
+        with self._lock:
+            future = self._pending.get(text)
+            if future is None or future.done():
+                return
+            compiler = self._working.get(text)
+            if compiler is None:
+                waits = future
+            else:
+                # Under the lock: its thread takes that before it gives it another text.
+                self._abandoned.add(text)
+                compiler.kill()
+                return
+        waits.cancel()
 
     def compile(self, text: str) -> CompiledGrammar:
         """`submit`, waited for."""
@@ -141,11 +163,19 @@ class GrammarService:
             self._counters["grammar_compilations"] += 1
         compiler, vocabulary = self._compiler()
         message = {"grammar": text, "alarm_s": self._timeout_s + _ALARM_GRACE_S}
+        with self._lock:
+            self._working[text] = compiler
         answer = compiler.ask(message, self._timeout_s)
+        with self._lock:
+            del self._working[text]
+            abandoned = text in self._abandoned
+            self._abandoned.discard(text)
         if answer is None:
             self._drop(compiler)
             if self._closed:
                 raise GrammarBusy("the grammar compiler was closed meanwhile")
+            if abandoned:
+                raise GrammarBusy("nobody waited for this schema any more; send it again")
             if compiler.timed_out:
                 with self._lock:
                     self._counters["grammar_timeouts"] += 1
