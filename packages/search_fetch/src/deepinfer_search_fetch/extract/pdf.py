@@ -17,6 +17,7 @@ from deepinfer_search_fetch.extract.pdf_page import PageContent, read_page
 from deepinfer_search_fetch.extract.textual import TextDocument
 
 MAX_RUNS = 400_000
+MAX_TEXT_CHARS = 250_000  # some 70 dense pages: what the time limit of a worker has room for
 _MARGIN = 0.1  # of the page's height: where running heads and feet stand
 _HEADING_RATIO = 1.15
 _MAX_HEADING_CHARS = 200
@@ -74,9 +75,9 @@ def extract_pdf(body: bytes, limits: Limits, *, page_marks: bool = False) -> Tex
 
 
 def _pages(document: Any, limits: Limits, warnings: list[str]) -> Iterator[PageContent]:
-    runs = 0
+    runs = chars = 0
     for number in range(len(document)):
-        if number >= limits.document_pages or runs > MAX_RUNS:
+        if number >= limits.document_pages or runs > MAX_RUNS or chars > MAX_TEXT_CHARS:
             warnings.append(f"pages_truncated:{len(document)}")
             return
         page = document[number]
@@ -85,6 +86,7 @@ def _pages(document: Any, limits: Limits, warnings: list[str]) -> Iterator[PageC
         finally:
             page.close()
         runs += len(content.runs)
+        chars += sum(len(run.text) for run in content.runs)
         yield content
 
 
