@@ -1,6 +1,7 @@
 """Speed of the codec beside the reference package, same work, same run, one thread.
 
-    python packages/recipe/benches/bench_codec.py [seconds per line and package]
+    python packages/recipe/benches/bench_codec.py [--seconds 0.5] [--json FILE] [--no-pure]
+    python packages/recipe/benches/bench_codec.py --table FILE     # the page's table of a run
 
 The reference (`pip install deepseek-recipe==0.2.0`) is optional: without it the rates stand
 alone. Rates are per second of processor time of this process. The packages take turns within
@@ -11,9 +12,11 @@ of its own; its ratio is taken in that process, with the reference beside it.
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import json
 import os
+import platform
 import random
 import subprocess
 import sys
@@ -76,6 +79,37 @@ def conversation_body(salt: str) -> bytes:
     messages.append({"role": "user", "content": "And now?"})
     body = {"model": "DeepSeek-V4.1-Flash", "messages": messages, "tools": tools(12, salt)}
     return json.dumps(body).encode()
+
+
+def plain_body(messages: int) -> bytes:
+    """A conversation without tools."""
+    turns = [
+        {"role": ("user", "assistant")[n % 2], "content": f"Message {n}. " + "Some words. " * 20}
+        for n in range(messages)
+    ]
+    return json.dumps({"model": "DeepSeek-V4.1-Flash", "messages": turns}).encode()
+
+
+SAMPLES = {
+    "code": "def f(x: int) -> list[str]:\n    return [str(i) for i in range(x) if i < 3]\n\n",
+    "Chinese": "天气预报说今天下午有雨,请带伞。我们再看一看明天的情况。\n",
+    "emoji": "Sure 👍🏽! Done ✅ - see 🧑‍💻 below 🎉.\n",
+}
+
+
+def sample_text(kind: str, size: int) -> str:
+    text = SAMPLES[kind] * (size // len(SAMPLES[kind]))
+    return f"{text[: size // 2]}</think>\n\n{text[size // 2 :]}"
+
+
+def long_argument(size: int) -> str:
+    """One call whose string argument is a long file."""
+    head = '\n\n<｜DSML｜ calls>\n<｜DSML｜ invoke name="f">\n'
+    value = ANSWER * (size // len(ANSWER))
+    return (
+        f'ok</think>{head}<｜DSML｜ parameter name="text" string="true">{value}'
+        "</｜DSML｜ parameter>\n</｜DSML｜ invoke>\n</｜DSML｜ calls>"
+    )
 
 
 def answer_text(size: int) -> str:
@@ -192,6 +226,29 @@ def lines() -> list[tuple[str, int, Work, Callable[[], Any]]]:
         ),
         ("convert+render, dict, same tools", 1, render, lambda: as_dict),
     ]
+    for count in (21, 201):
+        body = plain_body(count)
+        out.append((f"convert+render, {count} messages, no tools", 1, render, lambda b=body: b))
+    argument = pieces(long_argument(100_000), 1, 4)
+    out += [
+        (
+            f"{protocol}: 100 KB string argument, 1-4 characters",
+            len(argument),
+            lambda c, texts, p=protocol: stream(c, p, texts, collects=False),
+            lambda: argument,
+        )
+        for protocol in PROTOCOLS
+    ]
+    for kind in SAMPLES:
+        texts = pieces(sample_text(kind, 100_000), 1, 4)
+        out.append(
+            (
+                f"chat: {kind}, 1-4 characters a chunk",
+                len(texts),
+                lambda c, texts: stream(c, "chat", texts, collects=False),
+                lambda texts=texts: texts,
+            )
+        )
     for protocol in PROTOCOLS:
         for name, texts in (("1-4 characters", small), ("1 KB", large)):
             out.append(
@@ -241,24 +298,49 @@ def measure_pure(seconds: float) -> list[list[float]]:
     return json.loads(done.stdout)
 
 
-def cells(rates_of_line: list[float]) -> str:
-    """Our rate and its ratio to the reference's."""
-    ours, *reference = rates_of_line
-    return f"{ours:12,.0f} " + (f"{ours / reference[0]:6.2f}" if reference else "")
+def table(run: dict[str, Any]) -> str:
+    """A run as the table of the package's page."""
+    head = ["per second of processor time", "reference", *run["states"]]
+    columns = [x for name in head[2:] for x in (name, "ratio")]
+    rows = [[*head[:2], *columns], ["---"] * (2 + len(columns))]
+    for name, ours in run["lines"].items():
+        reference = ours[0][1] if len(ours[0]) > 1 else None
+        row = [name, "-" if reference is None else f"{reference:,.0f}"]
+        for rates_of_state in ours:
+            ratio = "-" if reference is None else f"{rates_of_state[0] / rates_of_state[1]:.2f}"
+            row += [f"{rates_of_state[0]:,.0f}", ratio]
+        rows.append(row)
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def main() -> None:
-    seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 0.5
+    parser = argparse.ArgumentParser(description="Speed of the codec beside the reference.")
+    parser.add_argument("--seconds", type=float, default=0.5, help="for a line and package")
+    parser.add_argument("--json", type=Path, help="where to keep the run")
+    parser.add_argument("--table", type=Path, help="print the table of a kept run, run nothing")
+    parser.add_argument("--no-pure", action="store_true", help="leave pure Python out")
+    options = parser.parse_args()
+    if options.table is not None:
+        print(table(json.loads(options.table.read_text("utf-8"))))
+        return
     state = importlib.import_module("deepinfer_recipe.native").STATE
-    measured = measure(seconds)
-    pure = measure_pure(seconds) if state == "compiled" else None
-    columns = [state, *(["pure Python"] if pure else [])]
-    print(f"{'per second of processor time':38} {'reference':>12}", end="")
-    print("".join(f"{name:>12}  ratio" for name in columns))
-    for index, (name, *_) in enumerate(lines()):
-        reference = f"{measured[index][1]:12,.0f}" if len(measured[index]) > 1 else " " * 12
-        row = [measured[index], *([pure[index]] if pure else [])]
-        print(f"{name:38} {reference}" + "".join(map(cells, row)))
+    measured = [measure(options.seconds)]
+    states = [state]
+    if state == "compiled" and not options.no_pure:
+        measured.append(measure_pure(options.seconds))
+        states.append("pure Python")
+    run = {
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "states": states,
+        "lines": {
+            name: [of_state[index] for of_state in measured]
+            for index, (name, *_) in enumerate(lines())
+        },
+    }
+    if options.json is not None:
+        options.json.write_text(json.dumps(run, indent=1), encoding="utf-8")
+    print(table(run))
 
 
 if __name__ == "__main__":

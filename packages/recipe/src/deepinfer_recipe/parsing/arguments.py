@@ -132,6 +132,11 @@ class Arguments:
         return json.dumps(loads("".join(self._whole)), ensure_ascii=False)
 
     @property
+    def streams(self) -> bool:
+        """Whether the text of the current value is handed on as it comes."""
+        return self._is_string and not self._wraps
+
+    @property
     def takes_loose(self) -> bool:
         """Whether text between the tags may be the arguments themselves."""
         return not self._keys and self._waiting is None

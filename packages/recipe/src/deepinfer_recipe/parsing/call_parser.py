@@ -13,7 +13,7 @@ from collections.abc import Callable
 from deepinfer_recipe.base.json_closing import closing_of
 from deepinfer_recipe.base.json_text import quote
 from deepinfer_recipe.parsing.output_sink import OutputSink
-from deepinfer_recipe.parsing.partial_match import alternation, patterns_of
+from deepinfer_recipe.parsing.partial_match import ValuePath, alternation, patterns_of
 
 _HEADER = re.compile(r'"(.*?)"(?: [^>"]*"(true|false)"[^>]*)?>', re.DOTALL)
 _MAX_HEADER_CHARS = 4096
@@ -48,6 +48,13 @@ class CallParser:
     def is_inside(self) -> bool:
         """Whether a call has begun and not ended."""
         return self._in_call
+
+    def value_path(self) -> ValuePath | None:
+        """How plain text of the current string value passes, where one is being read."""
+        if self._state != self._value_text or not self._is_string:
+            return None
+        patterns = self._value_patterns
+        return patterns.has_first, patterns.is_plain, self._emit_value
 
     def feed(self, text: str) -> tuple[str | None, str]:
         """Take text; returns `(text behind the block, "")` or `(None, text held back)`."""

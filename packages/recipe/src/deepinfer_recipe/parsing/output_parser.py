@@ -22,6 +22,8 @@ from deepinfer_recipe.parsing.partial_match import SHORT, Patterns, alternation,
 from deepinfer_recipe.parsing.recovering_parser import RecoveringCallParser
 
 AnyCallParser: TypeAlias = CallParser | RecoveringCallParser | TaggedCallParser | MarkedCallParser
+_STREAMING = (CallParser, RecoveringCallParser)
+"""Parsers that hand on the text of a value while it comes."""
 State = Callable[[str], str | None]
 """Consumes text; returns what is left for the (changed) current state, None to wait."""
 
@@ -521,7 +523,11 @@ class OutputParser:
     # -- blocks of calls ---------------------------------------------------------------
 
     def _block(self, text: str) -> str | None:
-        rest, self._held = self._calls.feed(text)
+        calls = self._calls
+        rest, self._held = calls.feed(text)
+        # Plain text of a string value passes in one step, like that of an answer.
+        is_value = rest is None and not self._held
+        self._fast = calls.value_path() if is_value and isinstance(calls, _STREAMING) else None
         if rest is not None:
             self._emit_lost()
             self._go(self._leading_content if self._recovers else self._finished)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
+from typing import TypeAlias
 
 from deepinfer_recipe.native import routines as native
 
+ValuePath: TypeAlias = tuple[Callable[[str], object], Callable[[str], bool], Callable[[str], None]]
+"""Whether short text has a first character, whether text is plain, and where plain text goes."""
 SHORT = 32
 """Up to this length one look for first characters is cheaper than `is_plain`."""
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 
 from deepinfer_recipe.parsing.arguments import Arguments
 from deepinfer_recipe.parsing.output_sink import OutputSink
-from deepinfer_recipe.parsing.partial_match import Patterns, alternation
+from deepinfer_recipe.parsing.partial_match import Patterns, ValuePath, alternation
 
 _BLOCKS = ("calls", "tool_calls", "function_calls")
 _MAX_TAG_CHARS = 4096
@@ -91,6 +91,14 @@ class RecoveringCallParser:
             if self._left_block:
                 return rest or "", ""
         return None, self._held
+
+    def value_path(self) -> ValuePath | None:
+        """How plain text of the current string value passes, where one is being read."""
+        arguments = self._arguments
+        if self._state != self._value or arguments is None or not arguments.streams:
+            return None
+        patterns = self._value_patterns
+        return patterns.has_first, patterns.is_plain, arguments.more
 
     def take_lost(self) -> str:
         """Text that stood where none belongs: it is text of the answer."""
