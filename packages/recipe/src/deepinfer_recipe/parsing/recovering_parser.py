@@ -144,6 +144,9 @@ class RecoveringCallParser:
             return None
         end = _END.match(tail, word.end(), _MAX_TAG_CHARS)
         tag = word.group(1)
+        if end is None and tag and tag not in ("parameter", "invoke", *_BLOCKS):
+            self._stray(tail[: word.end()])  # the mark, and words of no tag
+            return tail[word.end() :]
         rest = tail[word.end() if end is None else end.end() :]
         if tag in _BLOCKS or (tag != "parameter" and self._arguments is None):
             if self._arguments is not None:
