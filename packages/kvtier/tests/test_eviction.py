@@ -182,7 +182,7 @@ def load() -> list[Request]:
 
 
 @pytest.mark.parametrize("policy", ONLINE)
-@pytest.mark.parametrize("capacity", [150, 800])
+@pytest.mark.parametrize("capacity", [pytest.param(150, marks=pytest.mark.slow), 800])
 def test_the_real_cache_hits_exactly_what_the_simulator_says(policy, capacity):
     requests, clock = load(), ReplayClock()
     with kvtier.open(host_bytes=capacity * BLOCK_BYTES, host_policy=policy, clock=clock) as cache:

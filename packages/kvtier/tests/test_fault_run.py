@@ -18,6 +18,7 @@ from deepinfer_kvtier.faults import FaultIo
 BLOCK_BYTES, SLOT = 5_000, 8_192
 
 
+@pytest.mark.slow
 def test_no_wrong_byte_whatever_fails(tmp_path):
     """The short form of `nox -s kvtier-faults`, which goes on for a million records."""
     often = ("preadv", "pwritev", "datasync", "disk_bytes")

@@ -199,6 +199,7 @@ def traces():
     }
 
 
+@pytest.mark.slow
 def test_the_public_traces_have_their_published_hit_rates(traces):
     for name, rate in UNLIMITED.items():
         assert round(simulate(traces[name]).hit_rate, 4) == rate
@@ -208,6 +209,7 @@ def test_the_public_traces_have_their_published_hit_rates(traces):
             assert result.hit_rate == pytest.approx(rate, abs=0.001), (name, policy, capacity)
 
 
+@pytest.mark.slow
 def test_knowing_sessions_gains_two_points_on_the_conversations_and_loses_none_elsewhere(traces):
     gains = {}
     for name in traces:
@@ -264,6 +266,7 @@ def test_knowing_sessions_loses_next_to_nothing_where_there_are_none(load, gain)
     assert session - lru >= gain - 1e-9
 
 
+@pytest.mark.slow
 def test_started_cold_it_loses_next_to_nothing_on_half_a_trace(traces):
     for name, requests in traces.items():
         for part in (requests[: len(requests) // 2], requests[len(requests) // 2 :]):
@@ -275,6 +278,7 @@ def test_started_cold_it_loses_next_to_nothing_on_half_a_trace(traces):
                 assert session - lru >= (-0.005 if capacity == 1_000 else 0.01), (name, capacity)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_seven_days_of_chat_beat_three_by_less_than_a_point_in_the_synthetic_load(seed):
     requests = generate(StretchLoad(days=16, seed=seed))

@@ -212,6 +212,7 @@ def test_a_row_that_is_used_again_starts_without_the_marks_of_the_last(store):
     assert len(table.hit_rows()) == 0
 
 
+@pytest.mark.slow
 def test_a_second_chance_raises_the_hit_rate_of_a_small_disk(tmp_path, monkeypatch, make_store):
     class Clock(ReplayClock):
         def wall(self) -> float:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -55,6 +56,7 @@ def test_the_table_agrees_with_a_dictionary(operations):
             assert table.take(np.array([find(table, key)]))["segment"][0] == segment
 
 
+@pytest.mark.slow
 def test_a_million_records_take_less_than_64_bytes_each():
     rng = np.random.default_rng(0)
     table = EntryTable()

@@ -29,7 +29,7 @@ from deepinfer_kvtier.base.errors import ConfigError, StoreFormatError
 from deepinfer_kvtier.base.files import IoEngine, PosixIo
 from deepinfer_kvtier.base.values import LayoutSpec, Status, parts
 from deepinfer_kvtier.faults import Effect, FaultIo
-from deepinfer_kvtier.flow.compression import CODECS
+from deepinfer_kvtier.flow.compression import CODECS, installed, require_library
 from deepinfer_kvtier.testing import ManualClock, payload_of
 
 PLAN: dict[str, dict[Effect, float]] = {
@@ -133,6 +133,8 @@ def run_faults(
 
     engine: makes what does the file operations that are not made to fail.
     """
+    if compression != "none":
+        require_library()  # else no cache would ever open
     run = FaultRun()
     records = _records_for(compression)
     chooser = random.Random(seed)
@@ -258,6 +260,12 @@ def main() -> None:
     parser.add_argument("--where", type=Path, default=None, help="file system to run on")
     parser.add_argument("--compression", choices=list(CODECS), default="none")
     given = parser.parse_args()
+    if given.compression != "none" and not installed():
+        print(
+            'compression needs the extra "zstd": pip install "deepinfer-kvtier[zstd]"',
+            file=sys.stderr,
+        )
+        sys.exit(2)
     started = time.process_time()
     run = FaultRun()
     seed = given.seed

@@ -10,12 +10,19 @@ from typing import Any
 
 from deepinfer_kvtier.api.metrics import render
 from deepinfer_kvtier.api.namespace import Namespace
-from deepinfer_kvtier.base.config import IoName, KVTierConfig, Mode, WindowSettings, parse_config
+from deepinfer_kvtier.base.config import (
+    IoName,
+    KVTierConfig,
+    Mode,
+    WindowSettings,
+    parse_config,
+    permissions_of,
+)
 from deepinfer_kvtier.base.errors import ConfigError
 from deepinfer_kvtier.base.events import Callback
 from deepinfer_kvtier.base.files import IoEngine, call_in_children, stamp_of
 from deepinfer_kvtier.base.identity import Shard, chain_root, fingerprint, salt_bytes
-from deepinfer_kvtier.base.timing import BoundedClock, Clock, SystemClock
+from deepinfer_kvtier.base.timing import Clock, SteadyClock, SystemClock
 from deepinfer_kvtier.base.values import FlushReport, LayoutSpec
 from deepinfer_kvtier.flow.compression import open_compressor
 from deepinfer_kvtier.flow.encryption import Sealer, WriterIdentity
@@ -28,8 +35,13 @@ from deepinfer_kvtier.log.direct_io import build_io
 from deepinfer_kvtier.log.disk import DiskTier
 from deepinfer_kvtier.log.gc import GcReport, collect
 from deepinfer_kvtier.log.store_files import (
+    CHECK_FILE,
+    FORMAT_FILE,
+    JUMP_S,
     POLICY_FIELDS,
     POLICY_FILE,
+    SECRET_FILE,
+    complaints_about_access,
     open_store,
     remember_policy,
     with_stored_policy,
@@ -59,15 +71,21 @@ class Cache(TierSet):
         disk: DiskTier | None = None
         self._secret = config.secret or bytes(32)
         self._identity = WriterIdentity()
+        fits, complaints = True, list[str]()
         if config.path is not None:
+            permissions = permissions_of(config)
             identity = open_store(
                 config.path,
+                permissions=permissions,
                 secret=config.secret,
                 read_only=config.read_only,
                 now_s=clock.wall(),
                 mode=config.mode,
             )
-            self._secret = identity.secret
+            self._secret, fits = identity.secret, identity.fits
+            complaints = complaints_about_access(config.path, permissions)
+            for complaint in complaints:
+                logger.warning("%s", complaint)
             try:
                 disk = DiskTier(
                     config.path,
@@ -83,6 +101,18 @@ class Cache(TierSet):
         self.recovery_s = time.perf_counter() - started
         exchange = None if config.windows is None else _opener(config, config.windows, clock)
         super().__init__(given, config, clock, disk, tiers, host_policy, compressor, exchange)
+        self.counts["open_to_others"] = len(complaints)
+        if not fits:
+            self.counts["wrong_secret"] = 1
+            logger.error(
+                "the secret or the id of the cache at %s is not the one its records were stored"
+                " with: nothing will be found and nothing is stored there; restore %s or %s, pass"
+                " the right `secret`, or remove %s to go on with this one",
+                config.path,
+                SECRET_FILE,
+                FORMAT_FILE,
+                CHECK_FILE,
+            )
         call_in_children(self, Cache._leave_to_parent)
 
     def namespace(
@@ -110,6 +140,10 @@ class Cache(TierSet):
         raises:   ConfigError.
         """
         self.check_open()
+        if not isinstance(layout, LayoutSpec):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError(f"a layout is a LayoutSpec, got {type(layout).__name__}")
+        if not isinstance(shard, Shard | None):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError(f"a shard is a Shard, got {type(shard).__name__}")
         scope = salt_bytes(salt)
         if not scope and not self.config.allow_shared_scope:
             raise ConfigError("an empty salt shares cached state between tenants; pass a salt")
@@ -212,17 +246,10 @@ class Cache(TierSet):
         if self.queue is not None:
             queue = {"queued_bytes": self.queue.queued_bytes, **self.queue.counts}
         tiers = {tier.name: tier.usage() for tier in self.further}
-        degraded = bool(
-            disk.get("evicted_before_floor")
-            or disk.get("breaker_open")
-            or disk.get("corrupt")
-            or disk.get("low_space")
-            or readback.get("l2_readback_bad")
-            or readback.get("l2_silent")
-            or any(tier["health"] != "ok" for tier in tiers.values())
-        )
+        reasons = self._complaints(disk, readback, tiers)
         return {
-            "health": "degraded" if degraded else "ok",
+            "health": "degraded" if reasons else "ok",
+            "health_reasons": reasons,
             "hits": hits,
             "puts": {k: v for k, v in self.counts.items() if k.startswith(("put_", "refused_"))},
             "loads": dict(self.loader.counts),
@@ -245,6 +272,34 @@ class Cache(TierSet):
             "namespaces": {name: dict(counts) for name, counts in self.namespace_counts.items()},
             "recovery_s": self.recovery_s,
         }
+
+    def _complaints(
+        self,
+        disk: Mapping[str, float],
+        readback: Mapping[str, float],
+        tiers: Mapping[str, Mapping[str, Any]],
+    ) -> list[str]:
+        """Why the cache is not in order, in a word each."""
+        failing = None if self.queue is None else self.queue.failing
+        found = {
+            "reads_failing": disk.get("breaker_open"),
+            "writes_failing": disk.get("write_breaker_open") or failing == "write_failed",
+            "disk_full": self.counts["disk_full"] or failing == "disk_full",
+            "low_space": disk.get("low_space"),
+            "evicted_before_floor": disk.get("evicted_before_floor"),
+            "corrupt": disk.get("corrupt"),
+            "memory_corrupt": self.host.usage()["corrupt"],
+            "unreadable_writers": disk.get("unreadable_writers"),
+            "folder_gone": disk.get("folder_gone"),
+            "wrong_secret": self.counts["wrong_secret"],
+            "open_to_others": self.counts["open_to_others"],
+            "clock_jump": abs(disk.get("clock_jump_s", 0)) > JUMP_S
+            or abs(disk.get("clock_off_s", 0)) > JUMP_S,
+            "readback_bad": readback.get("l2_readback_bad"),
+            "silent": readback.get("l2_silent"),
+            **{f"tier_{name}": tier["health"] != "ok" for name, tier in tiers.items()},
+        }
+        return [reason for reason, is_so in found.items() if is_so]
 
     def _replay_stats(self) -> dict[str, float]:
         """Chosen plans by state source, and how much of what was put is approximate."""
@@ -364,8 +419,9 @@ def open(
     if isinstance(io, str):
         settings["io"], io = io, None
     given = parse_config(config, **settings)
-    clock = BoundedClock(clock or SystemClock())
-    io = io or build_io(given.io)
+    clock = SteadyClock(clock or SystemClock())
+    if io is None:
+        io = build_io(given.io, permissions_of(given))
     opened = open_tiers(tiers, given, clock, io)
     try:
         cache = Cache(given, clock, io, opened)

@@ -24,6 +24,13 @@ _PLAIN: tuple[tuple[str, Kind, str, str, str], ...] = (
     ("disk_entries", "gauge", "Records in the index.", "disk", "entries"),
     ("disk_index_bytes", "gauge", "Memory of the index.", "disk", "index_bytes"),
     ("disk_segments", "gauge", "Segment files.", "disk", "segments"),
+    (
+        "disk_write_breaker_open",
+        "gauge",
+        "1 while nothing is written to the disk.",
+        "disk",
+        "write_breaker_open",
+    ),
     ("disk_breaker_open", "gauge", "1 while the disk is left alone.", "disk", "breaker_open"),
     ("disk_read_bytes_total", "counter", "Verified bytes read.", "disk", "read_bytes"),
     (

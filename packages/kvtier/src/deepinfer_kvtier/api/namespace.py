@@ -11,6 +11,7 @@ from deepinfer_kvtier.base.buffers import Buffers, Records, records_in
 from deepinfer_kvtier.base.errors import ConfigError
 from deepinfer_kvtier.base.identity import (
     DIGEST_BYTES,
+    ChainDigests,
     ChainHasher,
     MediaItem,
     TokenIds,
@@ -101,17 +102,19 @@ class Namespace:
         raises:      ConfigError, UncacheableInput, ClosedError.
         """
         self.cache.check_open()
-        unknown = set(want) - set(KIND_CODES)
-        if unknown or "block" not in want:
-            raise ConfigError(f'want must name "block" and optionally "state", got {tuple(want)}')
-        if not lease_s > 0:  # not-a-number included
+        kinds = _names("want", want)
+        if set(kinds) - set(KIND_CODES) or "block" not in kinds:
+            raise ConfigError(f'want must name "block" and optionally "state", got {kinds}')
+        if not _number("lease_s", lease_s) > 0:  # not-a-number included
             raise ConfigError(f"lease_s must be above 0, got {lease_s}")
-        n_tokens = len(tokens)
+        n_tokens = _length("tokens", tokens)
+        if not all(isinstance(item, MediaItem) for item in _items("media", media)):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError(f"media is a sequence of MediaItem, got {media!r}")
         if digests is None:
             hasher = self.hasher()
             hasher.extend(tokens, media)
             digests = hasher.digests
-        elif len(digests) != n_tokens // self.layout.block_tokens:
+        elif _length("digests", digests) != n_tokens // self.layout.block_tokens:
             raise ConfigError(
                 f"{n_tokens} tokens have {n_tokens // self.layout.block_tokens} whole blocks,"
                 f" got {len(digests)} digests"
@@ -120,19 +123,27 @@ class Namespace:
             check_digests(digests)
         limit = max(0, n_tokens - 1 if leave_last else n_tokens) // self.layout.block_tokens
         if max_blocks is not None:
-            limit = min(limit, max(0, max_blocks))
+            limit = min(limit, max(0, _whole("max_blocks", max_blocks)))
         return find_prefix(
             self.cache,
             self.layout,
             self.shard,
             self.counts,
-            tuple(digests),
+            ChainDigests.at(digests, 0, self.root),
             limit=limit,
             prompt_tokens=n_tokens,
-            exact="state" in want and self.layout.payload_bytes("state") > 0,
+            exact="state" in kinds and self.layout.payload_bytes("state") > 0,
             lease_s=lease_s,
             accept_approximate=accept_approximate,
+            root=self.root,
         )
+
+    def _own(self, match: Match) -> None:
+        """raises: ConfigError for a match of another namespace: its bytes are not this tenant's."""
+        if not isinstance(match, Match):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError(f"expected what `match` returned, got {type(match).__name__}")
+        if match.root != self.root:
+            raise ConfigError("this match belongs to another namespace: use that, or match here")
 
     def plan(self, match: Match, *, cost: Cost | None = None, mode: ReplayMode = "bounded") -> Plan:
         """Decide how many of the matched blocks to load, and where the window state comes from.
@@ -142,6 +153,7 @@ class Namespace:
         mode: "exact" never uses approximate state, "bounded" may rebuild windows from the last
               cached tokens, "none" uses stored state only.
         """
+        self._own(match)
         return _plan_match(self.cache, self.layout, match, cost=cost, mode=mode)
 
     def load(
@@ -172,13 +184,15 @@ class Namespace:
         raises:      BufferShapeError, ConfigError, ClosedError; never for storage trouble.
         """
         self.cache.check_open()
-        try:
-            priority = operator.index(priority)
-        except TypeError:
-            raise ConfigError(f"priority is a whole number, got {priority!r}") from None
+        self._own(match)
+        priority = _whole("priority", priority)
+        if not isinstance(blocks, slice | None):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError(f"blocks is a slice of the prompt's blocks, got {blocks!r}")
+        if parts is not None:
+            parts = _names("parts", [parts] if isinstance(parts, str) else parts)
         deadline = None
         if deadline_ms is not None:
-            deadline = self.cache.clock.monotonic() + deadline_ms / 1000
+            deadline = self.cache.clock.monotonic() + _number("deadline_ms", deadline_ms) / 1000
         request = LoadRequest(
             self.layout, self.shard, self._sealer, match, blocks, dst, state_dst, parts, deadline
         )
@@ -196,7 +210,7 @@ class Namespace:
         src: Buffers,
         *,
         parents: Sequence[bytes] | bytes | None = None,
-        first_block: int = 0,
+        first_block: int | None = None,
         cls: str = "chat",
         durability: Durability = "behind",
         copy: bool = True,
@@ -209,9 +223,9 @@ class Namespace:
 
         digests:     of the blocks, first to last (32 bytes each).
         src:         their bytes, see `deepinfer_kvtier.base.buffers`.
-        parents:     digest before each block, or before the first one only; None with
-                     `first_block=0`.
-        first_block: position of `digests[0]` in its chain.
+        parents:     digest before each block, or before the first one only.
+        first_block: position of `digests[0]` in its chain. None for both: as a part of
+                     `match.digests` or `hasher.digests` says, else the beginning of a chain.
         cls:         retention class, a key of `KVTierConfig.classes`.
         durability:  what the ticket waits for: "behind" = the source may be reused, "flushed" =
                      every process sees it and it survives kill -9, "fsync" = it survives power
@@ -222,14 +236,28 @@ class Namespace:
         approximate, replay_generation: from `Plan`, for records computed after a bounded replay.
         raises:      BufferShapeError, ConfigError, ClosedError.
         """
-        if confirmed_tokens is not None and confirmed_tokens < 0:
-            raise ConfigError(f"confirmed_tokens must be at least 0, got {confirmed_tokens}")
-        if first_block < 0:
+        count = _length("digests", digests)
+        check_digests(digests)
+        place: tuple[int, bytes] | None = None
+        if isinstance(digests, ChainDigests):
+            place = digests.first_block, digests.before
+        elif first_block is None and parents is None and count:
+            place = self._stored_place(digests[0])
+        if first_block is None:
+            first_block = place[0] if place is not None and parents is None else 0
+        elif _whole("first_block", first_block) < 0:
             raise ConfigError(f"first_block must be at least 0, got {first_block}")
+        if place is not None and place[0] != first_block:
+            raise ConfigError(
+                f"these digests begin at block {place[0]} of their chain, not at {first_block}:"
+                " pass the right first_block and parents, or neither"
+            )
+        if parents is None and place is not None:
+            parents = place[1]
         return self._put(
             _BLOCK,
             digests,
-            records_in(src, len(digests), self.layout.part_sizes("block"), writable=False),
+            records_in(src, count, self.layout.part_sizes("block"), writable=False),
             parents=self._parents(digests, parents, first_block),
             first_depth=first_block + 1,
             cls=cls,
@@ -252,13 +280,16 @@ class Namespace:
         durability: Durability = "behind",
         copy: bool = True,
         confirmed_tokens: int | None = None,
+        persist: bool | None = None,
         approximate: bool = False,
         replay_generation: int = 0,
     ) -> PutTicket:
         """Store the whole state slot that belongs to the boundary after the block `digest`.
 
         n_blocks: how many blocks lie before the boundary; needed with `confirmed_tokens`.
-        The other keywords are those of `put`. With `persist_state=False` slots stay in host memory.
+        persist:  whether it goes below host memory; None = as the setting `persist_state` says. An
+                  engine that keeps the last window of a request only passes False for the others.
+        The other keywords are those of `put`.
         raises:   BufferShapeError, ConfigError, ClosedError.
         """
         if "state" not in self.layout.kinds:
@@ -269,6 +300,7 @@ class Namespace:
             _STATE,
             [digest],
             records_in([src], 1, self.layout.part_sizes("state"), writable=False),
+            persist=self.cache.config.persist_state if persist is None else bool(persist),
             parents=[parent or bytes(DIGEST_BYTES)],
             first_depth=n_blocks or 0,
             cls=cls,
@@ -300,11 +332,17 @@ class Namespace:
         `read_only`, only this process forgets.
         """
         self.cache.check_open()
+        _length("digests", digests)
         check_digests(digests)
-        unknown = set(kinds) - set(KIND_CODES)
+        unknown = set(_names("kinds", kinds)) - set(KIND_CODES)
         if unknown:
             raise ConfigError(f"kinds are {sorted(KIND_CODES)}, got {sorted(unknown)}")
         return drop_records(self.cache, [KIND_CODES[name] for name in kinds], self.shard, digests)
+
+    def _stored_place(self, digest: bytes) -> tuple[int, bytes] | None:
+        """Where in its chain a block that is in memory lies, and what is before it."""
+        record = self.cache.host.peek(_BLOCK, digest)
+        return None if record is None else (record.depth - 1, record.parent)
 
     def _parents(
         self, digests: Sequence[bytes], parents: Sequence[bytes] | bytes | None, first_block: int
@@ -317,7 +355,7 @@ class Namespace:
             parents = self.root
         if isinstance(parents, bytes):
             return [parents, *digests[:-1]][: len(digests)]
-        if len(parents) != len(digests):
+        if _length("parents", parents) != len(digests):
             raise ConfigError(f"expected {len(digests)} parents, got {len(parents)}")
         return list(parents)
 
@@ -350,8 +388,13 @@ class Namespace:
         approximate: bool,
         generation: int,
         keep_alive: Any,
+        persist: bool = True,
     ) -> PutTicket:
         self.cache.check_open()
+        if confirmed_tokens is not None and _whole("confirmed_tokens", confirmed_tokens) < 0:
+            raise ConfigError(f"confirmed_tokens must be at least 0, got {confirmed_tokens}")
+        generation = _whole("replay_generation", generation)
+        first_depth = _whole("n_blocks", first_depth)
         check_put(self.cache.config, digests, parents, cls, durability, first_depth)
         confirmed = len(digests)
         if confirmed_tokens is not None:
@@ -377,6 +420,7 @@ class Namespace:
                 durability=durability,
                 copy=copy,
                 confirmed=confirmed,
+                persist=persist,
             ),
         )
         ticket.keep_alive(keep_alive)
@@ -411,3 +455,40 @@ def _plan_match(
     )
     tiers.counts[f"plans_{plan.state}"] += 1
     return plan
+
+
+def _whole(name: str, value: Any) -> int:
+    """raises: ConfigError for what is no whole number."""
+    if isinstance(value, bool):
+        raise ConfigError(f"{name} is a whole number, got {value!r}")
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise ConfigError(f"{name} is a whole number, got {value!r}") from None
+
+
+def _number(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ConfigError(f"{name} is a number, got {value!r}")
+    return float(value)
+
+
+def _length(name: str, value: Any) -> int:
+    try:
+        return len(value)
+    except TypeError:
+        raise ConfigError(f"{name} is a sequence, got {type(value).__name__}") from None
+
+
+def _items(name: str, value: Any) -> tuple[Any, ...]:
+    try:
+        return tuple(value)
+    except TypeError:
+        raise ConfigError(f"{name} is a sequence, got {type(value).__name__}") from None
+
+
+def _names(name: str, value: Any) -> tuple[str, ...]:
+    found = _items(name, value)
+    if isinstance(value, str) or not all(isinstance(item, str) for item in found):
+        raise ConfigError(f"{name} is a sequence of names, got {value!r}")
+    return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import grp
 import ipaddress
 import re
 from collections.abc import Callable, Mapping
@@ -12,6 +13,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from deepinfer_kvtier.base.errors import ConfigError
+from deepinfer_kvtier.base.files import Permissions
 
 HOUR_S = 3600.0
 
@@ -238,6 +240,8 @@ class KVTierConfig(BaseModel):
                        the reading thread does all of it.
     readback_every:    one record in so many written is read back from storage to see whether it is
                        there and right (`stats()["readback"]`); 0 = none.
+    file_mode, group:  permissions of the files of the store, for processes of several users: 0o660
+                       and a group that they share. The secret has them, too.
     read_only:         open for inspection; every put is refused.
     mode:              "embedded": processes of one machine; "shared-fs": machines on one mount.
                        Kept with the store; None = as it was made, "embedded" for a new one.
@@ -286,6 +290,8 @@ class KVTierConfig(BaseModel):
     io_threads: int = Field(default=2, ge=1, le=64)
     readback_every: int = Field(default=1000, ge=0)
     read_only: bool = False
+    file_mode: int = Field(default=0o600, ge=0o600, le=0o666)
+    group: str | int | None = None
     windows: WindowSettings | None = None
     mode: Mode | None = None
     mount: MountSettings = Field(default_factory=MountSettings)
@@ -304,6 +310,13 @@ class KVTierConfig(BaseModel):
     def _policy_object(cls, value: object) -> object:
         # An object would be taken apart when settings are merged; what returns it is not.
         return value if isinstance(value, str) or callable(value) else lambda: value
+
+    @field_validator("file_mode")
+    @classmethod
+    def _no_execution(cls, value: int) -> int:
+        if value & 0o111:
+            raise ValueError(f"files of a store are not executed, got {value:#o}")
+        return value
 
     @field_validator("compression")
     @classmethod
@@ -357,3 +370,14 @@ def parse_config(config: KVTierConfig | Path | str | None, **changes: Any) -> KV
     except ValidationError as cause:
         lines = "; ".join(_named({**error}) for error in cause.errors(include_input=False))
         raise ConfigError(f"invalid cache configuration: {lines}") from cause
+
+
+def permissions_of(config: KVTierConfig) -> Permissions:
+    """raises: ConfigError for a group that this machine does not know."""
+    gid = config.group
+    if isinstance(gid, str):
+        try:
+            gid = grp.getgrnam(gid).gr_gid
+        except KeyError:
+            raise ConfigError(f"group: there is no group {gid!r} on this machine") from None
+    return Permissions(config.file_mode, gid)

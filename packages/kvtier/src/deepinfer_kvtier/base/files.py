@@ -10,6 +10,7 @@ import os
 import struct
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -142,8 +143,37 @@ def is_full(error: OSError) -> bool:
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
+@dataclass(frozen=True, slots=True)
+class Permissions:
+    """Of the files of a store; folders may be entered by who may read. gid: None = the process's.
+
+    Where they are not the private default they are set, whatever the umask says.
+    """
+
+    mode: int = 0o600
+    gid: int | None = None
+
+    @property
+    def folder_mode(self) -> int:
+        """Of folders: who may read a file may enter, who may write may create."""
+        return self.mode | (self.mode & 0o444) >> 2
+
+    def give(self, file: int | Path, *, folder: bool = False) -> None:
+        """Apply to a file or folder that was just made. raises: OSError."""
+        if self == PRIVATE:
+            return
+        if self.gid is not None:
+            os.chown(file, -1, self.gid)
+        os.chmod(file, self.folder_mode if folder else self.mode)
+
+
+PRIVATE: Final = Permissions()
+
+
 class PosixIo:
     """The operating system's own calls."""
+
+    permissions = PRIVATE
 
     def create(self, path: Path) -> int:
         return self._open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR)
@@ -186,6 +216,7 @@ class PosixIo:
 
     def mkdir(self, path: Path) -> None:
         path.mkdir(mode=0o700)
+        self.permissions.give(path, folder=True)
 
     def unlink(self, path: Path) -> None:
         path.unlink(missing_ok=True)
@@ -215,6 +246,8 @@ class PosixIo:
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
         fd = os.open(path, flags, 0o600)
         try:
+            if create:
+                self.permissions.give(fd)
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(fd)
@@ -255,7 +288,10 @@ class PosixIo:
         return {"engine": "posix"}
 
     def _open(self, path: Path, flags: int) -> int:
-        return os.open(path, flags | os.O_CLOEXEC, 0o600)
+        fd = os.open(path, flags | os.O_CLOEXEC, 0o600)
+        if flags & os.O_CREAT:
+            self.permissions.give(fd)
+        return fd
 
 
 def write_all(io: IoEngine, fd: int, buffers: list[Readable], offset: int) -> None:

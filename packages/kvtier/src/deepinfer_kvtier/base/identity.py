@@ -11,7 +11,7 @@ import json
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, SupportsIndex, overload
 
 import numpy as np
 from blake3 import blake3
@@ -96,16 +96,27 @@ def fingerprint(
     raises:   ConfigError where a value is not plain JSON.
     """
     shard = shard or Shard()
+    if not isinstance(model, (str, Mapping)):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(f"model is an id or a mapping, got {type(model).__name__}")
+    try:
+        named = {
+            "adapters": [dict(adapter) for adapter in adapters],
+            "quantisation": dict(quantisation or {}),
+            "rope": dict(rope or {}),
+            "tables": dict(tables or {}),
+        }
+    except (TypeError, ValueError) as cause:
+        raise ConfigError(
+            "adapters is a sequence of mappings; quantisation, rope and tables are mappings:"
+            f" {cause}"
+        ) from None
     canonical = {
-        "adapters": list(adapters),
+        **named,
         "identity_version": IDENTITY_VERSION,
         "layout": layout.canonical(),
         "model": model if isinstance(model, str) else dict(model),
         "numerics": numerics,
-        "quantisation": dict(quantisation or {}),
-        "rope": dict(rope or {}),
         "shard": [shard.index, shard.count, shard.axis],
-        "tables": dict(tables or {}),
     }
     try:
         text = json.dumps(
@@ -163,6 +174,40 @@ def token_buffer(tokens: TokenIds) -> NDArray[np.uint32]:
     return np.ascontiguousarray(array, dtype="<u4")
 
 
+class ChainDigests(tuple[bytes, ...]):
+    """Digests of consecutive blocks of one chain, which know where in it they lie.
+
+    first_block: position of the first of them. before: digest of the block before it, or the root.
+    """
+
+    first_block: int
+    before: bytes
+
+    @classmethod
+    def at(cls, digests: Iterable[bytes], first_block: int, before: bytes) -> ChainDigests:
+        """These digests, at that place."""
+        made = cls(digests)
+        made.first_block, made.before = first_block, before
+        return made
+
+    @overload
+    def __getitem__(self, key: SupportsIndex, /) -> bytes: ...
+
+    @overload
+    def __getitem__(self, key: slice, /) -> tuple[bytes, ...]: ...
+
+    def __getitem__(self, key: SupportsIndex | slice, /) -> bytes | tuple[bytes, ...]:
+        """A part of them knows its place, too, unless it leaves some out."""
+        if not isinstance(key, slice):
+            return super().__getitem__(key)
+        found = super().__getitem__(key)
+        if (key.step or 1) != 1:
+            return found
+        start = key.indices(len(self))[0]
+        before = super().__getitem__(start - 1) if start else self.before
+        return ChainDigests.at(found, self.first_block + start, before)
+
+
 class ChainHasher:
     """Hashes a growing sequence once: `extend` costs only its new blocks.
 
@@ -186,7 +231,7 @@ class ChainHasher:
     @property
     def digests(self) -> tuple[bytes, ...]:
         """Digests (32 bytes each) of all whole blocks so far, first to last."""
-        return tuple(self._digests)
+        return ChainDigests.at(self._digests, 0, self._root)
 
     @property
     def n_tokens(self) -> int:

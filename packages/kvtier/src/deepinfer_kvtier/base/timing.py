@@ -31,19 +31,29 @@ class SystemClock:
         return time.monotonic()
 
 
-class BoundedClock:
-    """A clock whose wall time can be written to disk, wherever the machine believes to be.
+class SteadyClock:
+    """Wall time that passes at the pace of the monotonic clock, whatever is done to the machine's.
 
-    A machine that boots in 1969 or beyond 2106 then stores and finds as any other; what it wrote
-    looks old, or young, to the others.
+    Ages decide what is deleted, so a wall clock that is set forward by days must not make records
+    old. Where it starts can be corrected: `log.store_files.settle_clock` does, by what a store has
+    seen. Its times can be written to disk, wherever the machine believes to be.
     """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self.monotonic = clock.monotonic
+        self.rebase(clock.wall())
 
     def wall(self) -> float:
-        return _bounded(self._clock.wall())
+        return _bounded(self._base_s + self.monotonic() - self._since_s)
+
+    def rebase(self, wall_s: float) -> None:
+        """It is now this time."""
+        self._base_s, self._since_s = _bounded(wall_s), self.monotonic()
+
+    def off_s(self) -> float:
+        """Seconds by which the machine's clock is ahead of this one; negative = behind."""
+        return _bounded(self._clock.wall()) - self.wall()
 
 
 def _bounded(wall_s: float) -> float:

@@ -130,6 +130,7 @@ class Match:
                         these.
     approximate, replay_generation: of the hit, its state included.
     block_approximate, block_generation: of `block_prefix`, without state.
+    root:               of the namespace it belongs to: others refuse it.
     """
 
     n_blocks: int
@@ -145,6 +146,7 @@ class Match:
     prompt_tokens: int
     lease: Lease
     lease_s: float
+    root: bytes = field(repr=False)
     _book: LeaseBook = field(repr=False)
     _names: tuple[str, ...] = field(repr=False)
     _where: NDArray[np.uint8] = field(repr=False)
@@ -344,9 +346,10 @@ class PutTicket:
 
     accepted: for each record, whether the cache took it.
     reasons:  for each record, None or why not: "queue_full", "unconfirmed", "read_only",
-              "disk_full", "no_room", "class_pressure", "duplicate_in_call", "not_persistent". A
+              "disk_full", "no_room", "class_pressure", "duplicate_in_call", "not_persistent",
+              "wrong_secret". A
               record refused for the directory may still have been kept in host memory. An accepted
-              one that was not stored because its source had changed says "source_changed".
+              one that was not stored says "source_changed", "disk_full" or "write_failed".
     """
 
     def __init__(self, reasons: Sequence[str | None]) -> None:

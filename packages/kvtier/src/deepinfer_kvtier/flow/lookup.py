@@ -7,7 +7,6 @@ directory is pinned; records of further tiers cannot be, they may be gone when t
 
 from __future__ import annotations
 
-import errno
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -92,6 +91,7 @@ def find_prefix(
     exact: bool,
     lease_s: float,
     accept_approximate: bool,
+    root: bytes,
 ) -> Match:
     """Everything behind `Namespace.match` after hashing. counts: those of the namespace."""
     needs_state = layout.payload_bytes("state") > 0
@@ -120,7 +120,7 @@ def find_prefix(
         # Once, when all else is settled: this is a round trip.
         number = _FURTHER + len(tiers.further)
         _look_deeper(tiers, tiers.peers, number, question, survey)
-    match = _build(tiers, layout, digests, survey, segments, prompt_tokens, exact, lease_s)
+    match = _build(tiers, layout, digests, survey, segments, prompt_tokens, exact, lease_s, root)
     _account(tiers, layout, shard, counts, match, limit)
     tiers.sync_tiers()
     return match
@@ -276,12 +276,10 @@ def _pin_segments(tiers: TierSet, survey: _Survey) -> list[int] | None:
     for local in sorted(needed):
         try:
             fd = disk.segments.acquire(local)
-        except OSError as error:
-            if error.errno != errno.ESTALE:
-                disk.breaker.error()
-                _release(disk, taken)
-                raise
-            fd = None
+        except OSError:
+            disk.breaker.error()
+            _release(disk, taken)
+            raise
         if fd is None:
             disk.index.forget_segment(disk.segments.get(local))
             _release(disk, taken)
@@ -304,6 +302,7 @@ def _build(
     prompt_tokens: int,
     exact: bool,
     lease_s: float,
+    root: bytes,
 ) -> Match:
     names = ("host", "disk", *(tier.name for tier in tiers.readable))
     prefix = len(survey.records)
@@ -329,6 +328,7 @@ def _build(
         prompt_tokens=prompt_tokens,
         lease=tiers.leases.grant(held, segments, lease_s),
         lease_s=lease_s,
+        root=root,
         _book=tiers.leases,
         _names=names,
         _where=survey.where,

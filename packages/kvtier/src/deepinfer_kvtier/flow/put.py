@@ -32,7 +32,10 @@ _MAX_DEPTH = (1 << 32) - 1  # the depth of a record is stored as u32
 
 @dataclass(frozen=True, slots=True)
 class PutRequest:
-    """One checked `put`. The first `confirmed` records may be stored, the others are refused."""
+    """One checked `put`. The first `confirmed` records may be stored, the others are refused.
+
+    persist: whether they go below host memory.
+    """
 
     origin: Origin
     encoding: Encoding
@@ -43,6 +46,7 @@ class PutRequest:
     durability: Durability
     copy: bool
     confirmed: int
+    persist: bool = True
 
 
 def check_put(
@@ -61,7 +65,7 @@ def check_put(
         )
     check_digests(digests)
     check_digests(parents)
-    if cls not in config.classes:
+    if not isinstance(cls, str) or cls not in config.classes:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigError(f"unknown class {cls!r}: use one of {sorted(config.classes)}")
     if durability not in ("behind", "flushed", "fsync"):
         raise ConfigError(f"durability is behind, flushed or fsync, got {durability!r}")
@@ -72,9 +76,7 @@ def put_records(cache: TierSet, request: PutRequest) -> PutTicket:
     started = time.perf_counter()
     cache.leases.expire()
     ticket = PutTicket(_refusals_by_rule(cache, request))
-    to_disk = cache.queue is not None and (
-        request.origin.kind != _STATE or cache.config.persist_state
-    )
+    to_disk = cache.queue is not None and request.persist
     choice = _Choice()
     if to_disk and cache.queue is not None:
         _choose(cache, cache.queue, request, ticket, choice)
@@ -84,6 +86,9 @@ def put_records(cache: TierSet, request: PutRequest) -> PutTicket:
     queued = choice.queued
     to_copy = [*choice.host_only, *choice.refused, *(queued if request.copy else ())]
     held, fresh = _into_host(cache.host, request, sorted(to_copy))
+    for record in fresh:
+        if record.checksum is None and not (queued and request.copy):
+            record.checksum = checksum_of([record.data.data])  # no write will take it
     _settle_in_host(request, ticket, choice.host_only, held)
     if cache.queue is not None and queued:
         cache.queue.add(_items(request, queued, held, ticket))
@@ -163,6 +168,8 @@ def _choose(
         continues = any(stored[i] for i in wanted)
         wanted = [i for i in wanted if not stored[i]]
     refusal = "disk_full" if cache.counts["disk_full"] else None
+    if cache.counts["wrong_secret"]:
+        refusal = "wrong_secret"
     if cache.disk is not None and origin.cls in cache.disk.full_classes:
         refusal = "class_full"
     names = [(origin.kind, request.digests[i]) for i in wanted]

@@ -231,7 +231,8 @@ class GuardedTier:
     def __init__(self, tier: Tier, clock: Clock) -> None:
         self.tier = tier
         self.name = tier.name
-        self.breaker = Breaker(clock)
+        self.breaker = Breaker(clock)  # of reads
+        self.write_breaker = Breaker(clock)
         self.counts: Counter[str] = Counter()
 
     def probe(self, kind: int, shard: int, digests: Sequence[bytes]) -> NDArray[Any]:
@@ -342,7 +343,7 @@ class GuardedTier:
         return {
             **self.tier.usage(),
             **self.counts,
-            "health": "down" if self.breaker.is_open else self.tier.health(),
+            "health": self._health(),
         }
 
     def _get_batch(
@@ -358,6 +359,11 @@ class GuardedTier:
         else:
             self.breaker.success()
         return statuses
+
+    def _health(self) -> str:
+        if self.breaker.is_open:
+            return "down"
+        return "degraded" if self.write_breaker.is_open else self.tier.health()
 
     def _failed(self, what: str) -> None:
         self.counts[what] += 1

@@ -335,7 +335,7 @@ class TierSet:
         self.leases.expire()
         if self.disk is None:
             self.further[0].maintain()
-        elif self.config.auto_gc:
+        elif self.config.auto_gc and not self.counts["wrong_secret"]:
             try:
                 self.reload_policy(self.disk)
                 report = collect(self.disk)

@@ -128,7 +128,7 @@ class WriteTarget(Protocol):
     validates: bool
 
     @property
-    def breaker(self) -> Breaker: ...
+    def write_breaker(self) -> Breaker: ...
 
     def put_from(self, batch: Sequence[EncodedRecord]) -> Sequence[Status]: ...
 
@@ -174,6 +174,8 @@ class RetryingWriter:
         self._timed = timed
         self._maintain = maintain
         self._pause = pause
+        self.failing: str | None = None
+        """Why the last write failed for good; None once one has worked again."""
 
     def write(self, items: Sequence[QueueEntry]) -> Written:
         """Write `items`, parents first."""
@@ -183,7 +185,7 @@ class RetryingWriter:
         for attempt in range(MAX_ATTEMPTS):
             if not left:
                 return result
-            if self._target.breaker.is_open:
+            if self._target.write_breaker.is_open:
                 self._counts["breaker_drops"] += len(left)
                 break
             full = False
@@ -193,15 +195,17 @@ class RetryingWriter:
                 remaining += failed
                 full |= group_full
             if not remaining:
-                self._target.breaker.success()
+                self._target.write_breaker.success()
+                self.failing = None
                 return result
+            self.failing = "disk_full" if full else "write_failed"
             left, groups = remaining, chains_of(remaining)
             self._counts["write_errors"] += 1
             if full:
                 self._counts["disk_full_errors"] += 1
                 self._maintain()
             elif not result.stored:
-                self._target.breaker.error()  # else it is not the tier that fails
+                self._target.write_breaker.error()  # else it is not the tier that fails
             if attempt + 1 == MAX_ATTEMPTS or self._pause(backoff):
                 break
             backoff = min(2 * backoff, BACKOFF_MAX_S)
@@ -296,7 +300,7 @@ class WriteQueue:
             counts=self.counts,
             on_stored=on_stored,
             timed=timed,
-            maintain=maintain,
+            maintain=self._maintain_or_say,
             pause=self._pause,
         )
         self._next_maintenance = time.monotonic() + config.gc_interval_s
@@ -304,6 +308,11 @@ class WriteQueue:
         self._encoder = Encoder(f"kvtier-sum-{name}")
         self._thread = threading.Thread(target=self._run, name=f"kvtier-write-{name}", daemon=True)
         self._thread.start()
+
+    @property
+    def failing(self) -> str | None:
+        """Why records are not stored now: "disk_full", "write_failed"; None = they are."""
+        return self._attempts.failing
 
     @property
     def queued_bytes(self) -> int:
@@ -447,11 +456,19 @@ class WriteQueue:
             if self._target.sync_in_s() <= 0:
                 self._sync()
             if time.monotonic() >= self._next_maintenance:
-                self._maintain()
+                self._maintain_or_say()
                 self._next_maintenance = time.monotonic() + self._config.gc_interval_s
         with self._cond:
             left, self._items = list(self._items), deque[QueueEntry]()
         self._finish(left, stored=set())
+
+    def _maintain_or_say(self) -> None:
+        """Whatever periodic work comes to, records are written after it."""
+        try:
+            self._maintain()
+        except Exception:
+            logger.exception("periodic work of the tier %s failed", self.name)
+            self.counts["maintenance_errors"] += 1
 
     def _next_batch(self) -> list[QueueEntry] | None:
         """Records to write now; empty when it is time for other work; None at the end."""
@@ -473,7 +490,7 @@ class WriteQueue:
             self._target.sync()
         except OSError:
             self.counts["write_errors"] += 1
-            self._target.breaker.error()
+            self._target.write_breaker.error()
 
     def _wait_s(self) -> float:
         if not self._items:
@@ -519,6 +536,10 @@ class WriteQueue:
             stored = written.stored
             if written.failed:
                 self._orphan(written.failed)
+                why = self._attempts.failing or "write_failed"
+                for item in written.failed:
+                    for ticket, index, _ in item.waiters:
+                        ticket.note(index, why)
             if self._hand_on is not None:
                 self._hand_on([item for item in live if not item.record.changed])
         finally:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +20,7 @@ from deepinfer_kvtier.base.files import is_full
 from deepinfer_kvtier.log import format as fmt
 from deepinfer_kvtier.log.disk import DiskTier
 from deepinfer_kvtier.log.format import EncodedRecord, Origin
-from deepinfer_kvtier.log.segments import parse_segment_name
+from deepinfer_kvtier.log.segments import is_writer, parse_segment_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +49,14 @@ class SegmentStats:
 
 @dataclass(frozen=True, slots=True)
 class FolderStats:
-    """All segments, and the bytes of everything that is not promised to be deleted."""
+    """All segments, and the bytes of everything in the folder, whoever put it there.
+
+    in_grace_bytes: of that, files that are promised to be deleted and wait for the end of their
+                    grace.
+    """
 
     total_bytes: int
+    in_grace_bytes: int
     states: list[SegmentStats]
 
     def bytes_of(self, cls: str) -> int:
@@ -62,10 +69,13 @@ def collect_stats(disk: DiskTier) -> FolderStats:
     config = disk.config
     now = disk.clock.wall()
     # Files before rows: a segment may gain records meanwhile, but never seem to have lost them.
-    total, sizes = (0, Counter[int]()) if disk.liveness.shared else _sizes(disk)
+    total, in_grace, sizes = _sizes(disk)
     by_segment = rows_by_segment(disk.index.stored_rows())
     if disk.liveness.shared:
-        total, sizes = _indexed_sizes(disk, by_segment)
+        # What a mounted file system says of the size of a growing file may be old.
+        for local, size in _indexed_sizes(by_segment).items():
+            total += max(0, size - sizes[local])
+            sizes[local] = max(size, sizes[local])
     logs = disk.logs()
     states: list[SegmentStats] = []
     for segment in disk.segments.all():
@@ -91,7 +101,7 @@ def collect_stats(disk: DiskTier) -> FolderStats:
                 growing=growing,
             )
         )
-    return FolderStats(total, states)
+    return FolderStats(total, in_grace, states)
 
 
 def alive_rows(disk: DiskTier, cls: str, rows: NDArray[Any]) -> NDArray[Any]:
@@ -116,9 +126,10 @@ def rows_by_segment(rows: NDArray[Any]) -> dict[int, NDArray[Any]]:
 
 def writer_folders(disk: DiskTier) -> Iterator[str]:
     """Names of all writers' folders. raises: OSError."""
-    for name in disk.io.listdir(disk.root / "w"):
-        if len(name) == 32:
-            yield name
+    with contextlib.suppress(FileNotFoundError):
+        for name in disk.io.listdir(disk.root / "w"):
+            if is_writer(name):
+                yield name
 
 
 def _alive_bytes(disk: DiskTier, cls: str, rows: NDArray[Any]) -> int:
@@ -128,36 +139,48 @@ def _alive_bytes(disk: DiskTier, cls: str, rows: NDArray[Any]) -> int:
     )
 
 
-def _indexed_sizes(disk: DiskTier, by_segment: dict[int, NDArray[Any]]) -> tuple[int, Counter[int]]:
-    """`_sizes` from the index alone: what a mounted file system says of sizes may be old."""
+def _indexed_sizes(by_segment: dict[int, NDArray[Any]]) -> Counter[int]:
+    """Bytes of the segments as far as the index knows their records."""
     sizes = Counter[int]()
     for local, rows in by_segment.items():
         lengths, counts = np.unique(rows["length"], return_counts=True)
         slots = zip(lengths, counts, strict=True)
         sizes[local] = fmt.PAGE + sum(fmt.slot_bytes(int(n)) * int(count) for n, count in slots)
-    frames = sum(log.frames for log in disk.logs().values())
-    return sizes.total() + frames * fmt.PAGE, sizes
+    return sizes
 
 
-def _sizes(disk: DiskTier) -> tuple[int, Counter[int]]:
-    """Bytes of everything under the root but buried segments, and of each segment by number."""
-    total = 0
+def _sizes(disk: DiskTier) -> tuple[int, int, Counter[int]]:
+    """Bytes of everything in the folder, of what waits for its grace, of each segment by number."""
+    total = in_grace = 0
     sizes: Counter[int] = Counter()
     for name in writer_folders(disk):
         writer = bytes.fromhex(name)
-        disk.segments.discover(writer)
         folder = disk.root / "w" / name
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError, PermissionError):
+            disk.segments.discover(writer)
             for file in disk.io.listdir(folder):
                 with contextlib.suppress(FileNotFoundError):
                     size = disk.io.disk_bytes(folder / file)
                     parsed = parse_segment_name(file)
                     segment = disk.segments.named(writer, parsed[2]) if parsed else None
-                    if segment is None or not segment.tombstoned:
-                        total += size
+                    total += size
                     if segment is not None:
                         sizes[segment.local] = size
-    return total, sizes
+                        in_grace += size if segment.tombstoned else 0
+    return total + _foreign_bytes(disk), in_grace, sizes
+
+
+def _foreign_bytes(disk: DiskTier) -> int:
+    """Bytes of what lies in the folder besides the folders of writers."""
+    total = 0
+    writers = disk.root / "w"
+    for path, folders, files in os.walk(disk.root):
+        if path == str(writers):
+            folders[:] = [name for name in folders if not is_writer(name)]
+        for file in files:
+            with contextlib.suppress(OSError):
+                total += os.lstat(os.path.join(path, file)).st_blocks * 512
+    return total
 
 
 SPARSE_SHARE = 0.2
@@ -247,8 +270,17 @@ COPY_SHARE = 0.05
 """Share of the time between two collections that copying may take."""
 
 _BATCH = 64
+
+
+class UnreadableError(OSError):
+    """A record could not be read now; it may be as good as ever, so it stays where it is."""
+
+
 DAMAGED = ("no trailer", "wrong checksum")
 """What `read_slot` says of bytes that have changed, in contrast to some that are not there."""
+
+READ_ERROR = "read error"
+"""What `read_slot` begins with where nothing can be said: the record may be as good as ever."""
 
 
 def copy_forward(disk: DiskTier, states: Sequence[SegmentStats]) -> tuple[int, int]:
@@ -275,6 +307,9 @@ def copy_forward(disk: DiskTier, states: Sequence[SegmentStats]) -> tuple[int, i
                 records += 1
                 copied += fmt.slot_bytes(record.nbytes)
                 disk.counts["gc_copied_payload_bytes"] += record.nbytes
+        except UnreadableError:
+            disk.counts["gc_unreadable_segments"] += 1
+            continue
         except OSError as cause:
             if not is_full(cause):
                 raise
@@ -291,13 +326,17 @@ def copy_records(
     rows: NDArray[Any],
     cls: str,
     change: Callable[[EncodedRecord], EncodedRecord] = lambda record: record,
+    *,
+    leave_unreadable: bool = False,
 ) -> Iterator[EncodedRecord]:
     """Write the records of one segment again, in their order; yields those that were readable.
 
-    change: what to make of each of them first. raises: OSError.
+    change: what to make of each of them first.
+    raises: OSError; UnreadableError for one that cannot be read now, unless it may be left out.
     """
     rows.sort(order="page")
-    read = (_read(source, row, cls, keep_time=True) for row in rows)
+    strict = not leave_unreadable
+    read = (_read(source, row, cls, keep_time=True, strict=strict) for row in rows)
     for batch in _batches(record and change(record) for record in read):
         target.put_from(batch)
         yield from batch
@@ -331,7 +370,9 @@ def _batches(records: Iterable[EncodedRecord | None]) -> Iterator[list[EncodedRe
         yield batch
 
 
-def _read(disk: DiskTier, row: Any, cls: str, *, keep_time: bool) -> EncodedRecord | None:
+def _read(
+    disk: DiskTier, row: Any, cls: str, *, keep_time: bool, strict: bool = False
+) -> EncodedRecord | None:
     """A stored record, verified, ready to be written again; None when it is not what it should be.
 
     keep_time: the new copy is as old as the last use of this one, so that neither its lifetime
@@ -339,6 +380,8 @@ def _read(disk: DiskTier, row: Any, cls: str, *, keep_time: bool) -> EncodedReco
     """
     read = read_slot(disk, row)
     if isinstance(read, str):
+        if strict and read.startswith(READ_ERROR):
+            raise UnreadableError(errno.EIO, read)
         disk.counts["corrupt"] += read in DAMAGED
         return None
     trailer, payload = read
@@ -379,12 +422,19 @@ def read_slot(disk: DiskTier, row: Any) -> tuple[fmt.Trailer, memoryview] | str:
         fd = disk.segments.acquire(local)
         if fd is None:
             return "file missing"
+        at = int(row["page"]) * fmt.PAGE
         try:
-            got = disk.io.preadv(fd, [slot], int(row["page"]) * fmt.PAGE)
+            try:
+                got = disk.io.preadv(fd, [slot], at)
+            except OSError:
+                fd = disk.segments.reopen(local)
+                if fd is None:
+                    return "file missing"
+                got = disk.io.preadv(fd, [slot], at)
         finally:
             disk.segments.release(local)
     except OSError as error:
-        return f"read error: {error.strerror}"
+        return f"{READ_ERROR}: {error.strerror}"
     if got < len(slot):
         return "cut short"
     at = fmt.trailer_offset(payload)

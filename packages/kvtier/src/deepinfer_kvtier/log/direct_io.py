@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from deepinfer_kvtier.base.config import IoName
-from deepinfer_kvtier.base.files import IoEngine, PosixIo, Readable
+from deepinfer_kvtier.base.files import PRIVATE, IoEngine, Permissions, PosixIo, Readable
 from deepinfer_kvtier.log.format import PAGE
 
 SEGMENT_SUFFIX: Final = ".kvs"
@@ -173,12 +173,18 @@ class DirectIo(StagedIo):
     def _open_segment(self, path: Path, flags: int) -> tuple[int, bool]:
         flags |= os.O_CLOEXEC
         try:
-            return os.open(path, flags | os.O_DIRECT, 0o600), True
+            fd = os.open(path, flags | os.O_DIRECT, 0o600)
         except OSError as cause:
             if cause.errno != errno.EINVAL:
                 raise
+        else:
+            if flags & os.O_CREAT:
+                self.permissions.give(fd)
+            return fd, True
         # Some file systems create the file before they refuse.
         fd = os.open(path, flags & ~os.O_EXCL, 0o600)
+        if flags & os.O_CREAT:
+            self.permissions.give(fd)
         self._fall_back(f"the file system of {path.parent} refuses O_DIRECT")
         return fd, False
 
@@ -228,6 +234,8 @@ class DirectIo(StagedIo):
             logger.warning("%s: reads and writes go through the page cache", reason)
 
 
-def build_io(name: IoName) -> IoEngine:
+def build_io(name: IoName, permissions: Permissions = PRIVATE) -> IoEngine:
     """The engine of that name."""
-    return DirectIo() if name == "odirect" else PosixIo()
+    io = DirectIo() if name == "odirect" else PosixIo()
+    io.permissions = permissions
+    return io

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from numpy.typing import NDArray
 
-from deepinfer_kvtier.base.config import KVTierConfig
+from deepinfer_kvtier.base.config import KVTierConfig, permissions_of
 from deepinfer_kvtier.base.errors import ClosedError
 from deepinfer_kvtier.base.files import IoEngine, PosixIo, give_up
-from deepinfer_kvtier.base.timing import Breaker, Clock
+from deepinfer_kvtier.base.timing import Breaker, Clock, SteadyClock
 from deepinfer_kvtier.base.values import NO_ROW, Status
 from deepinfer_kvtier.log import format as fmt
 from deepinfer_kvtier.log.format import EncodedRecord
@@ -23,7 +25,13 @@ from deepinfer_kvtier.log.liveness import Poller, open_liveness
 from deepinfer_kvtier.log.log_reader import LogReader
 from deepinfer_kvtier.log.reading import ALONE, SegmentReads, Urgency, Wanted
 from deepinfer_kvtier.log.segments import Segment, SegmentSet
+from deepinfer_kvtier.log.store_files import FORMAT_FILE, JUMP_S, save_clock, settle_clock
 from deepinfer_kvtier.log.writer import SegmentWriter
+
+logger = logging.getLogger(__name__)
+
+SEGMENTS_AT_LEAST: Final = 16
+"""Segments that a quota or a file system has room for: one eviction takes no more of it."""
 
 
 class DiskTier:
@@ -48,7 +56,8 @@ class DiskTier:
         self.segments = SegmentSet(root, io, names, locks=config.mode != "shared-fs")
         self.liveness = open_liveness(root, io, clock, config)
         self.counts: Counter[str] = Counter()
-        self.breaker = Breaker(clock)
+        self.breaker = Breaker(clock)  # of reads
+        self.write_breaker = Breaker(clock)
         self.index = LogIndex(
             self.segments, linger_s=self.liveness.grace_s / 2, now_s=clock.monotonic()
         )
@@ -79,6 +88,19 @@ class DiskTier:
         self._collected_at = clock.monotonic()
         self._collected_bytes = 0
         self.refresh()
+        self.clock_jump_s = 0.0
+        """By how much the machine's clock had jumped when the store was opened."""
+        if isinstance(clock, SteadyClock):
+            newest_s = self.index.newest_s()
+            self.clock_jump_s = settle_clock(root, clock, newest_s, shared=self.liveness.shared)
+            if abs(self.clock_jump_s) > JUMP_S:
+                logger.warning(
+                    "the clock of this machine is %.0f s away from what the store at %s has seen:"
+                    " records are not aged by that",
+                    self.clock_jump_s,
+                    root,
+                )
+        self.leave_time()
         self._poller = Poller(self, config.mount) if self.liveness.shared else None
 
     # -- index
@@ -115,18 +137,24 @@ class DiskTier:
             names = self.liveness.names(listing=listing)
             for removed in self._logs.keys() - set(names):
                 self._logs.pop(removed).close()
+            unreadable = 0
             for name in names:
                 if name == mine:
                     continue
                 log = self._logs.get(name)
                 if log is None:
                     log = self._logs[name] = LogReader(self.root / "w" / name, self.store, self.io)
-                entries = log.poll()
+                try:
+                    entries = log.poll()
+                except PermissionError:
+                    unreadable += 1  # its records are not there for us; all others are
+                    continue
                 if self.liveness.shared:
                     # Opening is when a mounted file system asks for news; an open file may be old.
                     log.close()
                 if len(entries):
                     batches.append((log.writer, entries))
+            self.counts["unreadable_writers"] = unreadable
             self.index.pass_time(self.clock.monotonic())
             if batches:
                 self.index.apply(batches)
@@ -230,6 +258,15 @@ class DiskTier:
             return False
         return writer.file_bytes - self._collected_bytes >= writer.segment_bytes
 
+    def leave_time(self) -> None:
+        """Note the time for who opens the store next; failing only costs precision then."""
+        if self.config.read_only or self.liveness.shared or not isinstance(self.clock, SteadyClock):
+            return
+        if not len(self.index):
+            return
+        with contextlib.suppress(OSError):
+            save_clock(self.root, self.clock, permissions_of(self.config))
+
     def since_collected_s(self) -> float:
         """Seconds since the last collection, at least the usual interval."""
         passed = self.clock.monotonic() - self._collected_at
@@ -237,6 +274,7 @@ class DiskTier:
 
     def mark_collected(self) -> None:
         """A collection has looked at everything written so far."""
+        self.leave_time()
         self._collected_at = self.clock.monotonic()
         self._collected_bytes = self._writer.file_bytes if self._writer else 0
 
@@ -285,6 +323,18 @@ class DiskTier:
             return float("inf")
         return max(writer.sync_in_s(), self._no_sync_before - self.clock.monotonic())
 
+    def is_there(self) -> bool:
+        """Whether the store still has its folder; if not, what this process writes is lost."""
+        if (self.root / FORMAT_FILE).exists():
+            self.counts["folder_gone"] = 0
+            return True
+        with self._write_lock:
+            if self._writer is not None and not self._closed:
+                self._writer.abandon()
+                self._writer = None
+        self.counts["folder_gone"] = 1
+        return False
+
     @property
     def delete_grace_s(self) -> float:
         """Seconds between the tombstone of a segment and the end of its file."""
@@ -325,6 +375,9 @@ class DiskTier:
             "index_bytes": self.index.nbytes,
             "segments": len(self.segments.all()),
             "breaker_open": int(self.breaker.is_open),
+            "write_breaker_open": int(self.write_breaker.is_open),
+            "clock_jump_s": int(self.clock_jump_s),
+            "clock_off_s": int(self.clock.off_s()) if isinstance(self.clock, SteadyClock) else 0,
             **self.counts,
         }
         writer = self._writer
@@ -340,6 +393,7 @@ class DiskTier:
         """Seal, mark the own log as ended and close every descriptor. raises: OSError."""
         if self._poller is not None:
             self._poller.close()
+        self.leave_time()
         try:
             with self._write_lock:
                 if self._control:
@@ -379,12 +433,9 @@ class DiskTier:
         writer = self._own_writer()
         if writer is None:
             segment_bytes = self.config.segment_bytes
-            quotas = [*self.config.class_quotas.values(), self.config.quota_bytes]
-            for quota in quotas:
-                if quota is None:
-                    continue
-                # Deletion works by whole segments: a quota needs several of them to have a choice.
-                segment_bytes = min(segment_bytes, max(quota // 8, 2 * fmt.PAGE))
+            for space in self._spaces():
+                # Deletion works by whole segments: it needs several of them to have a choice.
+                segment_bytes = min(segment_bytes, max(space // SEGMENTS_AT_LEAST, 2 * fmt.PAGE))
             self._writer = writer = SegmentWriter(
                 self.root,
                 store=self.store,
@@ -398,6 +449,15 @@ class DiskTier:
                 files=self.config.mount.segment_files if self.liveness.shared else 1,
             )
         return writer
+
+    def _spaces(self) -> list[int]:
+        """Bytes that segments have to share: quotas, and the file system."""
+        spaces = list(self.config.class_quotas.values())
+        if self.config.quota_bytes is not None:
+            spaces.append(self.config.quota_bytes)
+        with contextlib.suppress(OSError):
+            spaces.append(self.io.space(self.root)[1])
+        return spaces
 
     def _flush_control(self, writer: SegmentWriter) -> None:
         with self._control_lock:

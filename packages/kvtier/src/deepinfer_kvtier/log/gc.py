@@ -17,6 +17,7 @@ from deepinfer_kvtier.log.compaction import (
     COPY_SHARE,
     FolderStats,
     SegmentStats,
+    UnreadableError,
     alive_rows,
     choose_expired,
     choose_sparse,
@@ -142,6 +143,8 @@ def unlink_leftovers(disk: DiskTier) -> None:
 
 
 def _unlink(disk: DiskTier, segment: Segment) -> None:
+    """Its space returns at once, also where some process keeps it open without using it."""
+    disk.segments.empty(segment)
     disk.io.unlink(segment.path)
     segment.tombstoned = False
 
@@ -221,7 +224,7 @@ class GcReport:
 
     segments_expired: segments without a living record, those that were rewritten included.
     bytes_copied:     living records that moved to new segments, second chances included.
-    bytes_left:       everything under the directory; files that wait for their grace not counted.
+    bytes_left:       everything in the folder, files that wait for their grace included.
     within_limits:    whether quota and free share are kept now.
     """
 
@@ -243,6 +246,8 @@ def collect(disk: DiskTier, *, dry_run: bool = False) -> GcReport:
     """
     config = disk.config
     disk.refresh()
+    if not disk.is_there():
+        return GcReport(0, 0, 0, 0, 0, 0, 0, 0, within_limits=True)
     adopted = 0 if dry_run else tidy(disk)
     dropped = 0
     if config.namespace_quotas and not dry_run:
@@ -253,8 +258,9 @@ def collect(disk: DiskTier, *, dry_run: bool = False) -> GcReport:
     sparse = choose_sparse(stats.states)
     moved, copied = (0, 0) if dry_run else copy_forward(disk, sparse)
     gone += delete_segments(disk, emptied(disk, sparse), dry_run)
-    rest = FolderStats(stats.total_bytes, [s for s in stats.states if s.local not in gone.segments])
-    left = stats.total_bytes + copied - gone.bytes
+    living = [state for state in stats.states if state.local not in gone.segments]
+    rest = FolderStats(stats.total_bytes, stats.in_grace_bytes, living)
+    left = stats.total_bytes - stats.in_grace_bytes + copied - gone.bytes
     worth: Mapping[int, NDArray[Any]] = {}
     # A second chance takes room, so there is none on a file system that is short of it.
     if _over_a_quota(config, rest, left) and not _shortage(disk, gone.bytes * dry_run):
@@ -269,6 +275,12 @@ def collect(disk: DiskTier, *, dry_run: bool = False) -> GcReport:
     more = evict(disk, lambda kept: choose_victims(states, excess, ranks, kept), worth, dry_run)
     evicted += more
     freed = more.deleted.bytes - more.kept_bytes
+    # What only waits for its grace is no reason to evict more, and no room for more either.
+    held = stats.in_grace_bytes
+    if disk.delete_grace_s > 0:
+        held += gone.bytes + evicted.deleted.bytes
+    occupied = left - freed + held
+    fits = config.quota_bytes is None or occupied <= config.quota_bytes
     copied += evicted.kept_bytes
     if not dry_run:
         remove_empty_folders(disk)
@@ -281,11 +293,11 @@ def collect(disk: DiskTier, *, dry_run: bool = False) -> GcReport:
         segments_evicted=len(evicted.deleted.segments),
         records_removed=gone.records - moved + evicted.lost_records + dropped,
         bytes_freed=gone.bytes + evicted.deleted.bytes,
-        bytes_left=left - freed,
+        bytes_left=occupied,
         bytes_copied=copied,
         evicted_before_floor=evicted.early_records,
         adopted_writers=adopted,
-        within_limits=excess <= freed,
+        within_limits=excess <= freed and fits,
     )
 
 
@@ -323,7 +335,10 @@ def _shortage(disk: DiskTier, coming_bytes: int) -> int:
 
     coming_bytes: what a deletion that was only planned would give back.
     """
-    free, size = disk.io.space(disk.root)
+    try:
+        free, size = disk.io.space(disk.root)
+    except FileNotFoundError:
+        return 0  # the folder was removed meanwhile
     return max(0, int(disk.config.min_free_share * size) - free - coming_bytes)
 
 
@@ -347,6 +362,8 @@ def _adopt_dead(disk: DiskTier) -> int:
     for name, log in disk.logs().items():
         try:
             adopted += not log.ended and adopt(disk, name)
+        except (FileNotFoundError, PermissionError):
+            continue  # a neighbour was quicker, or it is not ours to end
         except OSError as cause:
             # Its sealed segments can be deleted all the same, and then there is room to finish it.
             if not is_full(cause):
@@ -364,6 +381,8 @@ def remove_empty_folders(disk: DiskTier) -> None:
             continue
         try:
             files = disk.io.listdir(folder)
+        except PermissionError:
+            continue
         except FileNotFoundError:
             disk.forget_log(name)
             disk.liveness.forget(name)
@@ -453,6 +472,8 @@ def write_again(
                 records[state.local] = records.get(state.local, 0) + 1
                 copied += fmt.slot_bytes(record.nbytes)
                 disk.counts["gc_copied_payload_bytes"] += record.nbytes
+        except UnreadableError:
+            disk.counts["gc_unreadable_segments"] += 1
         except OSError as cause:
             if not is_full(cause):
                 raise

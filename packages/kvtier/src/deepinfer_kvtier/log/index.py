@@ -116,6 +116,11 @@ class EntryTable:
         found = self._rows["seen_s"]
         found[numbers] = np.maximum(found[numbers], np.asarray(seen_s, dtype=np.uint32))
 
+    def newest_s(self) -> int:
+        """Largest time of last use of the live rows; 0 without any."""
+        used = slice(0, self._used)
+        return int(self._rows["seen_s"][used].max(initial=0, where=self._live[used]))
+
     def mark_hit(self, numbers: NDArray[Any], hit: bool = True) -> None:
         """Note that rows were used since they came, or take that back."""
         self._hit[numbers] = hit
@@ -583,6 +588,11 @@ class LogIndex:
         """Memory of the table and of what stands beside it."""
         with self._lock:
             return self._table.nbytes + self._duplicates.nbytes
+
+    def newest_s(self) -> int:
+        """Newest time of any record; 0 without records."""
+        with self._lock:
+            return self._table.newest_s()
 
     def __len__(self) -> int:
         return len(self._table)

@@ -303,8 +303,15 @@ class LogReader:
     def poll(self) -> NDArray[Any]:
         """New entries in order; empty when there are none, the log is gone, or it has ended.
 
-        raises: OSError other than "the file is gone".
+        raises: OSError other than "the file is gone"; the next poll opens the log by its path.
         """
+        try:
+            return self._poll()
+        except OSError:
+            self.close()
+            raise
+
+    def _poll(self) -> NDArray[Any]:
         if self.ended:
             return _NOTHING
         if self._fd is None:

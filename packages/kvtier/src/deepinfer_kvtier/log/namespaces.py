@@ -50,6 +50,8 @@ def namespace_rows(disk: DiskTier) -> dict[int, NDArray[Any]]:
         log = LogReader(disk.root / "w" / name, disk.store, disk.io)
         try:
             entries = log.poll()
+        except PermissionError:
+            continue
         finally:
             log.close()
         entries = entries[(entries["flags"] & fmt.CONTROL_FLAGS) == 0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, wait
@@ -366,9 +365,6 @@ def check_packed(
     return Status.OK
 
 
-_GONE_ERRORS = (errno.ENOENT, errno.ESTALE)
-
-
 class SegmentReads:
     """Reads of one directory.
 
@@ -469,23 +465,16 @@ class SegmentReads:
         if self._breaker.is_open:
             self._counts["breaker_skips"] += 1
             return [Status.ERROR] * len(members)
-        segment = self._segments.get(run.segment)
         try:
-            fd = self._segments.acquire(run.segment)
-            if fd is None:
-                self._index.forget_segment(segment)
-                return [Status.MISS] * len(members)
-            try:
-                outcome = read(fd, run.page * fmt.PAGE)
-            finally:
-                self._segments.release(run.segment)
-        except OSError as error:
-            if error.errno in _GONE_ERRORS:
-                self._index.forget_segment(segment)
-                return [Status.MISS] * len(members)
+            outcome = self._read_held(run, read)
+        except OSError:
+            # What a mount or a device says once is no word about the file: its records stay.
             self._counts["read_errors"] += 1
             self._breaker.error()
             return [Status.ERROR] * len(members)
+        if outcome is None:
+            self._index.forget_segment(self._segments.get(run.segment))
+            return [Status.MISS] * len(members)
         self._breaker.success()
         self._counts.update(outcome.counts)
         if outcome.statuses.count(Status.OK) == len(members):
@@ -494,3 +483,21 @@ class SegmentReads:
             if status is not Status.OK:
                 self._quarantine(kind, shard, want.digest, run.segment)
         return outcome.statuses
+
+    def _read_held(self, run: Run, read: Callable[[int, int], Outcome]) -> Outcome | None:
+        """Read with the descriptor that is there; if that fails, once more with a fresh one.
+
+        returns: None when there is no such file. raises: OSError.
+        """
+        fd = self._segments.acquire(run.segment)
+        if fd is None:
+            return None
+        try:
+            try:
+                return read(fd, run.page * fmt.PAGE)
+            except OSError:
+                self._counts["reopened_segments"] += 1
+                fresh = self._segments.reopen(run.segment)
+                return None if fresh is None else read(fresh, run.page * fmt.PAGE)
+        finally:
+            self._segments.release(run.segment)

@@ -12,7 +12,7 @@ import contextlib
 import secrets
 import threading
 from collections.abc import Generator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -35,12 +35,13 @@ class Segment:
     cls: str
     bucket: int
     sealed: bool = False
-    tombstoned: bool = False  # tombstoned: whoever still finds the file may unlink it
+    tombstoned: bool = False  # whoever still finds the file may unlink it
     tombstoned_at: float | None = None  # monotonic time at which this process heard of that
     moved: bool = False  # everything alive in it has been written elsewhere
     gone: bool = False
     fd: int | None = None
     users: int = 0
+    stale: list[int] = field(default_factory=list[int])  # closed when nobody reads any more
 
 
 class SegmentSet:
@@ -127,7 +128,7 @@ class SegmentSet:
             if segment.gone:
                 return None
         try:
-            fd = self._io.open_read(segment.path)
+            fd = self._open(segment)
         except FileNotFoundError:
             segment.gone = True
             return None
@@ -145,6 +146,9 @@ class SegmentSet:
         with self._lock:
             segment = self._by_local[local]
             segment.users -= 1
+            if segment.users == 0:
+                surplus.extend(segment.stale)
+                segment.stale.clear()
             if segment.users == 0 and segment.fd is not None:
                 if self._locks:
                     self._io.unshare(segment.fd)
@@ -156,6 +160,35 @@ class SegmentSet:
                     surplus.append(self._forget_descriptor(oldest))
         for fd in surplus:
             self._io.close(fd)
+
+    def reopen(self, local: int) -> int | None:
+        """A fresh descriptor, by path, of a segment that the caller holds and failed to read from.
+
+        returns: None when the file is gone. raises: OSError.
+        """
+        segment = self._by_local[local]
+        try:
+            fd = self._open(segment)
+        except FileNotFoundError:
+            segment.gone = True
+            return None
+        if self._locks and not self._io.share(fd):
+            self._io.close(fd)
+            return None
+        with self._lock:
+            if segment.fd is not None:
+                segment.stale.append(segment.fd)
+            segment.fd = fd
+        return fd
+
+    def _open(self, segment: Segment) -> int:
+        """Open by path, twice: one interrupted or stale answer says nothing about the file."""
+        try:
+            return self._io.open_read(segment.path)
+        except FileNotFoundError:
+            raise
+        except OSError:
+            return self._io.open_read(segment.path)
 
     def is_leased(self, segment: Segment) -> bool:
         """Whether any process uses the file now. raises: OSError."""
@@ -184,6 +217,20 @@ class SegmentSet:
             if fd is not None:
                 self._io.close(fd)
 
+    def empty(self, segment: Segment) -> None:
+        """Give the space of a claimed file back; without effect where claims mean nothing.
+
+        A process that still has it open looks whether it has a name before it uses it again.
+        """
+        if not self._locks:
+            return
+        with contextlib.suppress(OSError):
+            fd = self._io.open_write(segment.path)
+            try:
+                self._io.truncate(fd, 0)
+            finally:
+                self._io.close(fd)
+
     def mark_gone(self, segment: Segment) -> None:
         """The file is unlinked or lost; holders of its descriptor may finish reading."""
         fd = -1
@@ -201,7 +248,8 @@ class SegmentSet:
 
     def descriptors(self) -> list[int]:
         """All that are open, without a look at the lock."""
-        return [segment.fd for segment in self._by_local if segment.fd is not None]
+        stale = [fd for segment in self._by_local for fd in segment.stale]
+        return stale + [segment.fd for segment in self._by_local if segment.fd is not None]
 
     def close(self) -> None:
         """Close every descriptor; those that somebody reads from as soon as he is done."""
@@ -277,7 +325,10 @@ class LockLiveness:
 
     def names(self, *, listing: bool) -> list[str]:
         """Always a fresh listing."""
-        return [name for name in self._io.listdir(self._folder) if is_writer(name)]
+        try:
+            return [name for name in self._io.listdir(self._folder) if is_writer(name)]
+        except FileNotFoundError:
+            return []
 
     @contextlib.contextmanager
     def adopting(self, name: str) -> Generator[bool]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
@@ -10,28 +11,47 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, cast
 
-from deepinfer_kvtier.base.config import KVTierConfig, Mode, parse_config
+from blake3 import blake3
+
+from deepinfer_kvtier.base.config import KVTierConfig, Mode, parse_config, permissions_of
 from deepinfer_kvtier.base.errors import ConfigError, StoreFormatError
-from deepinfer_kvtier.base.files import FileStamp, stamp_of
+from deepinfer_kvtier.base.files import PRIVATE, FileStamp, Permissions, stamp_of
 from deepinfer_kvtier.base.identity import SECRET_BYTES
+from deepinfer_kvtier.base.timing import SteadyClock
 from deepinfer_kvtier.log.format import FORMAT_VERSION
 
 CLAIM_WAIT_S = 10.0
 FORMAT_FILE = "FORMAT.json"
 SECRET_FILE = "SECRET"
+CHECK_FILE = "CHECK"
+CLOCK_FILE: Final = "clock.json"
+JUMP_S: Final = 60.0
+"""Differences below this are drift and corrections of it, not jumps."""
+UNSEEN_S: Final = 24 * 3600.0
+"""Time that may have passed, at most, while nothing of this store was running and nobody knows."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoreIdentity:
-    """Store uuid (16 bytes), secret (32 bytes), and how its processes share it."""
+    """Store uuid (16 bytes), secret (32 bytes), and how its processes share it.
+
+    fits: secret and uuid are those that the records were stored under, by a stored check value.
+    """
 
     uuid: bytes
     secret: bytes
     mode: Mode
+    fits: bool
 
 
 def open_store(
-    root: Path, *, secret: bytes | None, read_only: bool, now_s: float, mode: Mode | None = None
+    root: Path,
+    *,
+    secret: bytes | None,
+    read_only: bool,
+    now_s: float,
+    mode: Mode | None = None,
+    permissions: Permissions = PRIVATE,
 ) -> StoreIdentity:
     """Read the identity of a directory, creating it where there is none yet.
 
@@ -47,14 +67,18 @@ def open_store(
         if read_only:
             raise ConfigError(f"no cache at {root}: {FORMAT_FILE} is missing; check the path")
         try:
+            fresh = not root.exists()
             (root / "w").mkdir(parents=True, exist_ok=True, mode=0o700)
+            permissions.give(root / "w", folder=True)
+            if fresh:
+                permissions.give(root, folder=True)
             created = {
                 "format": FORMAT_VERSION,
                 "store": secrets.token_bytes(16).hex(),
                 "created_s": int(now_s),
                 "mode": mode or "embedded",
             }
-            _publish_once(format_path, json.dumps(created).encode(), mode)
+            _publish_once(format_path, json.dumps(created).encode(), mode, permissions)
         except OSError as cause:
             raise ConfigError(f"cannot create a cache at {root}: {cause.strerror}") from cause
     uuid, made_for = _read_format(format_path, newer=read_only)
@@ -64,7 +88,105 @@ def open_store(
             f"the cache at {root} was made for mode {made_for!r}, it cannot be opened as {mode!r}:"
             " use that mode, or another directory"
         )
-    return StoreIdentity(uuid, secret or _read_secret(root, read_only, made_for), made_for)
+    secret = secret or _read_secret(root, read_only, made_for, permissions)
+    fits = _fits(root, uuid, secret, read_only, made_for, permissions)
+    return StoreIdentity(uuid, secret, made_for, fits)
+
+
+def _fits(
+    root: Path, uuid: bytes, secret: bytes, read_only: bool, mode: Mode, permissions: Permissions
+) -> bool:
+    """Compare with the check value, which the first one to open the store leaves there."""
+    path = root / CHECK_FILE
+    expected = blake3(b"kvtier check" + uuid, key=secret).digest()
+    try:
+        if not path.exists() and not read_only:
+            _publish_once(path, expected, mode, permissions)
+        return path.read_bytes() == expected
+    except FileNotFoundError:
+        return True  # looked at before anybody wrote
+    except OSError as cause:
+        raise ConfigError(f"cannot use {path}: {cause.strerror}") from cause
+
+
+def complaints_about_access(root: Path, permissions: Permissions) -> list[str]:
+    """Why others may read what is stored here, or write it, in words. raises: ConfigError for a
+    folder in which anybody may put files."""
+    found: list[str] = []
+    with contextlib.suppress(OSError):
+        folder = os.stat(root)
+        if folder.st_mode & 0o002 and not permissions.mode & 0o002:
+            raise ConfigError(
+                f"anybody may write to {root}, and so make any prompt hit: take the right away"
+                f" (chmod o-w {root}), or say file_mode=0o666"
+            )
+        if folder.st_uid not in (os.geteuid(), 0) and permissions.gid is None:
+            found.append(f"{root} belongs to another user ({folder.st_uid}), who decides over it")
+        secret = os.stat(root / SECRET_FILE)
+        excess = secret.st_mode & 0o077 & ~permissions.mode
+        if excess:
+            found.append(
+                f"others may read the secret of the store (chmod {permissions.mode:o}"
+                f" {root / SECRET_FILE})"
+            )
+    return found
+
+
+def settle_clock(root: Path, clock: SteadyClock, newest_s: float, *, shared: bool) -> float:
+    """Set a clock by what the store has seen; returns by how much the machine's had jumped.
+
+    Within one boot of one machine it is known how much time has passed since the store was last in
+    use. Else at most `UNSEEN_S` are believed to have: records get older by less than the truth
+    after a long pause, and are not all deleted after a battery has failed.
+
+    newest_s: newest time in the store's records, 0 without any; on a mount there is no other.
+    """
+    if not newest_s:
+        return 0.0  # nothing is there that could grow old
+    now_s = clock.wall()
+    seen = None if shared else _read_clock(root)
+    if seen is not None and seen[0] == _boot_id() and clock.monotonic() >= seen[1]:
+        expected_s = seen[2] + clock.monotonic() - seen[1]
+        jump_s = now_s - expected_s
+        if abs(jump_s) <= JUMP_S:
+            return 0.0
+        clock.rebase(expected_s)
+        return jump_s
+    last_s = newest_s if seen is None else max(newest_s, seen[2])
+    believed_s = min(max(now_s, last_s - JUMP_S), last_s + UNSEEN_S)
+    if believed_s != now_s:
+        clock.rebase(believed_s)
+    return now_s - believed_s
+
+
+def save_clock(root: Path, clock: SteadyClock, permissions: Permissions) -> None:
+    """Leave the time for who opens the store next. raises: OSError."""
+    content = {"boot": _boot_id(), "monotonic_s": clock.monotonic(), "wall_s": clock.wall()}
+    temporary = root / f".{CLOCK_FILE}.{secrets.token_hex(8)}"
+    try:
+        fd = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+        with os.fdopen(fd, "w", encoding="utf-8") as file:
+            permissions.give(fd)
+            json.dump(content, file)
+        temporary.replace(root / CLOCK_FILE)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _read_clock(root: Path) -> tuple[str, float, float] | None:
+    """(boot, monotonic seconds, wall seconds); None where there is nothing to go by."""
+    try:
+        content: Any = json.loads((root / CLOCK_FILE).read_bytes())
+        return str(content["boot"]), float(content["monotonic_s"]), float(content["wall_s"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
+def _boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
 
 
 def check_format(root: Path) -> None:
@@ -101,11 +223,11 @@ def _read_format(path: Path, *, newer: bool) -> tuple[bytes, Mode]:
     return uuid, mode
 
 
-def _read_secret(root: Path, read_only: bool, mode: Mode) -> bytes:
+def _read_secret(root: Path, read_only: bool, mode: Mode, permissions: Permissions) -> bytes:
     path = root / SECRET_FILE
     if not path.exists() and not read_only:
         _check_unused(root)
-        _publish_once(path, secrets.token_bytes(SECRET_BYTES), mode)
+        _publish_once(path, secrets.token_bytes(SECRET_BYTES), mode, permissions)
     try:
         secret = path.read_bytes()
     except FileNotFoundError:
@@ -133,7 +255,7 @@ def _check_unused(root: Path) -> None:
         )
 
 
-def _publish_once(path: Path, content: bytes, mode: Mode | None) -> None:
+def _publish_once(path: Path, content: bytes, mode: Mode | None, permissions: Permissions) -> None:
     """Create a file whole or not at all; whoever comes second keeps the first one's content."""
     if mode == "shared-fs" and not _claim(path):
         return
@@ -141,6 +263,7 @@ def _publish_once(path: Path, content: bytes, mode: Mode | None) -> None:
     fd = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
     try:
         with os.fdopen(fd, "wb") as file:
+            permissions.give(fd)
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
@@ -215,7 +338,9 @@ def read_policy(root: Path) -> dict[str, Any]:
     return _explicit(checked)
 
 
-def write_policy(root: Path, settings: dict[str, Any]) -> FileStamp:
+def write_policy(
+    root: Path, settings: dict[str, Any], permissions: Permissions = PRIVATE
+) -> FileStamp:
     """Replace the stored settings, whole or not at all; returns its stamp. raises: ConfigError."""
     path = root / POLICY_FILE
     temporary = root / f".{POLICY_FILE}.{secrets.token_hex(8)}"
@@ -223,6 +348,7 @@ def write_policy(root: Path, settings: dict[str, Any]) -> FileStamp:
         fd = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
         try:
             with os.fdopen(fd, "w", encoding="utf-8") as file:
+                permissions.give(fd)
                 json.dump(settings, file, indent=1, sort_keys=True)
                 file.flush()
                 os.fsync(file.fileno())
@@ -255,7 +381,7 @@ def remember_policy(config: KVTierConfig) -> FileStamp:
         return None
     stored = read_policy(config.path)
     wanted = {**stored, **_explicit(config)}
-    return write_policy(config.path, wanted) if wanted != stored else None
+    return write_policy(config.path, wanted, permissions_of(config)) if wanted != stored else None
 
 
 def _parse(raw: bytes) -> KVTierConfig:

@@ -9,7 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from deepinfer_kvtier.log import format as fmt
-from deepinfer_kvtier.log.compaction import collect_stats, copy_records, read_slot, rows_by_segment
+from deepinfer_kvtier.log.compaction import (
+    READ_ERROR,
+    collect_stats,
+    copy_records,
+    read_slot,
+    rows_by_segment,
+)
 from deepinfer_kvtier.log.disk import DiskTier
 from deepinfer_kvtier.log.gc import delete_segments, remove_empty_folders, tidy
 from deepinfer_kvtier.log.log_reader import damaged_snapshots
@@ -60,6 +66,8 @@ def verify(
         read = read_slot(disk, row)
         if isinstance(read, str):
             bad[read] += 1
+            if read.startswith(READ_ERROR):
+                continue  # nothing is known of it: hiding it could lose a good record
             broken.append((int(row["kind"]), int(row["shard"]), fmt.key_bytes(row)))
             places.append(_place(disk, row))
     if repair:

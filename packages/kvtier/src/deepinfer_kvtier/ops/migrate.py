@@ -132,7 +132,7 @@ def _copy(old: Cache, new: Cache, recompress: Recompression | None) -> Migration
     for local, members in sorted(rows_by_segment(rows).items()):
         cls = old.disk.segments.get(local).cls
         change = _as_it_is if recompress is None else recompress
-        for record in copy_records(old.disk, new.disk, members, cls, change):
+        for record in copy_records(old.disk, new.disk, members, cls, change, leave_unreadable=True):
             records += 1
             total += record.nbytes
     new.disk.seal()

@@ -15,7 +15,15 @@ app = typer.Typer(add_completion=False, help=__doc__)
 # Typer's public names have the leaf only; all wrong arguments are of this kind.
 _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 for command in (
-    *(working.init, inspecting.stat, inspecting.ls, inspecting.verify, working.fsck, working.gc),
+    *(
+        working.init,
+        inspecting.stat,
+        inspecting.ls,
+        inspecting.verify,
+        inspecting.namespace,
+        working.fsck,
+        working.gc,
+    ),
     *(settings.quota, settings.policy, working.pin, working.unpin, working.drop),
     *(working.migrate, inspecting.warm, planning.bench, planning.simulate, planning.size),
     prompts.explain,

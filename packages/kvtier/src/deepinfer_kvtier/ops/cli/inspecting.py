@@ -10,7 +10,10 @@ from typing import Annotated, Any
 
 import typer
 
-from deepinfer_kvtier.log.namespaces import list_namespaces
+from deepinfer_kvtier.base.errors import ConfigError
+from deepinfer_kvtier.base.identity import Shard
+from deepinfer_kvtier.base.values import LayoutSpec, parts
+from deepinfer_kvtier.log.namespaces import list_namespaces, namespace_rows, parse_namespace
 from deepinfer_kvtier.ops.check import verify as run_verify
 from deepinfer_kvtier.ops.cli.opening import disk_of, to_look
 from deepinfer_kvtier.ops.cli.output import AsJson, Store, parse_bytes, show
@@ -96,3 +99,40 @@ def _ls_namespaces(store: Path, as_json: bool) -> None:
         return
     for usage in listed:
         typer.echo(f"{usage.name}  records {usage.records:>9,}  bytes {usage.disk_bytes:>15,}")
+
+
+def namespace(
+    store: Store,
+    model: Annotated[str, typer.Option(help="As the engine names it: an id, or JSON.")],
+    layout: Annotated[
+        Path, typer.Option(help='JSON: {"block_tokens": 128, "block": {"kv": 113920}, "state": {}}')
+    ],
+    salt: Annotated[str, typer.Option(help="The tenant.")] = "",
+    numerics: Annotated[str, typer.Option(help="As the engine says it.")] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Show which namespace a tenant of a model has: `ls`, `drop`, `pin` and quotas go by its name.
+
+    What else the engine makes part of the identity (adapters, shard, rope, ...) is given in the
+    layout's file under its own name; `Namespace.id` of a running engine is the same name.
+    """
+    try:
+        given: dict[str, Any] = json.loads(layout.read_text())
+        kinds = {k: parts(*given[k].items()) for k in ("block", "state") if given.get(k)}
+        spec = LayoutSpec(given["block_tokens"], kinds)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as cause:
+        raise ConfigError(f"cannot use the layout {layout}: {cause!r}") from None
+    more = {
+        name: given[name]
+        for name in ("adapters", "quantisation", "rope", "tables")
+        if name in given
+    }
+    if "shard" in given:
+        more["shard"] = Shard(*given["shard"])
+    with to_look(store) as cache:
+        identity = json.loads(model) if model.lstrip().startswith("{") else model
+        ns = cache.namespace(spec, model=identity, salt=salt, numerics=numerics, **more)
+        rows = namespace_rows(disk_of(cache)).get(parse_namespace(ns.id))
+    show(
+        {"namespace": ns.id[:8], "id": ns.id, "records": 0 if rows is None else len(rows)}, as_json
+    )

@@ -94,7 +94,9 @@ def drop(
     parse_namespace(namespace)
     confirm(f"Forget every record of namespace {namespace} in {store}?", yes=yes)
     with for_work(store) as cache:
-        dropped = drop_namespace(disk_of(cache), namespace)
+        disk = disk_of(cache)
+        _known(disk, namespace)
+        dropped = drop_namespace(disk, namespace)
     show({"namespace": namespace[:8], "dropped": dropped}, as_json)
 
 
@@ -156,10 +158,23 @@ def _move(
     show({"found": len(rows), "moved": moved, "class": cls}, as_json)
 
 
+def _known(disk: DiskTier, namespace: str) -> NDArray[Any]:
+    """Rows of a namespace. raises: ConfigError for one that has nothing here."""
+    disk.refresh()
+    found = namespace_rows(disk)
+    rows = found.get(parse_namespace(namespace))
+    if rows is None:
+        there = ", ".join(f"{tag:08x}" for tag in sorted(found)) or "none"
+        raise ConfigError(
+            f"no records of namespace {namespace[:8]} in {disk.root}: there are {there};"
+            " `kvtier namespace` says which one a tenant has"
+        )
+    return rows
+
+
 def _chosen(disk: DiskTier, namespace: str | None, keys: list[str]) -> NDArray[Any]:
     if namespace is not None:
-        rows = disk.index.rows()
-        return namespace_rows(disk).get(parse_namespace(namespace), rows[:0])
+        return _known(disk, namespace)
     rows = disk.index.rows()
     wanted: list[int] = []
     for key in keys:

@@ -30,6 +30,10 @@ class DirectoryServer:
         self.counts: Counter[str] = Counter()
         self._key = key
         self._tasks: set[asyncio.Task[None]] = set()
+        # By when they were heard of: those that have not shown the key yet, and the others.
+        self._strangers: dict[asyncio.Task[None], None] = {}
+        self._members: dict[asyncio.Task[None], None] = {}
+        self._ousted: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
 
     async def start(self, host: str = "127.0.0.1", port: int = DEFAULT_PORT) -> tuple[str, int]:
@@ -61,25 +65,45 @@ class DirectoryServer:
         assert task is not None
         self._tasks.add(task)
         try:
-            if len(self._tasks) > MAX_CONNECTIONS:
-                self.counts["refused_connections"] += 1
-                return
+            self._make_room(task)
             channel = await wire.accept(reader, writer, self._key)
+            self._strangers.pop(task, None)
+            self._members[task] = None
             self.counts["connections"] += 1
             while True:
                 async with asyncio.timeout(IDLE_S):
                     operation, number, body = await channel.receive()
+                self._members.pop(task, None)
+                self._members[task] = None  # heard of last
                 answer = self._answer(operation, body)
                 await channel.send(operation, number, answer)
         except wire.WireError:
             self.counts["protocol_errors"] += 1
         except (EOFError, OSError, TimeoutError):
             self.counts["ended_connections"] += 1
+        except asyncio.CancelledError:
+            if task not in self._ousted:
+                raise
         finally:
             self._tasks.discard(task)
+            self._ousted.discard(task)
+            self._strangers.pop(task, None)
+            self._members.pop(task, None)
             writer.close()
             with contextlib.suppress(OSError):
                 await writer.wait_closed()
+
+    def _make_room(self, task: asyncio.Task[None]) -> None:
+        """A new connection is always taken. Where there are too many, the one that has been silent
+        longest goes, strangers first: nobody locks others out by saying nothing."""
+        self._strangers[task] = None
+        while len(self._strangers) + len(self._members) > MAX_CONNECTIONS:
+            silent = next(iter(self._strangers if len(self._strangers) > 1 else self._members))
+            self._strangers.pop(silent, None)
+            self._members.pop(silent, None)
+            self._ousted.add(silent)
+            silent.cancel()
+            self.counts["ousted_connections"] += 1
 
     def _answer(self, operation: int, body: memoryview) -> bytes:
         if operation == wire.LOOKUP:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hmac
 import socket
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import xxhash
 
@@ -104,7 +105,7 @@ class _Connection:
         return answer
 
     def read(
-        self, views: Sequence[memoryview], deadline: Deadline, hasher: xxhash.xxh3_128 | None = None
+        self, views: Sequence[memoryview], deadline: Deadline, hashers: Sequence[Any] = ()
     ) -> None:
         """Fill the views, straight from the socket; what has arrived is hashed while more comes."""
         for view in views:
@@ -114,9 +115,19 @@ class _Connection:
                 got = self._socket.recv_into(view[at:])
                 if got == 0:
                     raise ConnectionResetError("the peer closed the connection")
-                if hasher is not None:
+                for hasher in hashers:
                     hasher.update(view[at : at + got])
                 at += got
+
+    def read_bulk(
+        self, views: Sequence[memoryview], deadline: Deadline, checksum: xxhash.xxh3_128
+    ) -> None:
+        """A bulk frame. raises: WireError when the bytes are not those that the peer sent."""
+        hasher = self._session.bulk_hasher(sending=False)
+        self.read(views, deadline, (checksum, hasher))
+        tag = self._take(wire.TAG_BYTES, deadline)
+        if not hmac.compare_digest(tag, hasher.digest()[: wire.TAG_BYTES]):
+            raise wire.WireError("the bytes of a window are not those that the peer sent")
 
     def _take(self, size: int, deadline: Deadline) -> bytes:
         data = bytearray(size)
@@ -169,7 +180,7 @@ class PeerClient:
                     raise wire.WireError("the window offered has another size")
                 # After a connection that turned out to be closed, this is asked again.
                 hasher.reset()
-                connection.read(views, deadline, hasher)
+                connection.read_bulk(views, deadline, hasher)
             return answer
 
         try:

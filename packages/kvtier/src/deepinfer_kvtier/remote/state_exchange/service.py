@@ -186,7 +186,10 @@ class WindowService:
         try:
             async with asyncio.timeout(request.budget_ms / 1000):
                 head = session.seal(wire.PULL, held.answer.pack())
+                hasher = session.bulk_hasher(sending=True)
+                hasher.update(held.view)
                 await self._send_both(connection, memoryview(head), held.view)
+                await self._loop.sock_sendall(connection, hasher.digest()[: wire.TAG_BYTES])
             self.counts["pulls_served"] += 1
             self.counts["bytes_served"] += held.view.nbytes
         finally:

@@ -7,8 +7,8 @@ frame after that is
     u32 length of the body | u8 kind | 16-byte tag | body            (little endian)
 
 and the tag is HMAC-SHA256(session key, direction || u64 frame number || kind || body)[:16]. Window
-bytes follow a PULL answer outside its frame, covered by the xxh3_128 inside it. Peers are
-authenticated, nothing is encrypted.
+bytes follow a PULL answer as a frame of their own: the bytes, then the 16-byte keyed BLAKE3 of
+direction, frame number and bytes. Peers are authenticated, nothing is encrypted.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ import secrets
 import struct
 from dataclasses import dataclass
 
+from blake3 import blake3
+
 from deepinfer_kvtier.base.config import split_address
 
 KEY_BYTES = 16
@@ -27,7 +29,7 @@ RECORD_BYTES = 64
 MAX_BODY_BYTES = 256 << 10
 """Of one frame: 4,096 directory records, or 16,384 keys."""
 
-MAGIC = b"KVTWIN1\0"
+MAGIC = b"KVTWIN2\0"
 NONCE_BYTES = 32
 PROOF_BYTES = 32
 TAG_BYTES = 16
@@ -215,6 +217,17 @@ class Session:
             raise WireError("a frame is not from the peer that was authenticated")
         self._received += 1
         return kind
+
+    def bulk_hasher(self, *, sending: bool) -> blake3:
+        """For the bytes of the next bulk frame in one direction; its first 16 bytes are the tag."""
+        side, number = (self._mine, self._sent) if sending else (self._theirs, self._received)
+        if sending:
+            self._sent += 1
+        else:
+            self._received += 1
+        hasher = blake3(key=self._key)
+        hasher.update(b"bulk" + side + struct.pack("<Q", number))
+        return hasher
 
     def _tag(self, side: bytes, number: int, kind: int, body: bytes) -> bytes:
         message = side + struct.pack("<QB", number, kind) + body
