@@ -12,7 +12,7 @@ import deepinfer_kvtier
 
 class TestContract(PackageContract):
     package = deepinfer_kvtier
-    preload = ("numpy", "pydantic", "blake3", "xxhash", "typer")
+    preload = ("numpy", "typer", "deepinfer_kvtier.api.cache")
     heavy = ("torch", "zstandard", "asyncio", "hypothesis", "tokenizers", "multiprocessing")
     light = ("deepinfer_kvtier.ops.cli",)
     leave_out = ("deepinfer_kvtier.integrations",)  # they import the engines they plug into

@@ -43,8 +43,6 @@ def test_a_part_of_a_chain_knows_where_it_begins(store, make_model):
         assert model.ns.put(whole[4:], room, durability="flushed").wait(20)
         rows = cache.disk.index.probe(0, 0, whole)
         assert rows["depth"].tolist() == [1, 2, 3, 4, 5, 6, 7, 8]
-        with pytest.raises(kvtier.ConfigError, match="begin at block 4"):
-            model.ns.put(whole[4:], room, first_block=2, parents=whole[1])
         assert not hasattr(whole[::2], "first_block")
 
 

@@ -22,6 +22,12 @@ SLOT = 8_192  # of a block of 5,000 bytes
 QUOTA = 400 * SLOT
 
 
+@pytest.fixture(autouse=True)
+def eight_segments(monkeypatch):
+    """What these tests count in: a quota of so many segments."""
+    monkeypatch.setattr("deepinfer_kvtier.log.disk.SEGMENTS_AT_LEAST", 8)
+
+
 @pytest.fixture
 def clock():
     return ManualClock()

@@ -101,9 +101,9 @@ def test_evictions_from_the_cache_and_preemptions_change_nothing(model, tmp_path
     chooser = random.Random(2)
     prompts = [[chooser.randrange(3, 500) for _ in range(300)] for _ in range(4)]
     batches = [(prompts, 120), (prompts, 120)]
-    expected = live(model, batches[:1], blocks=30)[0]["texts"]
+    expected = live(model, batches[:1], blocks=36)[0]["texts"]
     cache = settings(tmp_path / "kv") | {"quota_bytes": 8 << 20, "gc_interval_s": 0.2, "floor_s": 0}
-    answers = live(model, batches, cache=cache, blocks=30)
+    answers = live(model, batches, cache=cache, blocks=36)
     assert [answer["texts"] for answer in answers] == [expected, expected]
 
 

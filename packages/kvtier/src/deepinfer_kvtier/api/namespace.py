@@ -243,16 +243,12 @@ class Namespace:
             place = digests.first_block, digests.before
         elif first_block is None and parents is None and count:
             place = self._stored_place(digests[0])
+        derived = first_block is None
         if first_block is None:
-            first_block = place[0] if place is not None and parents is None else 0
+            first_block = 0 if place is None else place[0]
         elif _whole("first_block", first_block) < 0:
             raise ConfigError(f"first_block must be at least 0, got {first_block}")
-        if place is not None and place[0] != first_block:
-            raise ConfigError(
-                f"these digests begin at block {place[0]} of their chain, not at {first_block}:"
-                " pass the right first_block and parents, or neither"
-            )
-        if parents is None and place is not None:
+        if parents is None and place is not None and (derived or place[0] == first_block):
             parents = place[1]
         return self._put(
             _BLOCK,

@@ -69,13 +69,11 @@ def collect_stats(disk: DiskTier) -> FolderStats:
     config = disk.config
     now = disk.clock.wall()
     # Files before rows: a segment may gain records meanwhile, but never seem to have lost them.
-    total, in_grace, sizes = _sizes(disk)
+    total, in_grace, sizes = (0, 0, Counter[int]()) if disk.liveness.shared else _sizes(disk)
     by_segment = rows_by_segment(disk.index.stored_rows())
     if disk.liveness.shared:
-        # What a mounted file system says of the size of a growing file may be old.
-        for local, size in _indexed_sizes(by_segment).items():
-            total += max(0, size - sizes[local])
-            sizes[local] = max(size, sizes[local])
+        # What a mounted file system says of sizes may be old: the index knows better.
+        total, in_grace, sizes = _indexed_sizes(disk, by_segment)
     logs = disk.logs()
     states: list[SegmentStats] = []
     for segment in disk.segments.all():
@@ -139,14 +137,25 @@ def _alive_bytes(disk: DiskTier, cls: str, rows: NDArray[Any]) -> int:
     )
 
 
-def _indexed_sizes(by_segment: dict[int, NDArray[Any]]) -> Counter[int]:
-    """Bytes of the segments as far as the index knows their records."""
+def _indexed_sizes(
+    disk: DiskTier, by_segment: dict[int, NDArray[Any]]
+) -> tuple[int, int, Counter[int]]:
+    """`_sizes` as the index has it; a segment is as large as its records ever were."""
     sizes = Counter[int]()
+    in_grace = 0
     for local, rows in by_segment.items():
         lengths, counts = np.unique(rows["length"], return_counts=True)
         slots = zip(lengths, counts, strict=True)
-        sizes[local] = fmt.PAGE + sum(fmt.slot_bytes(int(n)) * int(count) for n, count in slots)
-    return sizes
+        size = fmt.PAGE + sum(fmt.slot_bytes(int(n)) * int(count) for n, count in slots)
+        segment = disk.segments.get(local)
+        segment.bytes = max(segment.bytes, size)
+    for segment in disk.segments.all():
+        sizes[segment.local] = segment.bytes
+    for segment in disk.segments.tombstoned():
+        in_grace += segment.bytes
+        sizes[segment.local] = segment.bytes
+    frames = disk.own_log_frames + sum(log.frames for log in disk.logs().values())
+    return sizes.total() + frames * fmt.PAGE + _foreign_bytes(disk), in_grace, sizes
 
 
 def _sizes(disk: DiskTier) -> tuple[int, int, Counter[int]]:

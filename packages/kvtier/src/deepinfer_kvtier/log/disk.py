@@ -34,6 +34,10 @@ SEGMENTS_AT_LEAST: Final = 16
 """Segments that a quota or a file system has room for: one eviction takes no more of it."""
 
 
+LEAVE_TIME_S: Final = 60.0
+"""Between two notes of the time for who opens the store next."""
+
+
 class DiskTier:
     """The persistent tier of one process on one directory.
 
@@ -100,7 +104,9 @@ class DiskTier:
                     self.clock_jump_s,
                     root,
                 )
+        self._leave_time_at_s = float("-inf")
         self.leave_time()
+        self._leave_time_at_s = clock.monotonic() + LEAVE_TIME_S
         self._poller = Poller(self, config.mount) if self.liveness.shared else None
 
     # -- index
@@ -262,8 +268,10 @@ class DiskTier:
         """Note the time for who opens the store next; failing only costs precision then."""
         if self.config.read_only or self.liveness.shared or not isinstance(self.clock, SteadyClock):
             return
-        if not len(self.index):
+        now_s = self.clock.monotonic()
+        if not len(self.index) or now_s < self._leave_time_at_s:
             return
+        self._leave_time_at_s = now_s + LEAVE_TIME_S
         with contextlib.suppress(OSError):
             save_clock(self.root, self.clock, permissions_of(self.config))
 
@@ -351,6 +359,11 @@ class DiskTier:
             )
 
     @property
+    def own_log_frames(self) -> int:
+        """Frames in the log of this process's writer."""
+        return self._writer.log_frames if self._writer else 0
+
+    @property
     def writer_name(self) -> str:
         """Folder name of this process's writer; empty before the first write."""
         return self._writer.path.name if self._writer else ""
@@ -393,6 +406,7 @@ class DiskTier:
         """Seal, mark the own log as ended and close every descriptor. raises: OSError."""
         if self._poller is not None:
             self._poller.close()
+        self._leave_time_at_s = float("-inf")
         self.leave_time()
         try:
             with self._write_lock:

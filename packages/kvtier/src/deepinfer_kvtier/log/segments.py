@@ -39,6 +39,7 @@ class Segment:
     tombstoned_at: float | None = None  # monotonic time at which this process heard of that
     moved: bool = False  # everything alive in it has been written elsewhere
     gone: bool = False
+    bytes: int = 0  # the most that its records in the index ever took
     fd: int | None = None
     users: int = 0
     stale: list[int] = field(default_factory=list[int])  # closed when nobody reads any more

@@ -100,6 +100,10 @@ def _fits(
     path = root / CHECK_FILE
     expected = blake3(b"kvtier check" + uuid, key=secret).digest()
     try:
+        if not read_only and not any((root / "w").glob("?" * 32)):
+            # Nothing is stored yet: whoever writes first says under which secret.
+            path.unlink(missing_ok=True)
+            path.with_name(f".{path.name}.claim").unlink(missing_ok=True)
         if not path.exists() and not read_only:
             _publish_once(path, expected, mode, permissions)
         return path.read_bytes() == expected

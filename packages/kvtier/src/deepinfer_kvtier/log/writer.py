@@ -151,7 +151,7 @@ class SegmentWriter:
         self._log_fd = io.create(self._log_path)
         liveness.announce(self.path.name)
         self._log_end = 0
-        self._log_frames = 0
+        self.log_frames = 0
         self._snapshots = Snapshotter(self.path, store, self.id, io)
         self._segments: dict[tuple[str, int], _OpenSegment] = {}
         self._next_segment = 0
@@ -206,11 +206,11 @@ class SegmentWriter:
         """
         if not len(entries):
             return
-        for frame in fmt.pack_frames(entries, self._log_frames, self._store, self.id):
+        for frame in fmt.pack_frames(entries, self.log_frames, self._store, self.id):
             # One call a frame: a frame that was promised is behind `_log_end` and never rewritten.
             write_all(self._io, self._log_fd, [frame], self._log_end)
             self._log_end += len(frame)
-            self._log_frames += 1
+            self.log_frames += 1
             self.file_bytes += len(frame)
         if self._liveness.shared:
             self._io.datasync(self._log_fd)
@@ -250,7 +250,7 @@ class SegmentWriter:
 
     def _take_snapshot(self, least_frames: int) -> None:
         """Shorten the way of those who open the directory later, once the log has grown enough."""
-        if self._snapshots.due(self._log_frames, least_frames):
+        if self._snapshots.due(self.log_frames, least_frames):
             self.file_bytes += self._snapshots.take(self._log_fd)
 
     def _sync_segments(self) -> None:
@@ -279,7 +279,7 @@ class SegmentWriter:
             self.seal()
             end = np.zeros(1, dtype=fmt.ENTRY)
             end["flags"] = fmt.FLAG_LOG_END
-            if self._log_frames:
+            if self.log_frames:
                 self.log(end)
             self.sync()
             self._take_snapshot(_LAST_SNAPSHOT_FRAMES)
@@ -287,7 +287,7 @@ class SegmentWriter:
             for segment in (*self._retired, *self._segments.values()):
                 self._io.close(segment.fd)
             self._io.close(self._log_fd)
-            if not self._log_frames:
+            if not self.log_frames:
                 remove_folder(self._io, self.path)
             if self._lock_fd is not None:
                 self._io.close(self._lock_fd)
