@@ -25,8 +25,11 @@ _NAMED = re.compile(rf"\s+name\s*=\s*([\"'])([^\n]*?)\1{_ATTRIBUTES}\s*>")
 _LATE_NAMED = re.compile(rf"{_ATTRIBUTES}\s+name\s*=\s*([\"'])([^\n]*?)\2{_ATTRIBUTES}\s*>")
 _UNFINISHED = re.compile(rf"{_ATTRIBUTES}\s+name\s*=\s*([\"'])([^\n]*?)\2{_ATTRIBUTES}")
 _BEGUN = "|".join(word[:n] for word in ("name", "string") for n in range(len(word), 0, -1))
+_TAGS = ("parameter", "invoke", *_BLOCKS)
+_BEGUN_TAG = "|".join(word[:n] for word in _TAGS for n in range(len(word), 0, -1))
 _CUT_TAG = re.compile(
-    rf" ?[A-Za-z_]*{_ATTRIBUTES}(?:\s+(?:(?:{_BEGUN})(?:\s*=\s*(?:\"[^\"\n]*|'[^'\n]*)?)?)?)?\s*"
+    rf" ?(?:{_BEGUN_TAG})?{_ATTRIBUTES}"
+    rf"(?:\s+(?:(?:{_BEGUN})(?:\s*=\s*(?:\"[^\"\n]*|'[^'\n]*)?)?)?)?\s*"
 )
 _STRING = re.compile(r"\sstring\s*=\s*[\"'](true|false)[\"']")
 _END = re.compile(r"\s*>")
@@ -144,7 +147,7 @@ class RecoveringCallParser:
             return None
         end = _END.match(tail, word.end(), _MAX_TAG_CHARS)
         tag = word.group(1)
-        if end is None and tag and tag not in ("parameter", "invoke", *_BLOCKS):
+        if end is None and tag and tag not in _TAGS:
             self._stray(tail[: word.end()])  # the mark, and words of no tag
             return tail[word.end() :]
         rest = tail[word.end() if end is None else end.end() :]
