@@ -178,6 +178,8 @@ def conformance(session: nox.Session) -> None:
     install(session, "recipe[test,conformance]")
     tests = ROOT / "packages" / "recipe" / "tests"
     run_tests(session, *sorted(tests.glob("test_corpus_*.py")), *tests.glob("test_reference*.py"))
+    # Everything once more without the compiled part.
+    session.run("pytest", "packages/recipe/tests/test_pure_python.py", "-m", "slow")
     session.run("python", FUZZ, "--requests", "2000", "--streams", "500")
 
 

@@ -19,6 +19,7 @@ APART = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(native.routines is None, reason=f"this run already is {native.STATE}")
 def test_the_other_tests_pass_without_the_compiled_part() -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(HERE)]
