@@ -5,8 +5,11 @@ the bill.
 from __future__ import annotations
 
 import asyncio
+import json
+from collections.abc import Sequence
 from typing import Any
 
+import httpx
 from rich.console import Console
 
 from deepinfer_engine.cli.chat import TOY_NOTICE
@@ -56,6 +59,14 @@ SYSTEM = "\n".join(
     )
 )
 QUESTIONS = ("Hello, my name is Ana.", "I live near the garden. What is my name?")
+REAL_QUESTIONS = ("What is the capital of France?", "And what is it known for? One sentence.")
+TOWN = {
+    "type": "object",
+    "properties": {"town": {"type": "string", "enum": ["Rome", "Oslo", "Paris"]}},
+    "required": ["town"],
+    "additionalProperties": False,
+}
+ASK = "What is the weather in Oslo? Use the tool."
 
 
 def run_demo(settings: Settings, *, keep: bool) -> int:
@@ -70,7 +81,9 @@ def run_demo(settings: Settings, *, keep: bool) -> int:
 async def _demo(settings: Settings, keep: bool) -> int:
     out = Console(highlight=False, soft_wrap=True)
     about = Console(stderr=True, highlight=False, soft_wrap=True)
-    about.print(TOY_NOTICE, style="yellow")
+    toy = settings.model in (None, "demo")
+    if toy:
+        about.print(TOY_NOTICE, style="yellow")
     workers = (
         "one process" if settings.single_process else "a router, a prefill and a decode process"
     )
@@ -78,7 +91,9 @@ async def _demo(settings: Settings, keep: bool) -> int:
     async with served(settings, bind(settings.host, settings.port), about) as url:
         about.print(f"Serving on {url}")
         async with http_source(url, None) as source:
-            turns = await _conversation(source, out, about)
+            turns = await _conversation(source, QUESTIONS if toy else REAL_QUESTIONS, out, about)
+            if not toy:
+                await _tool_calls(url, source.model, about)
         _bill(turns, about)
         _next_steps(url, source.model, keep, about)
         if keep:
@@ -86,10 +101,12 @@ async def _demo(settings: Settings, keep: bool) -> int:
     return 0
 
 
-async def _conversation(source: ChatSource, out: Console, about: Console) -> list[Turn]:
+async def _conversation(
+    source: ChatSource, questions: Sequence[str], out: Console, about: Console
+) -> list[Turn]:
     history: list[dict[str, Any]] = [{"role": "system", "content": SYSTEM}]
     turns: list[Turn] = []
-    for question in QUESTIONS:
+    for question in questions:
         history.append({"role": "user", "content": question})
         about.print(f"\n[bold]you[/]   {question}")
         body = {"model": source.model, "messages": history, "temperature": 0, "max_tokens": 200}
@@ -98,6 +115,54 @@ async def _conversation(source: ChatSource, out: Console, about: Console) -> lis
         about.print(f"      {turn.summary()}", style="dim")
         turns.append(turn)
     return turns
+
+
+async def _tool_calls(url: str, model: str, about: Console) -> None:
+    """The same tool over the three protocols, each answer held to its schema."""
+    function = {"name": "weather", "description": "The weather in a town.", "parameters": TOWN}
+    ask = [{"role": "user", "content": ASK}]
+    bodies: dict[str, dict[str, Any]] = {
+        "chat/completions": {
+            "messages": ask,
+            "tools": [{"type": "function", "function": function}],
+            "tool_choice": "required",
+            "max_tokens": 100,
+        },
+        "responses": {
+            "input": ASK,
+            "tools": [{"type": "function", **function}],
+            "tool_choice": "required",
+            "max_output_tokens": 100,
+        },
+        "messages": {
+            "messages": ask,
+            "tools": [{"name": "weather", "description": "", "input_schema": TOWN}],
+            "tool_choice": {"type": "any"},
+            "max_tokens": 100,
+        },
+    }
+    about.print("\nThe same tool over three protocols:")
+    async with httpx.AsyncClient(base_url=url, timeout=300) as client:
+        for route, body in bodies.items():
+            answer = await client.post(f"/v1/{route}", json={"model": model, **body})
+            about.print(f"  /v1/{route}: {_call_in(route, answer)}", markup=False)
+
+
+def _call_in(route: str, answer: httpx.Response) -> str:
+    """Name and arguments of the first tool call, or what was said instead."""
+    body = answer.json()
+    if answer.status_code != 200:
+        return str(body["error"]["message"])
+    if route == "chat/completions":
+        calls = body["choices"][0]["message"].get("tool_calls") or []
+        found = [(c["function"]["name"], c["function"]["arguments"]) for c in calls]
+    elif route == "responses":
+        items = [i for i in body["output"] if i["type"] == "function_call"]
+        found = [(i["name"], i["arguments"]) for i in items]
+    else:
+        blocks = [b for b in body["content"] if b["type"] == "tool_use"]
+        found = [(b["name"], json.dumps(b["input"])) for b in blocks]
+    return f"{found[0][0]}({found[0][1]})" if found else "no call"
 
 
 def _bill(turns: list[Turn], about: Console) -> None:

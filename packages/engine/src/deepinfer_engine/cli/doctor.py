@@ -209,13 +209,13 @@ def _model(settings: Settings) -> Finding:
 
 def _constraints(settings: Settings) -> Finding:
     """Compile a schema for the model's vocabulary and let wrong text run against it."""
+    from deepinfer_engine.codec.choose import open_grammars
     from deepinfer_engine.codec.constraints import json_schema
-    from deepinfer_engine.codec.grammars import RecipeGrammars
 
     codec = build_codec(settings)
     schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
     try:
-        grammars = RecipeGrammars(model_dir(settings) / "tokenizer.json", codec.vocab_size)
+        grammars = open_grammars(model_dir(settings), codec.vocab_size)
     except ConstraintsUnavailable as exc:
         return Finding(
             "constraints",

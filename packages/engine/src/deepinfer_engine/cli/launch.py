@@ -159,11 +159,11 @@ def build_store(settings: Settings, runner: StepRunner) -> PrefixStore | None:
 
 def build_grammars(settings: Settings, runner: StepRunner) -> GrammarCompiler | None:
     """The compiler of constraints, None where xgrammar is not installed. Loads nothing yet."""
-    from deepinfer_engine.codec.grammars import RecipeGrammars
+    from deepinfer_engine.codec.choose import open_grammars
 
     try:
-        return RecipeGrammars(
-            model_dir(settings) / "tokenizer.json",
+        return open_grammars(
+            model_dir(settings),
             runner.caps.vocab_size,
             timeout_s=settings.xgrammar_timeout,
             cache_bytes=settings.xgrammar_cache_limit_bytes,

@@ -477,6 +477,7 @@ def demo(
     keep: Annotated[
         bool, typer.Option("--keep", help="Leave the server running afterwards.")
     ] = False,
+    model: Model = None,
     cache_dir: CacheDir = None,
     no_cache: NoCache = False,
     single_process: Annotated[
@@ -488,8 +489,8 @@ def demo(
     saved.
     """
     settings = _settings(
-        config, cache_dir=cache_dir, no_cache=no_cache, single_process=single_process, port=0,
-        log_level="warning",
+        config, model=model, cache_dir=cache_dir, no_cache=no_cache,
+        single_process=single_process, port=0, log_level="warning",
     )  # fmt: skip
     from deepinfer_engine.cli.demo import run_demo
 

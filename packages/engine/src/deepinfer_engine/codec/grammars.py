@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +33,12 @@ from deepinfer_engine.errors import (
     EngineUnavailable,
     SchemaTooComplex,
 )
+
+_MARKS = (
+    "<think>", "</think>", "<tool_call>", "</tool_call>",
+    "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>",
+)  # fmt: skip
+"""Added tokens that answers of models with a chat template are built with."""
 
 
 def free_constraint(kind: Literal["json", "regex"], schema: str) -> Constraint:
@@ -139,12 +146,20 @@ class RecipeGrammars:
         *,
         timeout_s: float = 20.0,
         cache_bytes: int = 256 << 20,
+        eos_token_ids: Collection[int] | None = None,
     ) -> None:
-        """Nothing is loaded before the first grammar. Raises ConstraintsUnavailable."""
+        """Nothing is loaded before the first grammar. Raises ConstraintsUnavailable.
+
+        eos_token_ids: of a model with a chat template; None is V4.1's own vocabulary.
+        """
 
         def vocabulary() -> GrammarVocabulary:
             tokenizer = Tokenizer.from_file(str(tokenizer_path))
-            return GrammarVocabulary.of(tokenizer, vocab_size=vocab_size)
+            if eos_token_ids is None:
+                return GrammarVocabulary.of(tokenizer, vocab_size=vocab_size)
+            return GrammarVocabulary.of(
+                tokenizer, vocab_size=vocab_size, stop_token_ids=eos_token_ids, marks=_MARKS
+            )
 
         try:
             self._service = GrammarService(vocabulary, timeout_s=timeout_s, cache_bytes=cache_bytes)

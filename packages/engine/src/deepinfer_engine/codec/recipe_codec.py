@@ -69,9 +69,9 @@ from deepinfer_engine.errors import (
 
 @dataclass(frozen=True, slots=True)
 class TemplateTarget:
-    """A model whose prompts its own chat template writes."""
+    """A model whose prompts its own chat template writes; None where it is not made to chat."""
 
-    model: TemplateModel
+    model: TemplateModel | None
     eos_token_ids: tuple[int, ...]
 
     def begin(self, tokenizer: Tokenizer) -> tuple[int, ...]:
@@ -160,10 +160,13 @@ class RecipeCodec:
         )
         self._wall = wall
         self._new_seed = new_seed
+        self._chats = target is None or target.model is not None
         model = ModelVersion.DeepseekV41Flash if target is None else target.model
-        self._options = ConversionOptions(
-            default_thinking_mode=default_thinking
-        ).with_model_versions_by_name(dict.fromkeys(self._names, model))
+        self._options = ConversionOptions(default_thinking_mode=default_thinking)
+        if model is not None:
+            self._options = self._options.with_model_versions_by_name(
+                dict.fromkeys(self._names, model)
+            )
         self._enforces = find_spec("xgrammar") is not None if enforces is None else enforces
         self._options = self._options.with_thinking_before_forced_calls(self._enforces)
         if web is not None:
@@ -355,6 +358,8 @@ class RecipeCodec:
         thinks_before_forced: bool = True,
     ) -> RecipeExchange:
         """The request, parsed and converted; its answer is not begun yet."""
+        if not self._chats:
+            raise InvalidRequest("this model has no chat template: use /v1/completions")
         options = self._options
         if not thinks_before_forced:
             options = options.with_thinking_before_forced_calls(False)

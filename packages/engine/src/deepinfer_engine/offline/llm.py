@@ -410,10 +410,10 @@ def _check_arguments(model: object, cache_dir: object, given: dict[str, Any]) ->
 
 def _grammars(model_dir: Path, caps: Caps) -> GrammarCompiler | None:
     """The compiler of constraints; None where xgrammar is not installed. Loads nothing yet."""
-    from deepinfer_engine.codec.grammars import RecipeGrammars
+    from deepinfer_engine.codec.choose import open_grammars
 
     try:
-        return RecipeGrammars(model_dir / "tokenizer.json", caps.vocab_size)
+        return open_grammars(model_dir, caps.vocab_size)
     except ConstraintsUnavailable:
         return None
 
