@@ -217,7 +217,8 @@ def oracle(session: nox.Session) -> None:
         session.install("--no-deps", "nemo-automodel==0.7.0")
     except CommandFailed:
         session.skip("nemo-automodel 0.7.0 and transformers >= 5.24 cannot be installed here")
-    session.run("pytest", "packages/engine/tests/oracle", *session.posargs)
+    templates = "packages/recipe/tests/test_template_oracle.py"
+    session.run("pytest", "packages/engine/tests/oracle", templates, *session.posargs)
 
 
 @nox.session(name="api-fuzz")

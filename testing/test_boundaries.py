@@ -63,5 +63,7 @@ def test_every_package_can_be_published_by_itself(package: str) -> None:
 def test_every_copy_of_the_address_rules_is_the_one_of_search_fetch() -> None:
     source = ROOT / "search_fetch/src/deepinfer_search_fetch/net/address_rules.json"
     wanted = source.read_bytes()
-    for copy in ROOT.rglob("src/**/address_rules.json"):
+    copies = sorted(ROOT.rglob("src/**/address_rules.json"))
+    assert {path.relative_to(ROOT).parts[0] for path in copies} == {"recipe", "search_fetch"}
+    for copy in copies:
         assert copy.read_bytes() == wanted, f"{copy} differs; copy it from {source}"
