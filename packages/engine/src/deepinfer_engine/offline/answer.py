@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from tokenizers import Tokenizer
-from tokenizers.decoders import DecodeStream
+from typing import TYPE_CHECKING
 
 from deepinfer_engine.core.plan import Progress
 from deepinfer_engine.core.types import FinishReason, TokenLogprob, Usage
 from deepinfer_engine.offline.params import SamplingParams
 from deepinfer_engine.offline.results import Completion
 
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
 
 class Answer:
     """Collects the progress of one request."""
 
     def __init__(self, index: int, number: int, params: SamplingParams, tok: Tokenizer) -> None:
+        # Here and not above: `deepinfer --help` imports this module.
+        from tokenizers.decoders import DecodeStream
+
         self.index = index
         self.number = number
         self.params = params
