@@ -173,8 +173,8 @@ class TorchRunner:
         """(drafts to verify of each row, drafts); none where they would not pay."""
         most = np.array([r.max_draft for r in rows], dtype=np.int64)
         drafts = self._drafts
-        # What is sampled depends on how many drafts were verified: a seed must not mean another text
-        # in other company, so only greedy rows are cut.
+        # What is sampled depends on how many drafts were verified. A seed must not mean another
+        # text in other company, so only greedy rows are cut.
         sampled = sampling.temperature > 0
         pays = sampled.any() or self._budget.pays(len(rows))
         if drafts is None or not most.any() or not pays:
