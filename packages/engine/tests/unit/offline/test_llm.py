@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import signal
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -190,6 +191,15 @@ def test_the_same_holds_for_a_model_with_windows() -> None:
         assert [c.usage.cached_tokens for c in done] == [0, 384, 384]
 
 
+@pytest.fixture
+def _interruptible() -> Iterator[None]:
+    """Where a shell starts its jobs in the background, they begin with SIGINT ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_interruptible")
 def test_ctrl_c_ends_the_requests_of_the_call_at_once(folder: Path) -> None:
     with LLM(folder, max_num_seqs=4, num_blocks=64) as llm:
         step, steps = llm._loop.step, []
