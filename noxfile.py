@@ -32,7 +32,7 @@ nox.needs_version = ">=2024.4.15"
 nox.options.default_venv_backend = "uv|venv"  # uv where it is installed: much faster
 nox.options.error_on_missing_interpreters = False
 nox.options.sessions = [
-    "lint", "types", "tests", "integration", "conformance", "docs", "tests_other",
+    "lint", "types", "tests", "integration", "conformance", "docs",
 ]  # fmt: skip
 
 

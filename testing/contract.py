@@ -28,6 +28,8 @@ import pytest
 PACKAGES = ("recipe", "kvtier", "dspark", "eplb", "kernels", "engine", "search_fetch")
 SIBLINGS = frozenset(f"deepinfer_{name}" for name in PACKAGES)
 
+RECORDED_ON = (3, 11)
+
 # Where the name to import is not the distribution's name with underscores.
 IMPORT_NAMES = {
     "huggingface-hub": ("huggingface_hub",),
@@ -139,6 +141,8 @@ class PackageContract:
         return names
 
     def test_public_interface_is_the_recorded_one(self, request: pytest.FixtureRequest) -> None:
+        if sys.version_info[:2] != RECORDED_ON:
+            pytest.skip("interfaces are recorded on another Python, which spells some otherwise")
         recorded = self.root / "tests" / "api.txt"
         found = dump(self.pinned or (self.package,), self.compiled)
         if request.config.getoption("--update-api"):
