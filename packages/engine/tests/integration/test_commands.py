@@ -50,18 +50,18 @@ def test_generate_answers_a_file_reports_broken_lines_and_goes_on(deepinfer, tmp
         json.dumps(good) + "\n{broken\n" + json.dumps({"custom_id": "c", "body": good}) + "\n"
     )
     first = deepinfer("generate", "in.jsonl", "out.jsonl", "--no-cache")
-    assert first.returncode == 0, first.stderr
+    assert first.returncode == 1, first.stderr  # a line failed
     assert "in.jsonl:2: not JSON" in first.stderr
     assert "2 answered, 1 failed" in first.stderr
     results = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert [result["line"] for result in results] == [1, 2, 3]
     assert results[0]["response"]["usage"]["completion_tokens"] > 0
     assert results[2]["custom_id"] == "c"
-    # Cut in the middle of the last result, it answers that one again and no other.
+    # Cut in the middle of the last result, it answers that one again, and asks what failed again.
     text = (tmp_path / "out.jsonl").read_text()
     (tmp_path / "out.jsonl").write_text(text[:-30])
     again = deepinfer("generate", "in.jsonl", "out.jsonl", "--no-cache")
-    assert "1 answered, 0 failed" in again.stderr
+    assert "1 answered, 1 failed" in again.stderr
 
 
 def test_chat_talks_to_the_model_in_this_process_and_says_that_it_is_a_toy(deepinfer):
