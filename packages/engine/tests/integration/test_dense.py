@@ -156,8 +156,9 @@ def test_a_tool_loop_under_a_constraint(server) -> None:
             max_tokens=120,
         )
         uses = [b for b in said.content if b.type == "tool_use"]
-        assert uses  # a random model may call more than once
-        assert all(use.input["town"] in ("Rome", "Oslo") for use in uses)
+        assert uses  # a random model calls again and again, until its tokens cut the last call
+        whole = uses[:-1] if said.stop_reason == "max_tokens" else uses
+        assert all(use.input["town"] in ("Rome", "Oslo") for use in whole)
 
 
 def test_a_base_model_without_a_template_completes_and_does_not_chat(
