@@ -93,6 +93,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    """No test leaves the processor rounding subnormal numbers to zero, as -ffast-math does."""
+    assert sys.float_info.min / 2, f"{item.nodeid}, or one before it, turned subnormals off"
+
+
 class PackageContract:
     """Tests that hold for any package; subclass as `TestContract` and set `package`."""
 

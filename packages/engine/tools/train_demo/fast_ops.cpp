@@ -1,6 +1,6 @@
 // float32 hyper-connection kernels of the trainer, forward and backward, one thread.
 // S is [n, h, c] with h = 4; every gradient is written, none is accumulated, except those of
-// parameters shared by all tokens. Compile: c++ -O3 -march=native -ffast-math -shared -fPIC
+// parameters shared by all tokens. fast_ops.py compiles it.
 #include <cmath>
 #include <cstring>
 
