@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,16 +42,28 @@ def _frontier(file: Path) -> None:
 @pytest.mark.parametrize(
     "opened", [_cache, KeyStore, Ledger, LinkGraph, _evidence, _import, _frontier]
 )
-def test_a_file_that_is_no_database_is_named_and_left_alone(
-    opened: Callable[[Path], object], tmp_path: Path
+def test_a_file_that_is_no_database_is_named_left_alone_and_closed(
+    opened: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "index.sqlite3"
     file.write_bytes(GARBAGE)
+    made: list[sqlite3.Connection] = []
+    connect = sqlite3.connect
+
+    def noted(*values: Any, **more: Any) -> sqlite3.Connection:
+        made.append(connect(*values, **more))
+        return made[-1]
+
+    monkeypatch.setattr(sqlite3, "connect", noted)
     with pytest.raises(SearchFetchError, match=r"index\.sqlite3 is damaged") as caught:
         opened(file)
     assert caught.value.code == "unavailable"
     assert not caught.value.retryable
     assert file.read_bytes() == GARBAGE
+    for connection in made:
+        with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+            connection.execute("SELECT 1")
+    assert made
 
 
 @pytest.mark.parametrize("name", ["meta.json", "generation.json"])

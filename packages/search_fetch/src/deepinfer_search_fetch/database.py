@@ -28,10 +28,12 @@ def private_folder(folder: Path) -> Path:
 
 
 @contextmanager
-def readable(place: Path) -> Generator[None]:
-    """Around the opening of a database or index: damage becomes SearchFetchError(unavailable)."""
+def readable(place: Path, database: sqlite3.Connection | None = None) -> Generator[None]:
+    """Around the opening of a database or index: damage becomes SearchFetchError(unavailable), and
+    what was opened of it is closed."""
     try:
-        yield
+        with _closed_on_failure(database):
+            yield
     except sqlite3.OperationalError as error:  # locked, read-only, not to be opened
         raise SearchFetchError("unavailable", f"{place} cannot be used: {error}") from None
     except (sqlite3.DatabaseError, ValueError, KeyError) as error:
@@ -41,3 +43,13 @@ def readable(place: Path) -> Generator[None]:
             "away to begin a new one",
             retryable=False,
         ) from None
+
+
+@contextmanager
+def _closed_on_failure(database: sqlite3.Connection | None) -> Generator[None]:
+    try:
+        yield
+    except BaseException:
+        if database is not None:
+            database.close()
+        raise

@@ -54,14 +54,10 @@ class LinkGraph:
     def __init__(self, file: Path) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         self._database = sqlite3.connect(file, timeout=30, check_same_thread=False)
-        try:
-            with readable(file):
-                self._database.execute("PRAGMA journal_mode=WAL")
-                self._database.execute("PRAGMA synchronous=NORMAL")
-                self._database.executescript(_SCHEMA)
-        except BaseException:
-            self._database.close()
-            raise
+        with readable(file, self._database):
+            self._database.execute("PRAGMA journal_mode=WAL")
+            self._database.execute("PRAGMA synchronous=NORMAL")
+            self._database.executescript(_SCHEMA)
 
     def __enter__(self) -> Self:
         return self

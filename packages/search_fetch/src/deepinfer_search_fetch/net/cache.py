@@ -88,7 +88,7 @@ class PageCache:
         self._db = sqlite3.connect(
             folder / "index.sqlite3", timeout=10, isolation_level=None, check_same_thread=False
         )
-        with readable(folder / "index.sqlite3"):
+        with readable(folder / "index.sqlite3", self._db):
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=NORMAL")
             self._db.executescript(_SCHEMA)

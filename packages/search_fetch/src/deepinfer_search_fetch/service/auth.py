@@ -50,7 +50,7 @@ class KeyStore:
         self._clock = clock
         self._turn = threading.Lock()
         self._db = sqlite3.connect(file, timeout=10, isolation_level=None, check_same_thread=False)
-        with readable(file):
+        with readable(file, self._db):
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.executescript(_SCHEMA)
 

@@ -87,7 +87,7 @@ class Ledger:
         self._turn = threading.Lock()
         self._reserved: dict[str, int] = {}
         self._db = sqlite3.connect(file, timeout=10, isolation_level=None, check_same_thread=False)
-        with readable(file):
+        with readable(file, self._db):
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=NORMAL")
             [(version,)] = self._db.execute("PRAGMA user_version").fetchall()

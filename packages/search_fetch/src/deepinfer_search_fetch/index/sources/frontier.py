@@ -41,7 +41,7 @@ class Frontier:
         self._file = file
         self._per_node = per_node
         self._database = sqlite3.connect(file, timeout=30)
-        with readable(file):
+        with readable(file, self._database):
             self._database.execute("PRAGMA journal_mode=WAL")
             self._database.executescript(_SCHEMA)
 
