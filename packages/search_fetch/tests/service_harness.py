@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import threading
@@ -102,16 +103,19 @@ class Service:
         sock = socket.create_server(("127.0.0.1", 0))
         self.port: int = sock.getsockname()[1]
         ready = threading.Event()
+        loops: list[asyncio.AbstractEventLoop] = []
 
         class Server(uvicorn.Server):
             async def startup(self, sockets: Any = None) -> None:
                 await super().startup(sockets)
+                loops.append(asyncio.get_running_loop())
                 ready.set()
 
         self.server = Server(server_config(self.app, settings))
         self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [sock]})
         self.thread.start()
         assert ready.wait(30), "the service did not start"
+        self.loop = loops[0]
 
     def call(
         self, method: str, path: str, body: Any = None, **headers: str

@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 import socket
 import stat
-import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import pytest
@@ -381,80 +379,6 @@ def test_a_page_that_needs_too_much_time_or_memory_names_the_limit() -> None:
     assert error.details == {"limit": "extract_cpu_seconds", "value": 0.02}
     error = asyncio.run(run(Limits(extract_memory_bytes=1), long * 4))
     assert error.code in ("decompression_bomb", "extraction_empty")
-
-
-# The event loop
-
-# What reads, decodes or writes in proportion to a page.
-HEAVY = ("extract", "analyzers.py", "net/decode.py", "net/charset.py")
-LIGHT = {
-    # These find a page in a table, or choose the lane of a job.
-    ("tokens.py", "paginate"),
-    ("tokens.py", "_page_end"),
-}
-
-
-@contextmanager
-def heavy_calls_on_this_thread() -> Iterator[Counter[str]]:
-    """Counts calls into code that reads pages while this thread runs its event loop."""
-    found = Counter[str]()
-    heavy = tuple(str(SOURCE / part) for part in HEAVY)
-
-    def hook(frame: FrameType, event: str, argument: Any) -> None:
-        code = frame.f_code
-        if event != "call" or not code.co_filename.startswith(heavy):
-            return
-        name = Path(code.co_filename).name
-        if name in ("pool.py", "document.py", "html.py", "__init__.py") and (
-            name == "pool.py" or code.co_name in ("__init__", "content", "__create_fn__")
-        ):
-            return  # the lanes themselves, and records
-        if (name, code.co_name) not in LIGHT and code.co_name not in ("header_of", "<module>"):
-            found[f"{name}:{code.co_name}"] += 1
-
-    sys.setprofile(hook)
-    try:
-        yield found
-    finally:
-        sys.setprofile(None)
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_no_callback_of_the_event_loop_decodes_or_parses(
-    workers: int, config: Config, site: Listener
-) -> None:
-    import gzip
-
-    part = b"<h2>Part %d</h2><p>Paragraph %d. Voles live in the <a href=/grass>grass</a> here.</p>"
-    big = PAGE + b"".join(part % (i, i) for i in range(400))
-    site.page("/big", gzip.compress(big), headers=("Content-Encoding: gzip",))
-    site.page("/robots.txt", "User-agent: *\nDisallow: /private\n" * 500, content_type="text/plain")
-    config = config.model_copy(update={"extract_workers": workers, "robots": "respect"})
-    formats = ("markdown", "text", "html", "outline", "links", "raw_text")
-
-    async def run() -> Counter[str]:
-        async with AsyncSearchFetch(config) as client:
-            url = f"http://127.0.0.2:{site.port}/big"
-            with heavy_calls_on_this_thread() as found:
-                for form in formats:
-                    await client.fetch(
-                        FetchRequest(url=url, format=form, query="voles", render="never")
-                    )
-                await client.fetch(FetchRequest(url=url, offset=500, render="never"))
-                await client.ingest(url)
-                await client.search(SearchRequest(query="voles grass"))
-            return found
-
-    assert asyncio.run(run()) == Counter()
-
-
-def test_the_hook_sees_what_it_should() -> None:
-    async def run() -> Counter[str]:
-        with heavy_calls_on_this_thread() as found:
-            make_document(PAGE, Job("", "text/html", HtmlOptions(mode="fast")), Limits())
-        return found
-
-    assert asyncio.run(run())["charset.py:decode_text"] == 1
 
 
 # The key before the place

@@ -6,6 +6,7 @@ What this service does not have (a written answer, pictures of a search) is null
 from __future__ import annotations
 
 import re
+import asyncio
 import time
 from collections.abc import Callable
 from datetime import date
@@ -207,6 +208,7 @@ async def _extract(
             "response_time": round(time.monotonic() - started, 2),
             "request_id": call.request_id,
         }
-        return StoredAnswer(compact(shaped), tuple(charges))
+        text = await asyncio.to_thread(compact, shaped)
+        return StoredAnswer(text, tuple(charges))
 
     return await deliver(request, body.model_dump(mode="json"), produce)

@@ -107,7 +107,7 @@ def build_server(client: AsyncSearchFetch, guard: Guard = unguarded) -> MCPServe
             return await client.search(SearchRequest(query=query, count=count, offset=offset))
 
         found = await guarded(ctx, "web_search", "search", work)
-        return told(search_markdown(found), found)
+        return await told(search_markdown, found)
 
     async def web_fetch(
         url: Annotated[
@@ -127,7 +127,7 @@ def build_server(client: AsyncSearchFetch, guard: Guard = unguarded) -> MCPServe
             return await client.fetch(FetchRequest(url=url, max_tokens=max_tokens, offset=offset))
 
         page = await guarded(ctx, "web_fetch", "fetch", work)
-        return told(page_markdown(page), page)
+        return await told(page_markdown, page)
 
     async def search(
         query: Annotated[str, Field(min_length=1, max_length=512, description="What to look for.")],
@@ -140,8 +140,7 @@ def build_server(client: AsyncSearchFetch, guard: Guard = unguarded) -> MCPServe
 
         found = await guarded(ctx, "search", "search", work)
         pages = [FoundPage(id=r.id, title=r.title, url=r.url) for r in found.results]
-        lines = [f"- {p.id}: [{p.title}]({p.url})" for p in pages]
-        return told("\n".join(lines) or "Nothing was found.", FoundPages(results=pages))
+        return await told(found_markdown, FoundPages(results=pages))
 
     async def fetch(
         id: Annotated[
@@ -161,14 +160,20 @@ def build_server(client: AsyncSearchFetch, guard: Guard = unguarded) -> MCPServe
             )
 
         page = await guarded(ctx, "fetch", "search", work)
-        return told(f"# {page.title}\n{page.url}\n\n{page.text}", page)
+        return await told(stored_markdown, page)
 
-    def told(text: str, structured: BaseModel) -> CallToolResult:
-        """Markdown for the model, and the record beside it for programs."""
-        record = structured.model_dump(mode="json", by_alias=True)
-        return CallToolResult(
-            content=[TextContent(type="text", text=text)], structured_content=record
-        )
+    async def told(markdown: Callable[[Any], str], structured: BaseModel) -> CallToolResult:
+        """Markdown for the model, and the record beside it for programs; written on a thread,
+        since both are as long as the page."""
+
+        def written() -> CallToolResult:
+            record = structured.model_dump(mode="json", by_alias=True)
+            return CallToolResult(
+                content=[TextContent(type="text", text=markdown(structured))],
+                structured_content=record,
+            )
+
+        return await anyio.to_thread.run_sync(written)
 
     for tool in (web_search, web_fetch, search, fetch):
         # The SDK reads the annotations, and the class of the context is local to this function.
@@ -206,6 +211,17 @@ def search_markdown(found: SearchResponse) -> str:
         passage = r.content or r.summary or r.snippet
         blocks.append(f"{r.rank}. [{r.title or r.url}]({r.url}) ({', '.join(facts)})\n\n{passage}")
     return "\n\n".join(blocks)
+
+
+def found_markdown(found: FoundPages) -> str:
+    """Ids and titles, one a line."""
+    lines = [f"- {p.id}: [{p.title}]({p.url})" for p in found.results]
+    return "\n".join(lines) or "Nothing was found."
+
+
+def stored_markdown(page: StoredPage) -> str:
+    """Title, address and text of an indexed page."""
+    return f"# {page.title}\n{page.url}\n\n{page.text}"
 
 
 def page_markdown(page: FetchResponse) -> str:
