@@ -5,8 +5,8 @@ What this service does not have (a written answer, pictures of a search) is null
 
 from __future__ import annotations
 
-import re
 import asyncio
+import re
 import time
 from collections.abc import Callable
 from datetime import date
