@@ -18,5 +18,6 @@ class TestContract(PackageContract):
         "jsonschema_rs",
         "cryptography",
         "pypdf",
+        "pydantic",
     )
     compiled = ("to_json",)

@@ -10,6 +10,7 @@ import pytest
 from deepinfer_recipe import (
     ChatCompletionRequest,
     ConversionError,
+    ConversionOptions,
     Exchange,
     InputGrammar,
     RecipeError,
@@ -147,3 +148,20 @@ def test_an_end_user_that_is_no_string_is_refused_by_name(name: str, value: Any)
     error = refused("chat", {"messages": [{"role": "user", "content": "hi"}], name: value})
     assert error["param"] == name
     assert "expected a string" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("protocol", "asked"),
+    [
+        ("chat", {"stop": "x" * 1001}),
+        ("chat", {"stop": ["END", "x" * 1001]}),
+        ("messages", {"stop_sequences": ["x" * 1001], "max_tokens": 8}),
+    ],
+)
+def test_a_stop_sequence_has_a_longest_length(protocol: Any, asked: dict[str, Any]) -> None:
+    body = {"messages": [{"role": "user", "content": "x"}], **asked}
+    assert "at most 1000" in refused(protocol, body)["message"]
+    key = "stop_sequences" if protocol == "messages" else "stop"
+    assert opened(protocol, {**body, key: ["x" * 1000]}).request.parsing_options.stop_sequences
+    if protocol == "chat":  # parity knows no such limit
+        ChatCompletionRequest({"model": MODEL, **body}).convert(ConversionOptions())

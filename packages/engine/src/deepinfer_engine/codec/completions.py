@@ -40,6 +40,8 @@ def _default(value: Any) -> BeforeValidator:
 
 
 Ids = list[Annotated[int, Field(ge=0)]]
+# The end of a text is compared with all of a stop sequence, so its length is bounded.
+Stop = Annotated[str, Field(max_length=1000)]
 
 
 class StreamOptions(BaseModel):
@@ -67,7 +69,7 @@ class Body(BaseModel):
     stream_options: StreamOptions | None = None
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     echo: Annotated[bool, _default(False)] = False
-    stop: str | Annotated[list[str], Field(max_length=16)] | None = None
+    stop: Stop | Annotated[list[Stop], Field(max_length=16)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2), _default(0.0)] = 0.0
     frequency_penalty: Annotated[float, Field(ge=-2, le=2), _default(0.0)] = 0.0
     seed: Annotated[int, Field(ge=-(1 << 63), le=_MAX_SEED)] | None = None

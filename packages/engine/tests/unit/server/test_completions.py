@@ -194,3 +194,10 @@ def test_what_does_not_fit_says_all_numbers(request_json, say, model):
     assert reply.json()["error"]["code"] == "context_length_exceeded"
     assert "4096" in reply.json()["error"]["message"]
     assert "5000" in reply.json()["error"]["message"]
+
+
+def test_a_stop_sequence_has_a_longest_length(request_json, say, model):
+    for stop in ("x" * 1001, ["END", "x" * 1001]):
+        reply = request_json(say("x"), "POST", PATH, json=body_of(model=model, stop=stop))
+        assert reply.status_code == 400
+        assert "stop" in reply.json()["error"]["message"]

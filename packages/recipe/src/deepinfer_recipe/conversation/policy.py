@@ -52,6 +52,8 @@ class Policy:
     honours_sampling_in_thinking: bool = False
     """Explicit temperature and top_p win over the model's defaults, also while thinking."""
     honours_penalties: bool = False
+    longest_stop: int | None = None
+    """Characters of a stop sequence. The end of an answer is compared with all of it."""
     unknown_model_status: int = 400
 
     serves_forced_tools: bool = False
@@ -99,6 +101,7 @@ EXTENDED = Policy(
     allows_format_with_strict_tools=True,
     honours_sampling_in_thinking=True,
     honours_penalties=True,
+    longest_stop=1000,
     unknown_model_status=404,
     serves_forced_tools=True,
     messages_think_unasked=False,

@@ -161,23 +161,22 @@ def check_range(name: str, value: float | None, low: float, high: float, shown: 
         )
 
 
-def check_stop(stop: str | Sequence[str] | None) -> tuple[str, ...]:
-    """The stop sequences: at most 16, none empty."""
+def check_stop(stop: str | Sequence[str] | None, longest: int | None) -> tuple[str, ...]:
+    """The stop sequences: at most 16, none empty, none over `longest` characters."""
     if stop is None:
         return ()
-    empty = (
-        "empty string. Expected a string with minimum length 1, but got an empty string instead."
-    )
-    if isinstance(stop, str):
-        if not stop:
-            raise ConversionError(f"Invalid 'stop': {empty}", param="stop")
-        return (stop,)
-    if len(stop) > MAX_STOP_SEQUENCES:
-        raise ConversionError(f"Stop string array too long: {len(stop)}", param="stop")
-    for index, sequence in enumerate(stop):
+    sequences = (stop,) if isinstance(stop, str) else tuple(stop)
+    if len(sequences) > MAX_STOP_SEQUENCES:
+        raise ConversionError(f"Stop string array too long: {len(sequences)}", param="stop")
+    for index, sequence in enumerate(sequences):
+        where = "stop" if isinstance(stop, str) else f"stop[{index}]"
         if not sequence:
-            raise ConversionError(f"Invalid 'stop[{index}]': {empty}", param=f"stop[{index}]")
-    return tuple(stop)
+            empty = "Expected a string with minimum length 1, but got an empty string instead."
+            raise ConversionError(f"Invalid '{where}': empty string. {empty}", param=where)
+        if longest is not None and len(sequence) > longest:
+            size = f"{len(sequence)} characters; a stop sequence has at most {longest}."
+            raise ConversionError(f"Invalid '{where}': {size}", param=where)
+    return sequences
 
 
 def check_max_tokens(builder: RequestBuilder) -> int | None:
@@ -204,7 +203,7 @@ def check_max_tokens(builder: RequestBuilder) -> int | None:
 def check_sampling(builder: RequestBuilder) -> tuple[int | None, tuple[str, ...]]:
     """Check all sampling fields; returns the output limit and the stop sequences."""
     sampling = builder.sampling
-    stop = check_stop(sampling.stop)
+    stop = check_stop(sampling.stop, builder.policy.longest_stop)
     check_range("temperature", sampling.temperature, 0, 2, "[0, 2]")
     if sampling.top_p is not None and not 0 < as_float32(sampling.top_p) <= 1:
         raise ConversionError(
