@@ -17,6 +17,7 @@ from deepinfer_kernels.ops.engram_hash.spec import engram_hash
 from deepinfer_kernels.ops.fake_quant.spec import fake_quant
 from deepinfer_kernels.ops.gqa_attention.spec import gqa_attention
 from deepinfer_kernels.ops.index_logits.spec import index_logits
+from deepinfer_kernels.ops.index_topk.spec import index_topk
 from deepinfer_kernels.ops.kv_load.spec import kv_load
 from deepinfer_kernels.ops.kv_store.spec import kv_store
 from deepinfer_kernels.ops.mhc_collapse.spec import mhc_collapse
@@ -50,6 +51,7 @@ __all__ = [
     "fake_quant",
     "gqa_attention",
     "index_logits",
+    "index_topk",
     "kv_load",
     "kv_store",
     "mhc_collapse",

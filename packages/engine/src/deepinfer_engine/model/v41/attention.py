@@ -34,11 +34,11 @@ class Shared:
     selection: Tensor | None = None
     """[n, k] entry ids chosen by the last top-k source, ascending, -1 padded."""
     candidates: Tensor | None = None
-    """bool [n, blocks] of the candidate source, or None while every block is a candidate."""
+    """[n, runs] ids of the runs of entries kept by the candidate source, ascending, -1 padded; None
+    before it, and while every run is a candidate."""
     entries: dict[int, Tensor] = field(default_factory=dict[int, Tensor])
-    """KV source -> all its entries [S * E, D], for passes that read most of them."""
-    index_keys: dict[int, Tensor] = field(default_factory=dict[int, Tensor])
-    """Index-key source -> [S, E, di]."""
+    """KV source -> the entries of all sequences [m, D], one sequence behind the other, for passes
+    that read most of them."""
     gathered: tuple[Tensor, Tensor] | None = None
     """(entries [m, D], index [n, k] into them) of the current source and selection."""
     chosen: Tensor | None = None
@@ -162,68 +162,38 @@ class Indexer:
         ratio = c.compress_ratios[layer]
         shared.gathered = shared.chosen = None
         entries = batch.entries(ratio)
-        count, visible = entries.count, entries.visible
+        visible = entries.visible
         is_source = layer == c.candidate_source_layer_id
-        if count <= c.index_topk:
+        if entries.count <= c.index_topk:
             # Everything visible is chosen: the scores cannot change the set.
-            entry = torch.arange(max(count, 1))
+            entry = torch.arange(max(entries.count, 1))
             shared.selection = torch.where(entry < visible[:, None], entry, -1)
             if is_source:
                 shared.candidates = None
             return
-        scores = self._scores(source, x, query_latent, batch, w, angles, shared, count, visible)
-        if is_source:
-            inert = count <= c.candidate_topk_blocks * c.candidate_block_size
-            shared.candidates = (
-                None
-                if inert
-                else self._ops.candidate_blocks(
-                    scores, visible, c.candidate_block_size, c.candidate_topk_blocks
-                )
-            )
-        elif shared.candidates is not None and self._follows_candidates(layer):
-            scores = self._ops.candidate_mask(scores, shared.candidates, c.candidate_block_size)
-        shared.selection = self._ops.topk_select(scores, c.index_topk)
-
-    def _follows_candidates(self, layer: int) -> bool:
-        source = self._config.candidate_source_layer_id
-        return source is not None and layer > source
-
-    def _scores(
-        self,
-        source: int,
-        x: Tensor,
-        query_latent: Tensor,
-        batch: Batch,
-        w: IndexerWeights,
-        angles: Angles,
-        shared: Shared,
-        count: int,
-        visible: Tensor,
-    ) -> Tensor:
-        """[n, count] index scores, -inf beyond what a row may see."""
-        c = self._config
         n = x.shape[0]
         q = self._ops.rope(
             linear(query_latent, w.wq_b).view(n, c.index_n_heads, c.index_head_dim), *angles, False
         )
-        q = self._ops.fake_quant(q, self._pools.records.index_rounding)
-        weights = linear(x, w.weights_proj)
-        keys = shared.index_keys.get(source)
-        if keys is None:
-            keys = self._pools.index[source].load(batch.all_entry_slots(c.compress_ratios[source]))
-            shared.index_keys[source] = keys
-        S, Q = batch.size, batch.max_query
-        if n == S * Q:
-            q, weights, limits = (
-                q.view(S, Q, *q.shape[1:]),
-                weights.view(S, Q, -1),
-                visible.view(S, Q),
-            )
-            return self._ops.index_logits(q, keys, weights, limits).view(n, count)
-        row = (batch.first_row[:, None] + torch.arange(Q)).clamp(max=n - 1)
-        padded = self._ops.index_logits(q[row], keys, weights[row], visible[row])
-        return padded[batch.sequence, batch.offset]
+        keys = self._pools.index[source]
+        # While every run of entries is a candidate, none has to be kept.
+        keeps = is_source and entries.count > c.candidate_topk_blocks * c.candidate_block_size
+        shared.selection, kept = self._ops.index_topk(
+            self._ops.fake_quant(q, self._pools.records.index_rounding),
+            linear(x, w.weights_proj),
+            keys.view,
+            batch.table,
+            batch.first,
+            visible,
+            keys.record,
+            c.index_topk,
+            keys.entries,
+            c.candidate_block_size,
+            c.candidate_topk_blocks if keeps else 0,
+            None if is_source else shared.candidates,
+        )
+        if is_source:
+            shared.candidates = kept if keeps else None
 
 
 class Reader:
@@ -305,18 +275,16 @@ class Reader:
         assert selection is not None, "a layer with compressed entries follows a top-k source"
         ratio = self._config.compress_ratios[source]
         section = self._pools.main[source]
-        count = max(batch.entries(ratio).count, 1)
-        if selection.numel() < batch.size * count:
+        every = batch.all_entries(ratio)
+        if selection.numel() < len(every.slots):
             # Few rows: fetch just what they chose.
             entries = section.load(batch.entry_slots(selection, ratio).view(-1))
             index = torch.arange(selection.numel()).view_as(selection)
         else:
             cached = shared.entries.get(source)
             if cached is None:
-                slots = batch.all_entry_slots(ratio)
-                cached = section.load(slots).view(-1, self._config.head_dim)
-                shared.entries[source] = cached
+                cached = shared.entries[source] = section.load(every.slots)
             entries = cached
-            index = selection + batch.sequence[:, None] * count
+            index = selection + every.first[:, None]
         shared.gathered = (entries, torch.where(selection >= 0, index, -1))
         return shared.gathered

@@ -55,13 +55,13 @@ class Batch:
         """[S] first position whose window key exists, or None: all exist."""
         self._ids = np.concatenate([s.token_ids for s in sequences]).astype(np.int64)
         self._per_ratio: dict[int, Entries] = {}
+        self._all_entries: dict[int, AllEntries] = {}
         self.ids = torch.from_numpy(self._ids)
-        self.sequence = torch.from_numpy(of_row)
-        """[n] sequence of each row."""
-        self.offset = torch.from_numpy(offset)
-        """[n] position within the sequence's new tokens."""
         self.first_row = torch.from_numpy(first)
-        self.length = torch.from_numpy(lengths)
+        self.first = torch.from_numpy(np.append(first, self.rows))
+        """[S + 1] first row of each sequence, and the number of rows."""
+        self.table = torch.from_numpy(table)
+        """[S, blocks] the blocks of each sequence in order."""
         self.position = torch.from_numpy(self._position)
         """[n] absolute position of each row."""
         self.images = ImageRows.build([s.images for s in sequences], first.tolist(), self.rows)
@@ -194,12 +194,19 @@ class Batch:
         rows = self._of_row[:, None]
         return torch.from_numpy(self._slots_of(rows, selection.numpy(), ratio))
 
-    def all_entry_slots(self, ratio: int) -> Tensor:
-        """[S, entries] pool rows of the entries of every sequence; -1 beyond a sequence's own."""
-        entry = np.arange(max(self.max_end // ratio, 1))
-        own = (self._starts + self._lengths)[:, None] // ratio
-        sequence = np.arange(self.size)[:, None]
-        return torch.from_numpy(self._slots_of(sequence, np.where(entry < own, entry, -1), ratio))
+    def all_entries(self, ratio: int) -> AllEntries:
+        """The entries of every sequence, one sequence behind the other."""
+        found = self._all_entries.get(ratio)
+        if found is None:
+            own = (self._starts + self._lengths) // ratio
+            first = np.cumsum(own) - own
+            sequence = np.repeat(np.arange(self.size), own)
+            entry = np.arange(int(own.sum())) - first[sequence]
+            found = self._all_entries[ratio] = AllEntries(
+                torch.from_numpy(self._slots_of(sequence, entry, ratio)),
+                torch.from_numpy(first[self._of_row]),
+            )
+        return found
 
     def _slots_of(self, sequence: IntArray, entry: IntArray, ratio: int) -> IntArray:
         per_block = BLOCK_TOKENS // ratio
@@ -266,6 +273,16 @@ class Entries:
     """[m] the ids of those entries."""
     slots: Tensor
     """[m] their pool rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class AllEntries:
+    """The compressed entries of one ratio of all sequences of a batch, nothing padded."""
+
+    slots: Tensor
+    """[m] pool rows."""
+    first: Tensor
+    """[n] place of the first entry of each row's sequence."""
 
 
 @dataclass(frozen=True, slots=True)
