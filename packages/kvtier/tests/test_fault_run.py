@@ -62,6 +62,21 @@ def test_the_run_fails_for_a_build_without_checksums(tmp_path):
     assert "preadv flip" in done.stdout
 
 
+def test_the_run_names_the_extra_it_lacks(tmp_path):
+    lacking = (
+        "import sys; sys.modules['zstandard'] = None\n"
+        "from deepinfer_kvtier import faultrun\n"
+        "sys.argv = ['faultrun', '--reads', '100', '--compression', 'shuffle+zstd-1']\n"
+        "faultrun.main()"
+    )
+    command = [sys.executable, "-c", lacking]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1
+    assert 'extra "zstd"' in done.stderr
+
+
 def test_a_power_loss_takes_what_was_not_safe_and_nothing_else(tmp_path):
     io = FaultIo(1, track=True)
     fd = io.create(tmp_path / "file")

@@ -9,16 +9,18 @@ import socket
 import subprocess
 import sys
 import textwrap
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 
 import numpy as np
 import pytest
 
 import deepinfer_kvtier as kvtier
+from deepinfer_kvtier.base.buffers import checksum_of
 from deepinfer_kvtier.base.config import split_address
 from deepinfer_kvtier.remote.state_exchange import LocalDirectory, WindowRecord, wire
 from deepinfer_kvtier.remote.state_exchange.client import PeerClient, PeerHealth
 from deepinfer_kvtier.remote.state_exchange.peers import owner
+from deepinfer_kvtier.remote.state_exchange.service import WindowService
 from deepinfer_kvtier.testing import ManualClock, payload_of
 
 KEY = b"k" * 32
@@ -393,14 +395,59 @@ def test_a_frame_that_announces_too_much_ends_the_connection(machine):
     client.close()
 
 
-def test_connections_beyond_the_limit_are_refused(machine):
-    directory = LocalDirectory()
-    one = machine(directory, max_connections=1)
+@pytest.mark.parametrize("key", [None, KEY])
+def test_silent_connections_do_not_lock_out_the_others(machine, key):
+    """Those that never show the key, and those that show it and say nothing more."""
+    tokens = np.arange(6 * 128 + 5)
+    one, two = pair(machine, tokens, max_connections=2)
     where = split_address(one.cache.windows.address)
-    with socket.create_connection(where, timeout=5) as first:
-        assert len(first.recv(64)) == wire.NONCE_BYTES
-        with socket.create_connection(where, timeout=5) as second:
-            assert second.recv(64) == b""
+    with ExitStack() as stack:
+        for _ in range(5):
+            silent = stack.enter_context(socket.create_connection(where, timeout=5))
+            theirs = silent.recv(wire.NONCE_BYTES, socket.MSG_WAITALL)
+            if key is not None:
+                mine = wire.new_nonce()
+                proof = wire.proof(key, wire.CLIENT, theirs, mine)
+                silent.sendall(wire.MAGIC + mine + proof)
+                assert len(silent.recv(wire.PROOF_BYTES, socket.MSG_WAITALL)) == wire.PROOF_BYTES
+        _, result, window = pull(two, tokens)
+        assert result.state is kvtier.Status.OK
+        assert np.array_equal(window, state_of(two, tokens, 5))
+
+
+def test_window_bytes_are_part_of_the_authenticated_frame(machine, monkeypatch):
+    """Bytes changed on the way are refused even where their checksum is what was announced."""
+    tokens = np.arange(6 * 128 + 5)
+    directory = LocalDirectory()
+    one = machine(directory)
+    one.store(tokens, states=(5,))
+    assert one.cache.windows.settle()
+    sent = state_of(one, tokens, 5)
+    changed = sent.copy()
+    changed[4_000] ^= 1
+    send, pack = WindowService._send_both, wire.PullAnswer.pack
+
+    async def tamper(self, connection, head, window):
+        assert bytes(window) == sent.tobytes()
+        await send(self, connection, head, changed.data)
+
+    def announce(answer):
+        if answer.status == wire.HELD:
+            answer = dataclasses.replace(answer, checksum=checksum_of([changed.data]))
+        return pack(answer)
+
+    monkeypatch.setattr(WindowService, "_send_both", tamper)
+    monkeypatch.setattr(wire.PullAnswer, "pack", announce)
+    health = PeerHealth(dead_after=9, retry_s=1, clock=ManualClock())
+    client = PeerClient(KEY, health)
+    digest = one.digests(tokens)[4]
+    (hint,) = directory.lookup([digest[:16]])
+    request = wire.PullRequest(digest[:16], digest, hint.generation, 5_000, STATE_BYTES)
+    room = memoryview(bytearray(STATE_BYTES))
+    status, _ = client.pull(one.cache.windows.address, request, [room], 5.0)
+    client.close()
+    assert status is kvtier.Status.ERROR
+    assert client.counts["errors"] == 1
 
 
 def test_machines_find_each_other_through_the_directory_they_keep_themselves(machine):

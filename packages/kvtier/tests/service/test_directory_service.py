@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deepinfer_kvtier.base.errors import ConfigError
-from deepinfer_kvtier.remote.location import messages, wire
+from deepinfer_kvtier.remote.location import messages, server, wire
 from deepinfer_kvtier.remote.location.client import DirectoryClient
 from deepinfer_kvtier.remote.location.search import prefix_length
 from deepinfer_kvtier.remote.location.server import DirectoryServer, ShardMap
@@ -190,6 +190,27 @@ def test_rubbish_ends_its_own_connection_only(serve, connect, raw):
         while bad.recv(4096):
             pass
     assert client.lookup([key]) == [b"value"]
+
+
+@pytest.mark.parametrize("shows_key", [False, True])
+def test_silent_connections_do_not_lock_out_the_others(serve, connect, monkeypatch, shows_key):
+    monkeypatch.setattr(server, "MAX_CONNECTIONS", 4)
+    served = serve(key=KEY)
+    (key,) = keys_of(1)
+    with contextlib.ExitStack() as stack:
+        for _ in range(10):
+            if shows_key:
+                channel = served.run(wire.connect(served.host, served.port, KEY))
+                stack.callback(served.loop.call_soon_threadsafe, channel.close)
+            else:
+                silent = socket.create_connection((served.host, served.port), timeout=10)
+                stack.enter_context(silent)
+                assert silent.recv(len(wire.MAGIC)) == wire.MAGIC
+        client = connect(served.url, key=KEY)
+        client.publish([(key, b"value")], ttl_s=60)
+        assert client.lookup([key]) == [b"value"]
+    assert client.counts["failed_requests"] == 0
+    assert served.server.counts["ousted_connections"] == 7
 
 
 @pytest.mark.parametrize("spoil", ["tag", "replay", "length"])

@@ -64,6 +64,9 @@ class WindowService:
         self._stage = stage
         self._max_connections = max_connections
         self._tasks: set[asyncio.Task[None]] = set()
+        # Connections that say nothing now, longest first: without the key yet, and the others.
+        self._strangers: dict[asyncio.Task[None], None] = {}
+        self._members: dict[asyncio.Task[None], None] = {}
         self.counts: Counter[str] = Counter()
         host, port = split_address(listen)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -107,24 +110,46 @@ class WindowService:
                 self.counts["accept_errors"] += 1
                 await asyncio.sleep(0.05)
                 continue
-            if len(self._tasks) >= self._max_connections:
+            if len(self._tasks) >= self._max_connections and not self._make_room():
                 self.counts["refused_connections"] += 1
                 connection.close()
                 continue
             task = self._loop.create_task(self._serve(connection))
             self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._strangers[task] = None
+            task.add_done_callback(self._forget)
+
+    def _make_room(self) -> bool:
+        """End the connection that has been silent longest, strangers first: nobody locks others
+        out by saying nothing. False when all are being answered."""
+        for waiting in (self._strangers, self._members):
+            for task in waiting:
+                self._forget(task)
+                task.cancel()
+                self.counts["ousted_connections"] += 1
+                return True
+        return False
+
+    def _forget(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._strangers.pop(task, None)
+        self._members.pop(task, None)
 
     async def _serve(self, connection: socket.socket) -> None:
+        task = asyncio.current_task()
+        assert task is not None
         with connection, suppress(asyncio.CancelledError):
             connection.setblocking(False)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             try:
                 async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
                     session = await self._greet(connection)
+                self._strangers.pop(task, None)
                 while True:
+                    self._members[task] = None
                     async with asyncio.timeout(IDLE_TIMEOUT_S):
                         head = await self._read(connection, wire.HEAD_BYTES)
+                    self._members.pop(task, None)
                     async with asyncio.timeout(MAX_SEND_S):
                         body = await self._read(connection, wire.body_length(head))
                         await self._answer(connection, session, session.open(head, body), body)
