@@ -228,7 +228,7 @@ class Model:
     def _decode(self, caches: Sequence[Cache], fed: list[np.ndarray]) -> Tensor:
         rows = [self._rows(c, f, replay_from=0) for c, f in zip(caches, fed, strict=True)]
         batch = Batch(self._text, rows)
-        ends = batch.first_row + batch.length
+        ends = batch.first[1:]
         wanted = ends[:, None] - len(fed[0]) + torch.arange(len(fed[0]))
         logits = self._backbone.forward(batch, wanted.flatten())
         for cache, tokens in zip(caches, fed, strict=True):
