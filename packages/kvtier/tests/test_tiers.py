@@ -12,6 +12,7 @@ import deepinfer_kvtier as kvtier
 from deepinfer_kvtier.base.buffers import copy_views
 from deepinfer_kvtier.base.values import APPROXIMATE_BIT, NO_ROW
 from deepinfer_kvtier.flow.tier import FOUND, ScanEntry, TierCaps
+from deepinfer_kvtier.testing import TierContract
 
 
 class DictTier:
@@ -50,6 +51,9 @@ class DictTier:
         self.got.append(len(wanted))
         statuses = []
         for want in wanted:
+            if not in_time():
+                statuses.append(kvtier.Status.TIMEOUT)
+                continue
             found = self.stored.get((kind, shard, want.digest))
             if found is None:
                 statuses.append(kvtier.Status.MISS)
@@ -103,6 +107,11 @@ class DictTier:
 
     def close(self):
         self.closed = True
+
+
+class TestDictTier(TierContract):
+    def make(self):
+        return DictTier()
 
 
 @pytest.fixture

@@ -7,10 +7,12 @@ import re
 from contract import PackageContract
 
 import deepinfer_engine
+from deepinfer_engine import testing
 
 
 class TestContract(PackageContract):
     package = deepinfer_engine
+    pinned = (deepinfer_engine, testing)
     preload = ("torch", "fastapi", "typer", "httpx")
 
 

@@ -14,7 +14,7 @@ LAYERS = (
     {"codec", "pd"},
     {"router"},
     {"offline", "server"},
-    {"cli"},
+    {"cli", "testing"},
 )
 """Lowest first. `demo` is data. Folders of one layer do not import each other."""
 LEVEL = {folder: level for level, layer in enumerate(LAYERS) for folder in layer}
