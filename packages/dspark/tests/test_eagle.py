@@ -11,7 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from deepinfer_dspark import CheckpointError, CounterRng, DraftBatch, SamplingBatch, ShapeError
+from deepinfer_dspark import (
+    CheckpointError,
+    CounterRng,
+    DraftBatch,
+    SamplingBatch,
+    ShapeError,
+    TreeShape,
+)
 from deepinfer_dspark.loop import SpecLoop
 
 torch = pytest.importorskip("torch")
@@ -147,6 +154,45 @@ def test_a_chain_equals_a_plain_recomputation_of_every_step() -> None:
     )
     assert np.allclose(sampled.q[1, 0].numpy(), plain_chain(m, histories[1], raw[5:], 1)[1][0],
                        atol=1e-6)  # fmt: skip
+
+
+def test_every_branch_of_a_tree_equals_a_plain_recomputation() -> None:
+    m = head()
+    raw = torch.randn(5, 24, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+    history, shape = [3, 1, 4, 1, 5, 9], TreeShape(depth=3, branches=3, nodes=12)
+    drafter = EagleDrafter(m, shape=shape)
+    tree = drafter.propose_tree(batch([history], [5], raw), CounterRng())
+    start = [m.fc(row).tolist() for row in raw]
+
+    def law(path: tuple[int, ...]) -> np.ndarray:
+        tokens, features = history[1:], list(start)
+        for token in path:
+            features, tokens = [*features, plain_step(m, tokens, features)], [*tokens, token]
+        feature = torch.tensor([plain_step(m, tokens, features)], dtype=torch.float64)
+        return torch.softmax(m.logits(feature)[0].double(), -1).detach().numpy()
+
+    # the same search over plain recomputations: three likeliest a node, three nodes a level
+    alive = {(): 1.0}
+    level: list[tuple[int, ...]] = [()]
+    for _ in range(shape.depth):
+        children = {}
+        for path in level:
+            p = law(path)
+            children |= {(*path, int(t)): alive[path] * p[t] for t in np.argsort(-p)[:3]}
+        alive |= children
+        level = sorted(children, key=lambda path: -alive[path])[:3]
+    del alive[()]
+    want = set(sorted(alive, key=lambda path: -alive[path])[: shape.nodes])
+    paths = [()]
+    for token, parent in zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True):
+        paths.append((*paths[parent + 1], token))
+    assert set(paths[1:]) == want
+    assert tree.q is None
+    # the entries of guessed tokens are gone: the next round continues from true ones
+    more = torch.randn(2, 24, dtype=torch.float64, generator=torch.Generator().manual_seed(8))
+    text = [*history, 2, 6]
+    chain = drafter.propose(batch([text], [2], more), CounterRng())
+    assert chain.tokens[0].tolist() == plain_chain(m, text, torch.cat([raw, more]), 5)[0]
 
 
 def test_context_in_two_rounds_replaces_what_was_guessed_between_them() -> None:

@@ -106,3 +106,15 @@ def test_a_scheduler_follows_the_table_it_is_given() -> None:
         times.record(6, 10.5)
     scheduler.retime(times.table())
     assert scheduler.budget(conf, deterministic=True) == 5
+
+
+def test_a_size_that_was_slow_once_is_tried_again() -> None:
+    times = StepTimes(8, forget=50)
+    times.record(1, 10.0)
+    times.record(4, 900.0)
+    for _ in range(49):
+        times.record(1, 10.0)
+    assert times.table().cost(4) == 900.0
+    times.record(1, 10.0)
+    assert times.table().cost(4) < 11.0
+    assert times.table().cost(1) == 10.0

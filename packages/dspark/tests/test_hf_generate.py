@@ -209,6 +209,45 @@ def test_drafts_that_never_pay_are_soon_left_out() -> None:
     assert drafter.calls < 30
 
 
+class Priced:
+    """A clock that a model moves: a pass takes 10 ms and `share` of it a token beyond the first."""
+
+    def __init__(self, model, share: float) -> None:
+        self.now, self.widths = 0.0, list[int]()
+
+        def passed(module, args, kwargs) -> None:
+            width = kwargs["input_ids"].shape[1]
+            self.widths.append(width)
+            self.now += 0.010 * (1.0 + share * (width - 1))
+
+        model.register_forward_pre_hook(passed, with_kwargs=True)
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def spent(model, prompt, new: int, share: float) -> tuple[float, Speculation]:
+    """Milliseconds a token behind the prompt, and what was done."""
+    seen, clock = list[Speculation](), Priced(model, share)
+    generate(
+        model, ids(prompt), max_new_tokens=new, do_sample=False, report=seen.append, clock=clock
+    )
+    return 1e3 * (clock.now - 0.010 * (1 + share * (len(prompt) - 1))) / (new - 1), seen[0]
+
+
+def test_the_budget_decides_text_by_text() -> None:
+    """Text with few repeats, then text that runs in circles, then again."""
+    model = build(seed=7)  # wide passes cost little: circles are drafted whatever came before
+    for prompt, circles in ((list(range(3, 60)), False), (PROMPTS[0], True)) * 2:
+        ms, done = spent(model, prompt, 60, 0.05)
+        assert ms < (5.0 if circles else 10.2)
+        assert done.accepted > (30 if circles else 5)
+    model = build(seed=7)  # a second token costs two passes: one trial, then nothing
+    tried = [spent(model, prompt, 60, 2.0) for prompt in (list(range(3, 60)), *[PROMPTS[0]] * 3)]
+    assert sum(done.verified for _, done in tried) == 1
+    assert all(ms < 10.5 for ms, _ in tried)
+
+
 def test_what_cannot_be_done_is_named() -> None:
     model = build()
 

@@ -4,6 +4,7 @@ from deepinfer_dspark.budget import BudgetScheduler, ConfidenceHistory, GroupRed
 from deepinfer_dspark.calibration import CalibrationReport, Calibrator
 from deepinfer_dspark.drafters.mixed import CausalModel, DraftModelDrafter, MixedDrafter
 from deepinfer_dspark.drafters.ngram import NGramDrafter
+from deepinfer_dspark.drafters.trees import DraftModelTree, TreeShape
 from deepinfer_dspark.drafting import DraftBatch, Drafter, sample_drafts
 from deepinfer_dspark.errors import (
     CheckpointError,
@@ -21,6 +22,7 @@ from deepinfer_dspark.sampling import Penalties, SamplingBatch
 from deepinfer_dspark.step_table import RuntimeCorrection, StepTable
 from deepinfer_dspark.step_times import StepTimes
 from deepinfer_dspark.tree import TokenTree, TreeResult, verify_tree
+from deepinfer_dspark.tree_loop import TreeDrafter, TreeGeneration, TreeLoop, TreeTarget
 from deepinfer_dspark.uniforms import CounterRng, Uniforms
 from deepinfer_dspark.verification import Verifier, VerifyResult
 
@@ -36,6 +38,7 @@ __all__ = [
     "CounterRng",
     "DraftBatch",
     "DraftModelDrafter",
+    "DraftModelTree",
     "Drafter",
     "DsparkError",
     "Generation",
@@ -58,7 +61,12 @@ __all__ = [
     "Target",
     "TargetOutput",
     "TokenTree",
+    "TreeDrafter",
+    "TreeGeneration",
+    "TreeLoop",
     "TreeResult",
+    "TreeShape",
+    "TreeTarget",
     "Uniforms",
     "UnsupportedModelError",
     "Verifier",

@@ -156,7 +156,7 @@ class SpecLoop:
             features = first, np.concatenate([[0], np.cumsum(starts - 1)]).astype(np.int64)
         results: list[VerifyResult] = []
         while active.size:
-            now = self._parameters(sampling, active, history, starts, max_new)
+            now = current_sampling(sampling, active, history, starts, max_new)
             proposal = self._propose(active, history, now, rounds, features)
             lens = self._lengths(proposal, active, memory, now)
             tokens, cu, positions = _flatten(
@@ -192,25 +192,6 @@ class SpecLoop:
             rows=int(sum((r.verified + 1).sum() for r in results)),
             results=results,
         )
-
-    def _parameters(
-        self,
-        sampling: SamplingBatch,
-        active: Int,
-        history: list[list[int]],
-        starts: Int,
-        max_new: int,
-    ) -> SamplingBatch:
-        positions = np.array([len(history[r]) for r in active.tolist()], dtype=np.int64)
-        left = max_new - (positions - starts[active])
-        now = replace(sampling.select(active), positions=positions, max_new=left)
-        if now.penalties is None:
-            return now
-        seen = [np.unique(history[r][starts[r] :], return_counts=True) for r in active.tolist()]
-        output = RaggedIds.of(
-            [ids.astype(np.int64).tolist() for ids, _ in seen], [n.tolist() for _, n in seen]
-        )
-        return replace(now, penalties=replace(now.penalties, output=output))
 
     def _propose(
         self,
@@ -258,6 +239,30 @@ class SpecLoop:
         seen = proposal.conf if exact else memory.older(active, 0, lengths > 0)
         budget = self._scheduler.budget(seen, lengths, deterministic=certain)
         return self._scheduler.allocate(budget, proposal.conf, lengths)
+
+
+def current_sampling(
+    sampling: SamplingBatch,
+    active: Int,
+    history: list[list[int]],
+    starts: Int,
+    max_new: int,
+) -> SamplingBatch:
+    """Parameters of the active requests for their next round.
+
+    history: texts of all requests; starts: where their answers begin; max_new: tokens an answer
+    may have. Penalties count the answer so far.
+    """
+    positions = np.array([len(history[r]) for r in active.tolist()], dtype=np.int64)
+    left = max_new - (positions - starts[active])
+    now = replace(sampling.select(active), positions=positions, max_new=left)
+    if now.penalties is None:
+        return now
+    seen = [np.unique(history[r][starts[r] :], return_counts=True) for r in active.tolist()]
+    output = RaggedIds.of(
+        [ids.astype(np.int64).tolist() for ids, _ in seen], [n.tolist() for _, n in seen]
+    )
+    return replace(now, penalties=replace(now.penalties, output=output))
 
 
 def _flatten(

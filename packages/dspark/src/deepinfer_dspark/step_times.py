@@ -20,14 +20,20 @@ class StepTimes:
 
     slope: assumed growth a token, relative to the smallest size seen, where nothing was measured.
     top:   largest size the table holds.
+    forget: records after which a size that did not come again is unknown again, so that one slow
+            step cannot keep it from being tried for ever (the smallest stays); None: never.
     """
 
-    def __init__(self, top: int, *, slope: float = 0.02, window: int = 9) -> None:
-        if top < 1 or not slope >= 0 or window < 1:
+    def __init__(
+        self, top: int, *, slope: float = 0.02, window: int = 9, forget: int | None = None
+    ) -> None:
+        if top < 1 or not slope >= 0 or window < 1 or (forget is not None and forget < 1):
             raise ShapeError(
-                f"StepTimes wants top >= 1, slope >= 0, window >= 1, got {top}, {slope}, {window}"
+                "StepTimes wants top >= 1, slope >= 0, window >= 1 and forget >= 1 or None, got "
+                f"{top}, {slope}, {window} and {forget}"
             )
-        self._top, self._slope, self._window = top, slope, window
+        self._top, self._slope, self._window, self._forget = top, slope, window, forget
+        self._count, self._last = 0, dict[int, int]()
         self._recent: dict[int, deque[float]] = {}
         self._median: dict[int, float] = {}
         self._table: StepTable | None = None
@@ -40,11 +46,22 @@ class StepTimes:
         recent.append(ms)
         self._median[tokens] = statistics.median(recent)
         self._table = None
+        self._count += 1
+        self._last[tokens] = self._count
+        if self._forget is not None:
+            smallest, before = min(self._median), self._count - self._forget
+            for size in [s for s, at in self._last.items() if at <= before and s != smallest]:
+                del self._recent[size], self._median[size], self._last[size]
 
     @property
     def known(self) -> bool:
         """Whether any step was recorded."""
         return bool(self._median)
+
+    @property
+    def largest(self) -> int:
+        """The largest size recorded, 0 before the first record."""
+        return max(self._median, default=0)
 
     def table(self) -> StepTable:
         """Times of sizes 1..top, not falling. Raises TableError before the first record."""

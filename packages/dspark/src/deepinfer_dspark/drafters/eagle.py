@@ -1,6 +1,7 @@
 """`EagleDrafter`: a one-layer head that predicts the target's next feature, token after token.
 
-The form of EAGLE-3 checkpoints (Li et al. 2025, arXiv 2503.01840), chain only. A step at position t
+The form of EAGLE-3 checkpoints (Li et al. 2025, arXiv 2503.01840); chains for batches, trees for
+one request. A step at position t
 reads the embedding of token t + 1 beside the feature of position t: the target's own (projected
 from the hidden states of several layers) where it is known, the head's output of the step before
 where it is not. The vocabulary of the head may be a part of the target's (`d2t`).
@@ -24,10 +25,12 @@ from deepinfer_dspark.drafters.checkpoint import (
 )
 from deepinfer_dspark.drafters.contexts import Contexts, Entries, new_features
 from deepinfer_dspark.drafters.deepspec import MLP, RMSNorm, rotate
+from deepinfer_dspark.drafters.trees import Branches, Float, TreeShape, most_likely
 from deepinfer_dspark.drafting import DraftBatch, peak_probability, sample_drafts
 from deepinfer_dspark.errors import CheckpointError, ShapeError
 from deepinfer_dspark.proposal import Proposal
 from deepinfer_dspark.torch_extra import Tensor, functional, nn, torch, wide
+from deepinfer_dspark.tree import TokenTree
 from deepinfer_dspark.uniforms import Uniforms
 from deepinfer_dspark.verification import VerifyResult
 
@@ -181,24 +184,35 @@ class EagleDrafter:
 
     The batch must carry `features` of all rows committed since the last round. Entries computed
     from the head's own features are thrown away after each round: the next one brings true ones.
+
+    shape: of the trees that `propose_tree` makes.
     """
 
-    def __init__(self, module: EagleModule, max_tokens: int = 5) -> None:
+    def __init__(
+        self, module: EagleModule, max_tokens: int = 5, *, shape: TreeShape | None = None
+    ) -> None:
         if max_tokens < 1:
             raise ShapeError(f"EagleDrafter wants max_tokens >= 1, got {max_tokens}")
         self._module = module.eval()
         self.max_tokens = max_tokens
+        self.shape = TreeShape() if shape is None else shape
         self._contexts = Contexts()
         self._last: dict[Hashable, Tensor] = {}
         self._proxy = ProxyConfidence(max_tokens)
 
     @classmethod
     def load(
-        cls, directory: Path, *, max_tokens: int = 5, embed: Tensor | None = None
+        cls,
+        directory: Path,
+        *,
+        max_tokens: int = 5,
+        embed: Tensor | None = None,
+        shape: TreeShape | None = None,
     ) -> EagleDrafter:
         """Read config.json and *.safetensors (or pytorch_model.bin) of an EAGLE-3 head.
 
-        embed: the target's [V, d] embedding where the checkpoint does not carry it.
+        embed: the target's [V, d] embedding where the checkpoint does not carry it; shape: of
+        trees.
         Raises CheckpointError naming what is missing, unknown or of another shape.
         """
         module = EagleModule(EagleConfig.from_dict(read_config(directory)))
@@ -219,7 +233,7 @@ class EagleDrafter:
         ids = torch.arange(d2t.numel()) + d2t
         if ids.min() < 0 or ids.max() >= module.c.vocab_size or ids.unique().numel() < ids.numel():
             raise CheckpointError(f"{directory}: d2t does not map to distinct target tokens")
-        return cls(module, max_tokens)
+        return cls(module, max_tokens, shape=shape)
 
     @torch.no_grad()
     def propose(self, batch: DraftBatch, rng: Uniforms) -> Proposal:
@@ -263,6 +277,42 @@ class EagleDrafter:
         q = laws[0].new_zeros((R, gamma, laws[0].shape[1]))
         q[torch.from_numpy(index), :depth] = torch.stack(laws, dim=1)
         return Proposal(tokens, lengths, q=q, conf=conf)
+
+    @torch.no_grad()
+    def propose_tree(self, batch: DraftBatch, rng: Uniforms) -> TokenTree:
+        """The most likely branches for the one request of the batch, whatever its temperature; see
+        `TreeDrafter.propose_tree`. `rng` is not used."""
+        self._extend(batch)
+        request, depth = batch.request_ids[0], int(batch.room(self.shape.depth)[0])
+        if depth == 0 or request not in self._contexts:
+            return TokenTree(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
+        entries, context = self._contexts.padded([request])
+        past = (entries[0][0], entries[0][1])
+        features, columns = {-1: self._last[request]}, dict[int, int]()
+
+        def expand(grown: Branches, nodes: list[int]) -> Float:
+            nonlocal past
+            held, n = past[0].shape[1], len(nodes)
+            visible = torch.zeros(n, held + n, dtype=torch.bool)
+            visible[:, : context.shape[1]] = context
+            for row, node in enumerate(nodes):
+                columns[node] = held + row
+                visible[row, [columns[i] for i in grown.path(node)]] = True
+            at = int(batch.positions[0]) + len(grown.path(nodes[0])) - 1
+            fresh, past = self._module.step(
+                torch.tensor([[grown.tokens[i] for i in nodes]]),
+                torch.stack([features[grown.parents[i]] for i in nodes])[None],
+                torch.full((1, n), at),
+                past,
+                visible[None],
+            )
+            features.update(zip(nodes, fresh[0], strict=True))
+            return self._laws(fresh[0])
+
+        return most_likely(self.shape, depth, self._laws(features[-1][None])[0], expand)
+
+    def _laws(self, features: Tensor) -> Float:
+        return torch.softmax(self._module.logits(features).double(), dim=-1).numpy()
 
     def _extend(self, batch: DraftBatch) -> None:
         """Entries of newly committed positions, and the feature that follows the last of them."""

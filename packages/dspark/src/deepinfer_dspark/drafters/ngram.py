@@ -74,8 +74,9 @@ class NGramDrafter:
             text = self._texts.setdefault(request, _Text())
             self._learn(text, history)
             at = self._find(text, history)
-            if at is None or room[i] == 0:
+            if at is None:
                 continue
+            # also where no draft is wanted: what would have come true is worth knowing
             lengths[i] = room[i]
             text.matched = _agreement(history, at)
             text.proposed_at, text.proposed = len(history), self._copy(history, at)

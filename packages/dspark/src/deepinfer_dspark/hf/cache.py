@@ -84,6 +84,12 @@ class RaggedCache(_Base):
         self._keys = [k[rows] for k in self._keys]
         self._values = [v[rows] for v in self._values]
 
+    def keep(self, start: int, rows: Tensor) -> None:
+        """Of the entries from `start` on these stay, in this order, in every slot."""
+        for buffers in (self._keys, self._values):
+            for held in buffers:
+                held[:, :, start : start + rows.numel()] = held[:, :, start + rows]
+
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Entries before the pass that `begin` announced, of the longest row."""
         return self._top - self._at.shape[1]

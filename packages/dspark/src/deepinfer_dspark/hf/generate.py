@@ -32,6 +32,10 @@ from deepinfer_dspark.torch_extra import Tensor, torch
 from deepinfer_dspark.uniforms import CounterRng
 
 N_GRAM_DRAFTS = 16
+MARGIN = 0.02
+"""Tokens a millisecond that drafts must promise more than a round without."""
+FORGET = 512
+"""Rounds after which a step time of drafts counts no more: one unlucky trial ends nothing."""
 _NOT_KEPT = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 
 
@@ -51,8 +55,8 @@ class _Memory:
     """What was learned about one model and one drafter; kept as long as the model lives."""
 
     times: StepTimes
-    gate: SpeculationGate
     scheduler: BudgetScheduler
+    gate: SpeculationGate = field(default_factory=lambda: SpeculationGate(margin=MARGIN))
     n_grams: NGramDrafter = field(default_factory=lambda: NGramDrafter(N_GRAM_DRAFTS))
 
 
@@ -66,7 +70,7 @@ def _memory(model: Any, most: int) -> _Memory:
         scheduler = BudgetScheduler(
             StepTable.linear(1.0, 0.02, grid=1, top=most + 1), most, "exact"
         )
-        own[most] = _Memory(StepTimes(most + 1), SpeculationGate(margin=0.02), scheduler)
+        own[most] = _Memory(StepTimes(most + 1, forget=FORGET), scheduler)
     return own[most]
 
 
@@ -125,10 +129,15 @@ def generate(
         if generation_config.return_dict_in_generate and kept:
             raise UnsupportedModelError(f"{', '.join(kept)} are not kept: use model.generate")
         run = _Loop(target, logits_processor, stopping_criteria, generation_config, streamer, clock)
-        most = N_GRAM_DRAFTS if drafter is None else drafter.max_tokens
-        memory = _memory(model, most)
-        with_drafts = memory.n_grams if drafter is None else drafter
-        text = run.run(input_ids[0].tolist(), with_drafts if speculate else None, memory)
+        prompt = input_ids[0].tolist()
+        if not speculate:
+            text = run.run(prompt, None)
+        elif drafter is None:
+            memory = _memory(model, N_GRAM_DRAFTS)
+            text = run.run(prompt, _Drafting(memory.n_grams, memory, gated=False))
+        else:
+            memory = _memory(model, drafter.max_tokens)
+            text = run.run(prompt, _Drafting(drafter, memory, gated=True))
         if streamer is not None:
             streamer.end()
         if report is not None:
@@ -157,6 +166,62 @@ def _one_sequence(model: Any, options: Mapping[str, Any]) -> bool:
 def _unmasked(given: Mapping[str, Any]) -> bool:
     mask = given.get("attention_mask")
     return mask is None or bool((mask == 1).all())
+
+
+class _Drafting:
+    """What to draft for one text, by what was learned about the model and the drafter.
+
+    gated: making drafts costs time that no budget knows, or their confidences are another's word:
+    measured rounds decide too. n-grams cost next to nothing and learn their confidences from every
+    text, verified or not: for them the budget alone decides, text by text.
+    """
+
+    def __init__(self, drafter: Drafter, memory: _Memory, *, gated: bool) -> None:
+        self._drafter, self._memory, self._gated = drafter, memory, gated
+        self._request, self._sampling, self._rng = object(), SamplingBatch.greedy(1), CounterRng()
+
+    def next(self, text: list[int], rounds: int, room: int, vocab: int) -> list[int]:
+        """Drafts to verify; room: the most that can be used."""
+        if room < 1:
+            return []
+        memory = self._memory
+        if self._gated and not memory.gate.open(1):
+            room = 0  # an n-gram index still follows the text; a model spends no pass
+        batch = DraftBatch(
+            [self._request], np.array([text[-1]]), np.array([len(text) - 1]), [text],
+            self._sampling, np.array([rounds]), wanted=np.array([room]),
+        )  # fmt: skip
+        proposal = self._drafter.propose(batch, self._rng)
+        if not proposal.deterministic:
+            raise LosslessnessError(
+                "generate runs drafters greedily: they must return q=None for greedy requests"
+            )
+        n = min(int(proposal.lengths[0]), room)
+        if n > 0 and proposal.conf is not None and memory.times.known:
+            n = self._worth(proposal.conf, n)
+        drafts = proposal.tokens[0, :n].tolist()
+        bad = [k for k, t in enumerate(drafts) if not 0 <= t < vocab]
+        return drafts[: bad[0]] if bad else drafts
+
+    def _worth(self, conf: Any, n: int) -> int:
+        """How many of n drafts promise most tokens a millisecond; none unless by MARGIN."""
+        times, scheduler = self._memory.times, self._memory.scheduler
+        table = times.table()
+        scheduler.retime(table)
+        n = min(n, 2 * times.largest - 1)  # a guess about wide passes is not staked on one pass
+        n = scheduler.budget(conf, np.array([n]), deterministic=True)
+        tokens = 1.0 + float(np.cumprod(np.clip(conf[0, :n], 0.0, 1.0)).sum())
+        return n if tokens * table.cost(1) >= (1.0 + MARGIN) * table.cost(1 + n) else 0
+
+    def record(self, drafts: int, tokens: int, ms: float) -> None:
+        """How a round went."""
+        self._memory.times.record(1 + drafts, ms)
+        if self._gated:
+            self._memory.gate.record(1, drafts=drafts, tokens=tokens, ms=ms)
+
+    def end(self) -> None:
+        """The text is complete, or failed."""
+        self._drafter.reset(self._request)
 
 
 class _Loop:
@@ -189,59 +254,32 @@ class _Loop:
             elif not isinstance(criterion, MaxLengthCriteria):
                 self._criteria.append(criterion)
         self.speculation = Speculation(0, 0, 0, 0)
-        self._sampling, self._rng = SamplingBatch.greedy(1), CounterRng()
 
-    def run(self, text: list[int], drafter: Drafter | None, memory: _Memory) -> list[int]:
+    def run(self, text: list[int], drafting: _Drafting | None) -> list[int]:
         """The prompt with its answer."""
         prompt, rounds, verified, accepted = len(text), 0, 0, 0
-        request = object()
+        drafts: list[int] = []
         try:
             _, ended = self._emit(text, [], self._target.prefill(text))
+            # one reading a round: what process_time costs is no small part of a small model's step
+            before = self._clock() if drafting is not None else 0.0
             while not ended:
-                start = self._clock()
-                drafts = self._drafts(text, request, rounds, drafter, memory)
+                if drafting is not None:
+                    room = self._max_length - len(text) - 1
+                    drafts = drafting.next(text, rounds, room, self._target.vocab_size)
                 logits = self._target.forward([text[-1], *drafts], len(text) - 1)
                 gained, ended = self._emit(text, drafts, logits)
-                ms = (self._clock() - start) * 1e3
                 rounds, verified = rounds + 1, verified + len(drafts)
                 accepted += gained - 1
-                memory.times.record(1 + len(drafts), ms)
-                memory.gate.record(1, drafts=len(drafts), tokens=gained, ms=ms)
+                if drafting is not None:
+                    now = self._clock()
+                    drafting.record(len(drafts), gained, (now - before) * 1e3)
+                    before = now
         finally:
-            if drafter is not None:
-                drafter.reset(request)
+            if drafting is not None:
+                drafting.end()
         self.speculation = Speculation(rounds, verified, accepted, len(text) - prompt)
         return text
-
-    def _drafts(
-        self,
-        text: list[int],
-        request: object,
-        rounds: int,
-        drafter: Drafter | None,
-        memory: _Memory,
-    ) -> list[int]:
-        room = self._max_length - len(text) - 1
-        if drafter is None or room < 1:
-            return []
-        if not memory.gate.open(1):
-            room = 0  # an n-gram index still follows the text; a model spends no pass
-        batch = DraftBatch(
-            [request], np.array([text[-1]]), np.array([len(text) - 1]), [text], self._sampling,
-            np.array([rounds]), wanted=np.array([room]),
-        )  # fmt: skip
-        proposal = drafter.propose(batch, self._rng)
-        if not proposal.deterministic:
-            raise LosslessnessError(
-                "generate runs drafters greedily: they must return q=None for greedy requests"
-            )
-        lengths = np.minimum(proposal.lengths, room).astype(np.int64)
-        if proposal.conf is not None and memory.times.known and lengths[0] > 0:
-            memory.scheduler.retime(memory.times.table())
-            lengths[0] = memory.scheduler.budget(proposal.conf, lengths, deterministic=True)
-        drafts = proposal.tokens[0, : int(lengths[0])].tolist()
-        bad = [k for k, t in enumerate(drafts) if not 0 <= t < self._target.vocab_size]
-        return drafts[: bad[0]] if bad else drafts
 
     def _emit(self, text: list[int], drafts: list[int], logits: Tensor) -> tuple[int, bool]:
         """Append what the target picks after each kept draft; (tokens gained, whether it ended).
