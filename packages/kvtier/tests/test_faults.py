@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import deepinfer_kvtier as kvtier
+from deepinfer_kvtier.base import native
 from deepinfer_kvtier.base.files import PosixIo
 from deepinfer_kvtier.testing import FaultIo, ManualClock
 
@@ -64,6 +65,7 @@ def test_no_wrong_byte_under_random_faults(store, make_model, seed):
 def test_the_fault_test_notices_a_missing_checksum(store, make_model, monkeypatch):
     """Proof that the test above can fail: without the checksum, flipped bits come back as good."""
     constant = b"\0" * 16
+    monkeypatch.setattr(native, "routines", None)
     for name, module in list(sys.modules.items()):
         if name.startswith("deepinfer_kvtier") and hasattr(module, "checksum_of"):
             monkeypatch.setattr(module, "checksum_of", lambda views: constant)

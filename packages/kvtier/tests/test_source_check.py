@@ -16,6 +16,7 @@ import deepinfer_kvtier as kvtier
 from deepinfer_kvtier.base.files import PosixIo
 from deepinfer_kvtier.flow import encode as encode_module
 from deepinfer_kvtier.flow import write_queue as queue_module
+from deepinfer_kvtier.log import writer
 from deepinfer_kvtier.log.writer import SegmentWriter
 
 PAYLOAD, BLOCKS = 40_000, 4
@@ -320,11 +321,9 @@ def test_bytes_are_compared_before_the_log_speaks_of_them(store, monkeypatch):
     monkeypatch.setattr(
         SegmentWriter, "log", lambda self, entries: (order.append("log"), log(self, entries))[1]
     )
-    from deepinfer_kvtier.log.format import EncodedRecord
-
-    check = EncodedRecord.is_as_handed_over
+    check = writer.note_changes
     monkeypatch.setattr(
-        EncodedRecord, "is_as_handed_over", lambda self: (order.append("check"), check(self))[1]
+        writer, "note_changes", lambda batch: (order.extend(["check"] * len(batch)), check(batch))
     )
     with kvtier.open(store, host_bytes=0) as cache:
         ns = cache.namespace(LAYOUT, model="m", salt="t")

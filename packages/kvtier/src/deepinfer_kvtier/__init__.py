@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from deepinfer_kvtier.api.cache import Cache, init, open
-    from deepinfer_kvtier.api.group import GroupAgree
     from deepinfer_kvtier.api.namespace import Namespace
     from deepinfer_kvtier.base.config import (
         KVTierConfig,
@@ -48,6 +47,7 @@ if TYPE_CHECKING:
     from deepinfer_kvtier.flow.plan import Cost, Plan
     from deepinfer_kvtier.flow.tier import Registration, ScanEntry, Tier, TierCaps
     from deepinfer_kvtier.host.eviction import EvictionPolicy, Use
+    from deepinfer_kvtier.integrations.group import GroupAgree
     from deepinfer_kvtier.log.gc import GcReport
     from deepinfer_kvtier.remote.tiers.fleet_config import FleetTierConfig
     from deepinfer_kvtier.remote.tiers.mooncake import MooncakeTierConfig
@@ -61,7 +61,7 @@ _PLACES: Final = {
         "init",
         "open",
     ),
-    ".api.group": ("GroupAgree",),
+    ".integrations.group": ("GroupAgree",),
     ".api.namespace": ("Namespace",),
     ".base.config": (
         "KVTierConfig",

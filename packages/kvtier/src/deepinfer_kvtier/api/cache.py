@@ -10,6 +10,7 @@ from typing import Any
 
 from deepinfer_kvtier.api.metrics import render
 from deepinfer_kvtier.api.namespace import Namespace
+from deepinfer_kvtier.base import native
 from deepinfer_kvtier.base.config import (
     IoName,
     KVTierConfig,
@@ -257,6 +258,7 @@ class Cache(TierSet):
             "host": {**self.host.usage(), "policy": self.host.policy_name},
             "disk": disk,
             "io": dict(self.disk.io.facts()) if self.disk else {},
+            "native": native.STATE,
             "readback": readback,
             "queue": queue,
             "compression": {} if self.compressor is None else self.compressor.stats(),

@@ -19,6 +19,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from deepinfer_kvtier.base import native
 from deepinfer_kvtier.base.device_pool import PoolSlots, Ranges
 from deepinfer_kvtier.base.errors import BufferShapeError
 
@@ -232,6 +233,16 @@ def copy_views(views: Sequence[memoryview], data: NDArray[np.uint8]) -> None:
     for view in views:
         data[at : at + view.nbytes] = np.frombuffer(view, dtype=np.uint8)
         at += view.nbytes
+
+
+def checksums_of(records: list[Views]) -> list[bytes]:
+    """`checksum_of` of each; where it is compiled, in one call that other threads run beside."""
+    if native.routines is None:
+        return [checksum_of(views) for views in records]
+    sums = native.routines.sum_records(records)
+    if None in sums:
+        return [sum_ or checksum_of(v) for sum_, v in zip(sums, records, strict=True)]
+    return sums
 
 
 def checksum_of(views: Sequence[Any]) -> bytes:

@@ -138,6 +138,12 @@ class IoEngine(Protocol):
     def facts(self) -> Mapping[str, str | int]: ...
 
 
+def is_plain(io: IoEngine) -> bool:
+    """Whether an engine is nothing but the operating system's calls, which compiled code may make
+    in its place."""
+    return type(io) is PosixIo
+
+
 def is_full(error: OSError) -> bool:
     """Whether the file system, or a quota on it, has no room."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT)

@@ -430,7 +430,8 @@ class Loader:
         ]
         if not new:
             return
-        which, members = [which[j] for j in new], [members[j] for j in new]
+        if len(new) < len(members):
+            which, members = [which[j] for j in new], [members[j] for j in new]
         arrays = self._host.take_many(job.kind, size, len(which))
         which, members = which[: len(arrays)], members[: len(arrays)]
         rows = job.dst.rows
@@ -619,7 +620,7 @@ class _LoadRun:
         return loader.fill(
             _BLOCK,
             request.shard,
-            match.digests[within],
+            tuple(match.digests)[within],  # plain: those that know their place are slower
             room,
             leased=leased,
             rows=None if rows is None else rows[within],

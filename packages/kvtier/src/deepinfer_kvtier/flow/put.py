@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from deepinfer_kvtier.base.buffers import Records, checksum_of, copy_views
+from deepinfer_kvtier.base.buffers import Records, Views, checksum_of, checksums_of, copy_views
 from deepinfer_kvtier.base.config import KVTierConfig
 from deepinfer_kvtier.base.errors import ConfigError
 from deepinfer_kvtier.base.identity import check_digests
@@ -269,26 +269,37 @@ def _items(
         ticket.expect(len(which))
     else:
         ticket.stored_now(which)
-    source, nbytes, copy = request.source, request.source.payload, request.copy
+    nbytes, copy = request.source.payload, request.copy
+    # Without a copy: what the bytes are now is what is meant; whatever the caller makes of them
+    # later is not stored.
+    places = [_place(request, i, held.get(i)) for i in which]
+    sums = [None] * len(which) if copy else checksums_of(places)
+    origin, digests, parents, depth = (
+        request.origin,
+        request.digests,
+        request.parents,
+        request.first_depth,
+    )
     items: list[QueueEntry] = []
-    for i in which:
+    for i, views, content in zip(which, places, sums, strict=True):
         record = held.get(i)
-        if record is not None:
-            views = [record.data.data]
-        else:
-            views = source.views(i)
-            if copy:
-                data: NDArray[Any] = np.empty(nbytes, dtype=np.uint8)
-                copy_views(views, data)
-                views = [data.data]
-        digest, parent = request.digests[i], request.parents[i]
-        out = EncodedRecord(request.origin, digest, parent, request.first_depth + i, views, nbytes)
-        if not copy:
-            # What it is now is what is meant; whatever the caller makes of it later is not stored.
-            out.content_checksum, out.borrowed = checksum_of(views), True
+        out = EncodedRecord(origin, digests[i], parents[i], depth + i, views, nbytes)
+        out.content_checksum, out.borrowed = content, not copy
         item = QueueEntry(out, record, copy, now, () if copy else views, copy and record is None)
         item.encoding = request.encoding
         if waits:
             item.waiters = [(ticket, i, request.durability)]
         items.append(item)
     return items
+
+
+def _place(request: PutRequest, i: int, record: HostRecord | None) -> Views:
+    """Where the bytes of a record lie until it is written."""
+    if record is not None:
+        return [record.data.data]
+    views = request.source.views(i)
+    if not request.copy:
+        return views
+    data: NDArray[Any] = np.empty(request.source.payload, dtype=np.uint8)
+    copy_views(views, data)
+    return [data.data]

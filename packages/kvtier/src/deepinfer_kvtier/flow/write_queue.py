@@ -15,14 +15,14 @@ from typing import Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from deepinfer_kvtier.base.buffers import checksum_of, copy_views
+from deepinfer_kvtier.base.buffers import checksums_of, copy_views
 from deepinfer_kvtier.base.config import KVTierConfig
 from deepinfer_kvtier.base.timing import Breaker
 from deepinfer_kvtier.base.values import KIND_CODES, FlushReport, Status, quality_of
 from deepinfer_kvtier.flow.encode import PLAIN, Encoder, Encoding
 from deepinfer_kvtier.flow.handles import Durability, PutTicket
 from deepinfer_kvtier.host.memory import HostRecord, HostTier
-from deepinfer_kvtier.log.format import EncodedRecord
+from deepinfer_kvtier.log.format import EncodedRecord, note_changes
 
 _BLOCK: Final = KIND_CODES["block"]
 SCRATCH_SHARE: Final = 0.75  # of the budget; beyond it records of short life are refused
@@ -85,11 +85,16 @@ def queue_refusal(
     return None
 
 
-def differs(out: EncodedRecord, copy: NDArray[np.uint8]) -> bool:
-    """Whether a copy taken from a source is not what was handed over and summed."""
-    if not out.changed and out.content_checksum is not None:
-        out.changed = checksum_of([copy.data]) != out.content_checksum
-    return out.changed
+def compare(records: Sequence[EncodedRecord], copies: Sequence[NDArray[np.uint8]]) -> None:
+    """Set `changed` where a copy taken from a source is not what was handed over and summed."""
+    summed = [
+        (out, copy)
+        for out, copy in zip(records, copies, strict=True)
+        if out.content_checksum is not None and not out.changed
+    ]
+    sums = checksums_of([[copy.data] for _, copy in summed])
+    for (out, _), found in zip(summed, sums, strict=True):
+        out.changed = found != out.content_checksum
 
 
 def report_all(fates: Fates) -> None:
@@ -557,9 +562,12 @@ class WriteQueue:
             arrays = self._host.take_many(kind, nbytes, len(some))
             made: list[HostRecord] = []
             kept: list[QueueEntry] = []
-            for item, data in zip(some, arrays, strict=False):
+            some = some[: len(arrays)]
+            for item, data in zip(some, arrays, strict=True):
                 copy_views(item.source, data)
-                if differs(item.record, data):
+            compare([item.record for item in some], arrays)
+            for item, data in zip(some, arrays, strict=True):
+                if item.record.changed:
                     self._host.give(data)
                 else:
                     made.append(host_record(item.record, data))
@@ -573,8 +581,9 @@ class WriteQueue:
             out = item.record
             if out.borrowed and not out.changed and not self._target.validates:
                 # What is stored there is visible at once, so it has to be checked before.
-                out.views, out.borrowed = [memoryview(b"".join(out.views))], False
-                out.changed = checksum_of(out.views) != out.checksum
+                out.views = [memoryview(b"".join(out.views))]
+                note_changes([out])
+                out.borrowed = False
             item.staged = True
             item.owned = item.held is None and not out.borrowed
         free = [i for i in fresh if (i.held is not None or i.owned) and not i.record.changed]

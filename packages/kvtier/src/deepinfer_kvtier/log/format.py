@@ -21,7 +21,7 @@ from typing import Any, Final, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from deepinfer_kvtier.base.buffers import checksum_of
+from deepinfer_kvtier.base.buffers import checksums_of
 
 PAGE: Final = 4096
 FORMAT_VERSION: Final = 1
@@ -417,12 +417,13 @@ class EncodedRecord:
         assert self.checksum is not None
         return self.checksum
 
-    def is_as_handed_over(self) -> bool:
-        """Whether the bytes are still those that were summed; `changed` remembers that they are
-        not."""
-        if self.borrowed and not self.changed:
-            self.changed = checksum_of(self.views) != self.checksum
-        return not self.changed
+
+def note_changes(batch: Sequence[EncodedRecord]) -> None:
+    """Set `changed` where borrowed bytes are no longer those that were summed."""
+    borrowed = [record for record in batch if record.borrowed and not record.changed]
+    sums = checksums_of([list(record.views) for record in borrowed])
+    for record, found in zip(borrowed, sums, strict=True):
+        record.changed = found != record.checksum
 
 
 def entries_of(batch: Sequence[EncodedRecord], now_ms: int) -> NDArray[Any]:

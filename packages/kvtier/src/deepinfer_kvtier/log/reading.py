@@ -12,8 +12,9 @@ from typing import Any, Final, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from deepinfer_kvtier.base import native
 from deepinfer_kvtier.base.buffers import checksum_of
-from deepinfer_kvtier.base.files import IOV_MAX, IoEngine, read_fully
+from deepinfer_kvtier.base.files import IOV_MAX, IoEngine, is_plain, read_fully
 from deepinfer_kvtier.base.timing import Breaker
 from deepinfer_kvtier.base.values import Status
 from deepinfer_kvtier.log import format as fmt
@@ -88,6 +89,9 @@ def taken(left: deque[Item], urgency: Urgency, *, helping: bool) -> Iterator[Ite
 
 _MAX_RUN_BYTES = 32 << 20
 _NO_SUM = bytes(16)
+_SHORT = 240  # bytes; payloads up to there have a sum of another kind, which is not compiled
+_GOOD, _CORRUPT, _OTHER, _ABSENT = "ocms"
+_STATUS = {_GOOD: Status.OK, _CORRUPT: Status.CORRUPT, _OTHER: Status.MISS, _ABSENT: Status.MISS}
 _CACHED_BYTES = 1 << 20  # stays in the second-level cache of one core until it is hashed
 
 
@@ -186,27 +190,50 @@ def read_run(
     size, slot = members[0].nbytes, members[0].slot_bytes
     vectors = max([len(want.views) for want in members]) + 1
     step = max(1, min(_CACHED_BYTES // slot, IOV_MAX // vectors))
-    tails = bytearray((slot - size) * len(members))
+    tail = slot - size
+    tails = bytearray(tail * len(members))
+    routines = native.routines if size > _SHORT else None
     sums: list[bytes | None] = [None] * len(members)
+    codes = [_ABSENT] * len(members)
     pieces = deque(range(0, len(members), step))
 
     def work(helping: bool) -> None:
         for start in taken(pieces, urgency, helping=helping):
-            piece = members[start : start + step]
-            room = memoryview(tails)[(slot - size) * start :]
+            piece = list(members[start : start + step])
+            room, at = memoryview(tails)[tail * start :], offset + start * slot
+            expected = size, slot, kind, shard, fmt.FLAG_SEALED
             try:
-                got = _read_piece(io, fd, offset + start * slot, piece, room, slot - size)
+                if routines is not None and is_plain(io):
+                    found = routines.read_records(fd, at, piece, room, *expected, 0)
+                    got = slot * len(piece) if _ABSENT not in found else 0
+                else:
+                    found, got = "", _read_piece(io, fd, at, piece, room, tail)
             except OSError:
                 pieces.clear()
                 raise
             # The bytes behind a short read are whatever the buffer held before.
-            for i, want in enumerate(piece[: got // slot], start=start):
-                sums[i] = checksum_of(want.views)
+            if routines is None:
+                for i, want in enumerate(piece[: got // slot], start=start):
+                    sums[i] = checksum_of(want.views)
+            else:
+                found = found or routines.read_records(-1, 0, piece, room, *expected, got)
+                codes[start : start + len(piece)] = found
             if got < slot * len(piece):
                 pieces.clear()
 
     with_helpers(work, pool, min(helpers, len(pieces) - 1))
-    return _verify(members, sums, tails, kind, shard)
+    return _outcome(codes if routines else _verify(members, sums, tails, kind, shard), size)
+
+
+def _outcome(codes: Sequence[str], size: int) -> Outcome:
+    """What the verdicts on records of `size` bytes mean."""
+    good = codes.count(_GOOD)
+    counts = Counter(read_records=good, read_bytes=good * size)
+    if good < len(codes):
+        counts["short_reads"] = codes.count(_ABSENT)
+        counts["corrupt"] = codes.count(_CORRUPT)
+        counts["digest_mismatch"] = codes.count(_OTHER)
+    return Outcome([_STATUS[code] for code in codes], counts)
 
 
 def _read_piece(
@@ -235,12 +262,15 @@ def _verify(
     tails: bytearray,
     kind: int,
     shard: int,
-) -> Outcome:
-    """Compare trailer, identity and checksum of each record; one without a sum was not read."""
+) -> list[str]:
+    """Compare trailer, identity and checksum of each record; one without a sum was not read.
+
+    The pure form of what `native.routines.read_records` does.
+    """
     size = members[0].nbytes
     at = fmt.trailer_offset(size) - size
     trailers, whole = fmt.trailers_in(tails, members[0].slot_bytes - size, at)
-    statuses = [Status.OK] * len(members)
+    codes = [_GOOD] * len(members)
     short = sums.count(None)
     meant = (trailers["kind"] == kind) & (trailers["shard"] == shard)
     meant &= trailers["length"] == size
@@ -249,11 +279,11 @@ def _verify(
     if short or not (meant & right).all():
         for i, found in enumerate(sums):
             if found is None:
-                statuses[i] = Status.MISS
+                codes[i] = _ABSENT
             elif not (whole[i] and (right[i] or not meant[i])):
-                statuses[i] = Status.CORRUPT
+                codes[i] = _CORRUPT
             elif not meant[i]:
-                statuses[i] = Status.MISS
+                codes[i] = _OTHER
     parents, depths = trailers["parent"].tobytes(), trailers["depth"].tolist()
     for i, (want, found) in enumerate(zip(members, sums, strict=True)):
         if found is not None:
@@ -266,13 +296,7 @@ def _verify(
         members[i].generation = int(generations[i])
         if flags[i] & fmt.FLAG_SEALED:
             members[i].seal = trailers["extra"][i].tobytes()
-    good = statuses.count(Status.OK)
-    counts = Counter(read_records=good, read_bytes=good * size)
-    if good < len(members):
-        counts["short_reads"] = short
-        counts["corrupt"] = statuses.count(Status.CORRUPT)
-        counts["digest_mismatch"] = statuses.count(Status.MISS) - short
-    return Outcome(statuses, counts)
+    return codes
 
 
 def _equal(column: NDArray[np.uint8], wanted: Sequence[bytes]) -> NDArray[np.bool_]:

@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from deepinfer_kvtier.base.files import IOV_MAX, IoEngine, Readable, is_full, write_all
+from deepinfer_kvtier.base import native
+from deepinfer_kvtier.base.files import IOV_MAX, IoEngine, Readable, is_full, is_plain, write_all
 from deepinfer_kvtier.base.timing import Clock
 from deepinfer_kvtier.log import format as fmt
-from deepinfer_kvtier.log.format import EncodedRecord, entries_of, trailers_of
+from deepinfer_kvtier.log.format import EncodedRecord, entries_of, note_changes, trailers_of
 from deepinfer_kvtier.log.liveness import Liveness
 from deepinfer_kvtier.log.log_reader import (
     LogReader,
@@ -105,7 +106,8 @@ class _Run:
     key: tuple[str, int]
     segment: _OpenSegment
     members: list[int]
-    buffers: list[Readable]
+    records: list[EncodedRecord]
+    trailers: bytes
     payload_bytes: int
     end: int
 
@@ -192,7 +194,8 @@ class SegmentWriter:
         if self._liveness.shared:
             # Another machine must find the bytes before it is told of them.
             self._sync_segments()
-        good = [record.is_as_handed_over() for record in batch]
+        note_changes(batch)
+        good = [not record.changed for record in batch]
         if not all(good):
             entries = entries[np.array(good, dtype=np.bool_)]
         self.log(entries)
@@ -322,28 +325,24 @@ class SegmentWriter:
         first = batch[members[0]]
         key = first.cls, file
         segment = self._segment_for(key, first.origin.cls_code, fmt.slot_bytes(first.nbytes))
-        buffers: list[Readable] = []
         offsets: list[int] = []
-        offset = segment.end
+        offset, vectors = segment.end, 0
         for member in members:
             record = batch[member]
             size = fmt.slot_bytes(record.nbytes)
-            crowded = len(buffers) + len(record.views) + 1 > IOV_MAX
-            if offsets and (offset + size > self.segment_bytes or crowded):
+            vectors += len(record.views) + 1
+            if offsets and (offset + size > self.segment_bytes or vectors > IOV_MAX):
                 break
-            tail = bytearray(size - record.nbytes)
-            pad = fmt.trailer_offset(record.nbytes) - record.nbytes
-            at = member * fmt.TRAILER_BYTES
-            tail[pad : pad + fmt.TRAILER_BYTES] = trailers[at : at + fmt.TRAILER_BYTES]
-            buffers.extend(record.views)
-            buffers.append(tail)
             offsets.append(offset)
             offset += size
         some = members[: len(offsets)]
         entries["segment"][some] = segment.number
         entries["page"][some] = [at // fmt.PAGE for at in offsets]
-        payload_bytes = sum([batch[member].nbytes for member in some])
-        return _Run(key, segment, some, buffers, payload_bytes, offset)
+        records = [batch[member] for member in some]
+        starts = [member * fmt.TRAILER_BYTES for member in some]
+        own = b"".join([trailers[at : at + fmt.TRAILER_BYTES] for at in starts])
+        payload_bytes = sum([record.nbytes for record in records])
+        return _Run(key, segment, some, records, own, payload_bytes, offset)
 
     def _write_runs(self, runs: list[_Run]) -> None:
         """Append runs to their segments, each a different one. raises: OSError of the first."""
@@ -378,7 +377,11 @@ class SegmentWriter:
         segment.unsynced = True
         try:
             self._grow(segment, run.end)
-            write_all(self._io, segment.fd, run.buffers, segment.end)
+            if native.routines is not None and is_plain(self._io):
+                lists = [record.views for record in run.records]
+                native.routines.write_records(segment.fd, segment.end, lists, run.trailers)
+            else:
+                write_all(self._io, segment.fd, _slots(run), segment.end)
             if flush:
                 self._io.datasync(segment.fd)
                 segment.unsynced = False
@@ -450,6 +453,17 @@ class SegmentWriter:
         entry["segment"] = segment.number
         entry["flags"] = fmt.FLAG_SEAL
         self.log(entry)
+
+
+def _slots(run: _Run) -> list[Readable]:
+    """The bytes of a run in writing order. The pure form of `native.routines.write_records`."""
+    buffers: list[Readable] = []
+    for i, record in enumerate(run.records):
+        tail = bytearray(fmt.slot_bytes(record.nbytes) - record.nbytes)
+        pad, at = fmt.trailer_offset(record.nbytes) - record.nbytes, i * fmt.TRAILER_BYTES
+        tail[pad : pad + fmt.TRAILER_BYTES] = run.trailers[at : at + fmt.TRAILER_BYTES]
+        buffers += [*record.views, tail]
+    return buffers
 
 
 def remove_folder(io: IoEngine, path: Path) -> None:

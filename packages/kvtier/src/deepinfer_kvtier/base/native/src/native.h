@@ -1,0 +1,29 @@
+/* What the sources of the extension module share. */
+#ifndef KVTIER_NATIVE_H
+#define KVTIER_NATIVE_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <stdint.h>
+#include <sys/uio.h>
+
+#define SUM_BYTES 16
+#define LEAST_BYTES 241 /* shorter payloads have another sum, which the library takes */
+#define PAGE 4096
+#define TRAILER_BYTES 192
+
+/* checksum.c */
+void choose_mixer(void);
+int use_mixer(const char *name);
+void checksum(uint8_t *out, const struct iovec *pieces, int count, size_t length);
+
+/* crc.c: as zlib's crc32 */
+void make_crc_table(void);
+uint32_t crc_of(const uint8_t *data, size_t length);
+
+/* records.c */
+PyObject *sum_records(PyObject *module, PyObject *const *args, Py_ssize_t nargs);
+PyObject *read_records(PyObject *module, PyObject *const *args, Py_ssize_t nargs);
+PyObject *write_records(PyObject *module, PyObject *const *args, Py_ssize_t nargs);
+
+#endif
