@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from deepinfer_engine.adapters.recipe import REQUEST_BODIES
 from deepinfer_engine.codec.completions import Body as CompletionsBody
 
-REQUESTS_VERSION = 1
+REQUESTS_VERSION = 2
 """Of the request bodies below; a test holds it and them together."""
 
 
