@@ -127,6 +127,20 @@ def test_shared_definitions_are_written_once() -> None:
     assert len(grammar("tool_call", doubling(60))) < 2500
 
 
+def test_long_bounds_are_held_in_json_and_not_in_the_text_of_calls() -> None:
+    for bound, is_held in ((20, True), (21, False)):
+        schema = {
+            "type": "object",
+            "properties": {
+                "text": {"type": "string", "maxLength": bound},
+                "list": {"type": "array", "items": {"type": "string", "maxLength": bound}},
+            },
+        }
+        made = grammar("tool_call", schema)
+        assert (f"{{0,{bound}}}" in made) is is_held
+        assert f'"maxLength":{bound}' in made
+
+
 @pytest.mark.parametrize(
     "name", ["differing 40", "nested products 25", "patterns", "carried definitions"]
 )

@@ -9,7 +9,6 @@ import time
 import pytest
 
 from deepinfer_recipe import (
-    CompiledGrammar,
     GrammarBusy,
     GrammarError,
     GrammarService,
@@ -105,10 +104,11 @@ def test_what_is_no_grammar_is_told_in_the_librarys_words(service):
 
 
 def test_memory_beyond_the_limit_ends_the_compiler_not_the_program():
-    service = GrammarService(vocabulary, timeout_s=60, memory_bytes=64 << 20)
+    service = GrammarService(vocabulary, timeout_s=60, memory_bytes=32 << 20)
+    large = {"type": "const_string", "value": "x" * (64 << 20)}
     try:
         with pytest.raises(GrammarTooComplex, match="memory"):
-            service.compile(SICK_TEXT)
+            service.compile(json.dumps({"type": "structural_tag", "format": large}))
         assert service.compile(text({"type": "null"})).nbytes > 0
     finally:
         service.close()
@@ -197,13 +197,18 @@ def test_without_the_library_the_error_names_the_extra(monkeypatch):
         GrammarService(vocabulary)
 
 
-def test_a_grammar_of_another_vocabulary_is_refused():
-    compiled = support.compiled_null(MODEL)
-    small = GrammarVocabulary.of(support.tokenizer(MODEL), vocab_size=129_300)
-    with pytest.raises(GrammarError, match="vocabulary"):
-        CompiledGrammar.deserialize(compiled.serialize(), small)
-    again = CompiledGrammar.deserialize(compiled.serialize(), support.vocabulary(MODEL))
-    assert support.random_answer(again, MODEL, 0)
+def test_a_compiler_without_work_is_ended_and_started_again():
+    service = GrammarService(vocabulary, idle_s=0.01)
+    try:
+        for n in range(2):
+            assert service.compile(text({"enum": [n]})).nbytes > 0
+            for _ in range(6000):
+                if not service._compilers:
+                    break
+                time.sleep(0.01)
+            assert not service._compilers
+    finally:
+        service.close()
 
 
 def test_a_walk_goes_back_over_everything_it_went():

@@ -38,7 +38,7 @@ for (const choice of [undefined, { type: "any" }]) {
         stream,
         ...(choice && { tool_choice: choice }),
       });
-      const message = await runner.done();
+      const message = await runner.runUntilDone();
       check(message.content !== undefined, "no message");
     });
   }

@@ -137,20 +137,6 @@ class CompiledGrammar:
         """About how much memory it takes."""
         return int(self._grammar.memory_size_bytes)
 
-    def serialize(self) -> str:
-        """JSON text that `deserialize` reads, in another process too."""
-        return json.dumps({"thinks": self._thinks, "grammar": self._grammar.serialize_json()})
-
-    @staticmethod
-    def deserialize(text: str, vocabulary: GrammarVocabulary) -> CompiledGrammar:
-        """What `serialize` wrote. Raises `GrammarError` for a text of another vocabulary."""
-        try:
-            parts = json.loads(text)
-            made = _library().CompiledGrammar.deserialize_json(parts["grammar"], vocabulary.info)
-            return CompiledGrammar(made, vocabulary, thinks=bool(parts["thinks"]))
-        except (RuntimeError, ValueError, TypeError, KeyError) as error:
-            raise GrammarError(f"not a grammar compiled for this vocabulary: {error}") from None
-
     def matcher(self, prefix: str = "") -> GrammarMatcher:
         """A walk from the beginning, behind `prefix`, the part of the answer that exists.
 

@@ -1,8 +1,9 @@
 """Compiling what clients send: in processes that can be killed, with a bounded memory of results.
 
 A schema of a kilobyte can keep a compiler busy for minutes or fill the memory of a machine, and a
-thread cannot be stopped. So each grammar is compiled in a child process under a limit of time
-and memory; only the result, plain data, comes back.
+thread cannot be stopped. So each grammar is first compiled in a child process under a limit of
+time and memory; what was compiled there within the limits is compiled again here, in a thread. A
+child that has nothing to do for a while is ended: it holds the library and the vocabulary.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 _START_S = 120.0
 _ALARM_GRACE_S = 5.0
+_IDLE_S = 60.0
 _PASSED_ON = (
     "PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "HOME", "TMPDIR", "LANG", "LC_ALL",
 )  # fmt: skip
@@ -46,9 +48,10 @@ class GrammarService:
         *,
         timeout_s: float = 20.0,
         cache_bytes: int = 256 << 20,
-        memory_bytes: int = 2 << 30,
+        memory_bytes: int = 512 << 20,
         processes: int = 2,
         max_waiting: int = 64,
+        idle_s: float = _IDLE_S,
     ) -> None:
         """Nothing is loaded or started before the first grammar.
 
@@ -57,6 +60,7 @@ class GrammarService:
         cache_bytes: memory for results kept; the least recently used go first.
         memory_bytes: how far one compiler's memory may grow.
         max_waiting: grammars that may wait or compile at a time.
+        idle_s: how long a compiler without work is kept.
 
         Raises `GrammarUnavailable` if xgrammar is not installed.
         """
@@ -69,6 +73,7 @@ class GrammarService:
         self._timeout_s = timeout_s
         self._memory_bytes = memory_bytes
         self._max_waiting = max_waiting
+        self._idle_s = idle_s
         self._lock = threading.Lock()
         self._making = threading.Lock()
         self._cache = _Cache(cache_bytes)
@@ -157,19 +162,25 @@ class GrammarService:
     # -- in a thread of the pool ----------------------------------------------------------------
 
     def _compile(self, text: str) -> CompiledGrammar:
-        from deepinfer_recipe.grammar.compile import CompiledGrammar
+        from deepinfer_recipe.grammar.compile import compile_grammar
 
         with self._lock:
             self._counters["grammar_compilations"] += 1
-        compiler, vocabulary = self._compiler()
+        vocabulary = self._known_vocabulary()
+        self._try_out(text, vocabulary)
+        return compile_grammar(text, vocabulary)
+
+    def _try_out(self, text: str, vocabulary: GrammarVocabulary) -> None:
+        """Compile in a process. Raises `GrammarError` and its kinds."""
+        compiler = self._taken(text, vocabulary)
         message = {"grammar": text, "alarm_s": self._timeout_s + _ALARM_GRACE_S}
-        with self._lock:
-            self._working[text] = compiler
         answer = compiler.ask(message, self._timeout_s)
         with self._lock:
             del self._working[text]
             abandoned = text in self._abandoned
             self._abandoned.discard(text)
+            if not self._closed:
+                compiler.rest(self._idle_s, self._retire)
         if answer is None:
             self._drop(compiler)
             if self._closed:
@@ -188,17 +199,28 @@ class GrammarService:
             )
         if "invalid" in answer:
             raise GrammarError(answer["invalid"])
-        return CompiledGrammar.deserialize(answer["compiled"], vocabulary)
 
-    def _compiler(self) -> tuple[_Compiler, GrammarVocabulary]:
-        """This thread's process, started if there is none."""
+    def _known_vocabulary(self) -> GrammarVocabulary:
         with self._making:
             if self._vocabulary is None:
                 self._vocabulary = self._make_vocabulary()
-            vocabulary = self._vocabulary
+            return self._vocabulary
+
+    def _taken(self, text: str, vocabulary: GrammarVocabulary) -> _Compiler:
+        """This thread's process, which works on `text` from now on; started if there is none."""
         compiler: _Compiler | None = getattr(self._own, "compiler", None)
         if compiler is not None and compiler.alive:
-            return compiler, vocabulary
+            with self._lock:
+                if compiler in self._compilers:  # not retired since
+                    self._working[text] = compiler
+                    compiler.wake()
+                    return compiler
+        compiler = self._started(vocabulary)
+        with self._lock:
+            self._working[text] = compiler
+        return compiler
+
+    def _started(self, vocabulary: GrammarVocabulary) -> _Compiler:
         compiler = _Compiler()
         with self._lock:
             self._compilers.add(compiler)
@@ -214,7 +236,15 @@ class GrammarService:
                 "the grammar compiler does not start: "
                 + ("it ended" if answer is None else str(answer["unavailable"]))
             )
-        return compiler, vocabulary
+        return compiler
+
+    def _retire(self, compiler: _Compiler) -> None:
+        """End a process that had no work for a while; another is started when there is some."""
+        with self._lock:
+            if compiler in self._working.values():
+                return
+            self._compilers.discard(compiler)
+        compiler.kill()
 
     def _drop(self, compiler: _Compiler) -> None:
         compiler.kill()
@@ -275,6 +305,7 @@ class _Compiler:
             start_new_session=True,
         )
         self.timed_out = False
+        self._idle: threading.Timer | None = None
 
     @property
     def alive(self) -> bool:
@@ -299,8 +330,20 @@ class _Compiler:
         self.timed_out = True
         self._process.kill()
 
+    def rest(self, seconds: float, retire: Callable[[_Compiler], None]) -> None:
+        """Have `retire` called when that much time has passed without work."""
+        self._idle = threading.Timer(seconds, retire, (self,))
+        self._idle.daemon = True
+        self._idle.start()
+
+    def wake(self) -> None:
+        """There is work."""
+        if self._idle is not None:
+            self._idle.cancel()
+
     def kill(self) -> None:
         """End the process, whatever it does, and reap it."""
+        self.wake()
         self._process.kill()
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):

@@ -1,9 +1,11 @@
-"""The process that compiles grammars: a schema that takes too long dies with it.
+"""The process that tries grammars out: a schema that takes too long dies with it.
 
     python -m deepinfer_recipe.grammar.worker
 
 Messages on both pipes are a length (u32, little endian) and that many bytes of JSON. First comes
-the vocabulary, answered when the library is loaded; then one grammar at a time.
+the vocabulary, answered when the library is loaded; then one grammar at a time. What it compiled
+stays here: as text, the only form that the library can write, a grammar takes longer to hand over
+than to compile once more where it is used.
 """
 
 from __future__ import annotations
@@ -64,8 +66,8 @@ def main() -> int:
         # The kernel's own clock: it ends this process even if nobody is left to kill it.
         signal.setitimer(signal.ITIMER_REAL, request["alarm_s"])
         try:
-            compiled = compile_grammar(request["grammar"], vocabulary)
-            answer = {"compiled": compiled.serialize()}
+            compile_grammar(request["grammar"], vocabulary)
+            answer: dict[str, Any] = {}
         except GrammarError as error:
             answer = {"invalid": str(error)}
         except MemoryError:
