@@ -40,6 +40,8 @@ _RESERVED_ENV = frozenset(
 Dtype = Literal["bfloat16", "float32", "float64"]
 CacheQuant = Literal["reference", "none"]
 Replay = Literal["off", "mask", "compact"]
+PersistState = Literal["last", "none", "all"]
+RecoveryMode = Literal["exact", "bounded", "none"]
 
 
 def default_cache_dir() -> Path:
@@ -98,9 +100,52 @@ class Settings(BaseModel):
         256 << 20, ge=0, description="memory of a worker for compiled constraints"
     )
 
-    # Prompt cache on disk
-    cache: bool = Field(True, description="keep prompt caches on disk")
+    # Prompt cache
+    cache: bool = Field(True, description="keep prompt caches")
     cache_dir: Path = Field(default_factory=default_cache_dir, description="their directory")
+    cache_local: bool = Field(
+        True, description="keep blocks in cache_dir; without it they live in memory and cache_tiers"
+    )
+    cache_shared: bool = Field(
+        False, description="cache_dir is a mounted folder that other machines use too"
+    )
+    cache_location: tuple[str, ...] = Field(
+        (),
+        description="location service of a shared cache_dir: redis://host:port/0 or tcp://host:port",
+    )
+    cache_tiers: tuple[str, ...] = Field(
+        (), description="stores below: s3://bucket/prefix?..., mooncake://master:port?..."
+    )
+    cache_secret_file: Path | None = Field(
+        None, description="64 hex digits that key the cache on all machines of shared stores"
+    )
+    cache_memory_bytes: int = Field(
+        256 << 20, ge=0, description="blocks in the memory of each worker"
+    )
+    prefill_rate: float = Field(
+        2000.0, gt=0, description="tokens a second computed; what loads more slowly is not loaded"
+    )
+    persist_state: PersistState | None = Field(
+        None,
+        description="window states below memory: last, none or all; unset = last, none on shared",
+    )
+    window_recovery: RecoveryMode = Field(
+        "exact", description="a lost window: exact, bounded (approximate) or none (a shorter hit)"
+    )
+    window_memory_bytes: int = Field(
+        128 << 20, ge=0, description="window states in the memory of each worker"
+    )
+    window_ttl_s: float = Field(180.0, gt=0, description="... this long after their last use")
+    window_exchange: bool = Field(True, description="workers pull each other's window states")
+    window_listen: str | None = Field(
+        None, description="ip:port windows are pulled from; unset = any port of loopback"
+    )
+    window_directory: str = Field(
+        "peers", description="who has which window: peers, or redis://host:port/0"
+    )
+    window_deadline_ms: float = Field(
+        200.0, gt=0, le=10_000, description="of one lookup and one pull; then it is rebuilt"
+    )
 
     # HTTP
     host: str = Field("127.0.0.1", description="address to listen on")
@@ -172,8 +217,9 @@ class Settings(BaseModel):
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="verbosity")
 
     @field_validator(
-        "prefill", "decode", "served_model_name", "allowed_hosts", "cors_origins", mode="before"
-    )
+        "prefill", "decode", "served_model_name", "allowed_hosts", "cors_origins",
+        "cache_tiers", "cache_location", mode="before",
+    )  # fmt: skip
     @classmethod
     def _split_text(cls, value: Any) -> Any:
         # An environment variable holds a list as text with commas.
@@ -205,6 +251,34 @@ class Settings(BaseModel):
                 raise ValueError("wanted embedded or an http(s) URL")
         return value
 
+    @field_validator("cache_tiers")
+    @classmethod
+    def _check_tiers(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if not all(url.startswith(("s3://", "mooncake://", "file://")) for url in value):
+            raise ValueError("a tier is s3://bucket/prefix or mooncake://master:port")
+        return value
+
+    @field_validator("cache_location")
+    @classmethod
+    def _check_location(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if not all(url.startswith(("redis://", "rediss://", "tcp://")) for url in value):
+            raise ValueError("a shard of the location service is redis://host:port/0 or tcp://...")
+        return value
+
+    @field_validator("window_directory")
+    @classmethod
+    def _check_window_directory(cls, value: str) -> str:
+        if value != "peers" and not value.startswith(("redis://", "rediss://")):
+            raise ValueError("wanted peers or redis://host:port/0")
+        return value
+
+    @field_validator("window_listen")
+    @classmethod
+    def _check_window_listen(cls, value: str | None) -> str | None:
+        if value is not None:
+            split_address(value)
+        return value
+
     @field_validator("cors_origins")
     @classmethod
     def _check_origins(cls, value: tuple[str, ...]) -> tuple[str, ...]:
@@ -221,6 +295,12 @@ class Settings(BaseModel):
         for address in value:
             split_address(address)
         return value
+
+    @property
+    def persisted_states(self) -> PersistState:
+        """What `persist_state` says, or its default: shared stores hold blocks alone."""
+        shared = self.cache_shared or self.cache_location or self.cache_tiers
+        return self.persist_state or ("none" if shared or not self.cache_local else "last")
 
     @property
     def model_names(self) -> tuple[str, ...]:

@@ -2,43 +2,162 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import deepinfer_kvtier as kvtier
 from deepinfer_engine.core.pictures import Picture
-from deepinfer_engine.core.prefix_store import Hit, Tokens
+from deepinfer_engine.core.prefix_store import BorderState, Hit, Loaded, Tokens
 from deepinfer_engine.core.runner import CacheLayout
 from deepinfer_engine.core.types import TrafficClass
+from deepinfer_engine.core.windows import Recovery, WindowSource
 from deepinfer_engine.errors import ConfigError, EngineUnavailable
 
 MAX_NAMESPACES = 1024
 COMMIT_DELAY_S = 0.002
 """A prompt's hand-over waits for its blocks to be findable: short groups, little waiting."""
 PUT_TIMEOUT_S = 10.0
+ANNOUNCE_TIMEOUT_S = 0.25
+"""How long a publication waits for the window directory to hear of it."""
 
 
-def open_store(directory: Path, layout: CacheLayout, *, host_bytes: int = 256 << 20) -> KVTierStore:
-    """Open (or create) a cache directory for this layout; several processes may share it.
+@dataclass(frozen=True, slots=True)
+class WindowExchange:
+    """How workers find and pull each other's windows.
 
-    Raises ConfigError when the directory cannot be used.
+    key: 32 bytes that all of them know. listen: "ip:port" others pull from, port 0 = any.
+    directory: "peers", kept by the workers themselves, or the URL of a Redis or Valkey server.
+    deadline_s: of one lookup and of one pull; then the window is rebuilt.
     """
+
+    key: bytes
+    listen: str = "127.0.0.1:0"
+    directory: str = "peers"
+    deadline_s: float = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSettings:
+    """Where records are kept, how long, and what is done about a lost window.
+
+    directory: local, or with `shared` a mount that other machines write too; None = none.
+    location: URLs of the location service that knows where in a shared directory records lie.
+    tiers: URLs of the stores below, in the order they are asked.
+    secret: 32 bytes that key all identities; None = made and kept in the directory.
+    memory_bytes: of blocks; window_bytes, window_ttl_s: of window states in memory.
+    prefill_rate: tokens a second that are computed; what loads more slowly is not loaded.
+    """
+
+    directory: Path | None
+    shared: bool = False
+    location: tuple[str, ...] = ()
+    tiers: tuple[str, ...] = ()
+    secret: bytes | None = field(default=None, repr=False)
+    memory_bytes: int = 256 << 20
+    window_bytes: int = 128 << 20
+    window_ttl_s: float = 180.0
+    recovery: Recovery = field(default_factory=Recovery)
+    prefill_rate: float = 2000.0
+    exchange: WindowExchange | None = None
+
+
+def shared_key(secret: bytes, purpose: str) -> bytes:
+    """32 bytes for one purpose out of a longer-lived secret."""
+    return hashlib.blake2b(purpose.encode(), key=secret[:64], digest_size=32).digest()
+
+
+def open_store(
+    settings: Path | StoreSettings, layout: CacheLayout, *, host_bytes: int = 256 << 20
+) -> KVTierStore:
+    """Open (or create) the cache these settings describe; several processes may share it.
+
+    A path alone stands for a local directory with `host_bytes` of memory above it. Raises
+    ConfigError when it cannot be used.
+    """
+    if isinstance(settings, Path):
+        settings = StoreSettings(settings, memory_bytes=host_bytes)
+    window_bytes = settings.window_bytes if layout.state_bytes else 0
+    whole = settings.memory_bytes + window_bytes
+    tiers: list[Any] = list(settings.tiers)
+    path, mode = settings.directory, None
     try:
-        cache = kvtier.open(directory, host_bytes=host_bytes, commit_delay_s=COMMIT_DELAY_S)
+        if settings.location:
+            tiers.insert(0, _located(settings))
+            path = None
+        elif settings.shared:
+            mode = "shared-fs"
+        cache = kvtier.open(
+            path,
+            mode=mode,
+            secret=settings.secret,
+            tiers=tiers,
+            host_bytes=whole,
+            state_share=window_bytes / whole if whole else 0.0,
+            state_ttl_s=settings.window_ttl_s,
+            commit_delay_s=COMMIT_DELAY_S,
+            windows=_windows(settings.exchange) if layout.state_bytes else None,
+        )
     except (kvtier.KVTierError, OSError) as error:
-        raise ConfigError(f"cache directory {directory}: {error}") from None
-    return KVTierStore(cache, layout)
+        raise ConfigError(f"cache {settings.directory or ''}: {error}") from None
+    return KVTierStore(cache, layout, settings, waits=path is not None)
+
+
+def _located(settings: StoreSettings) -> kvtier.FleetTierConfig:
+    if settings.directory is None or settings.secret is None:
+        raise ConfigError(
+            "a location service tells where in a shared folder records lie: name the folder with "
+            "cache_dir, and the secret of all machines with cache_secret_file"
+        )
+    return kvtier.FleetTierConfig.model_validate(
+        {
+            "path": settings.directory,
+            "directory": settings.location,
+            "key": shared_key(settings.secret, "location service"),
+            "name": "located",
+        }
+    )
+
+
+def _windows(exchange: WindowExchange | None) -> dict[str, Any] | None:
+    if exchange is None:
+        return None
+    found: dict[str, Any] = {
+        "key": exchange.key,
+        "listen": exchange.listen,
+        "deadline_ms": 1000 * exchange.deadline_s,
+    }
+    if exchange.directory != "peers":
+        found |= {"directory": "redis", "redis_url": exchange.directory}
+    return found
 
 
 class KVTierStore:
-    """One kvtier cache as the engine sees it: a namespace for each salt, whole-slot states."""
+    """One kvtier cache as the engine sees it: a namespace for each salt, whole-slot states.
 
-    def __init__(self, cache: kvtier.Cache, layout: CacheLayout) -> None:
+    waits: whether a put is findable by other processes only when it is written; without a
+    directory it is findable here at once, and written behind.
+    """
+
+    def __init__(
+        self,
+        cache: kvtier.Cache,
+        layout: CacheLayout,
+        settings: StoreSettings,
+        *,
+        waits: bool = True,
+    ) -> None:
         self._cache = cache
         self._layout = layout
+        self._recovery = settings.recovery
+        self._prefill_rate = settings.prefill_rate
+        exchange = settings.exchange
+        self._keeps_directory = exchange is not None and exchange.directory == "peers"
+        self._waits = waits
         self._spec = kvtier.LayoutSpec(
             block_tokens=layout.block_tokens,
             kinds={"block": kvtier.parts(("block", layout.block_bytes))}
@@ -50,6 +169,21 @@ class KVTierStore:
         self._namespaces: OrderedDict[str, kvtier.Namespace] = OrderedDict()
         self._lock = threading.Lock()
 
+    @property
+    def window_address(self) -> str:
+        """Where other workers pull windows from; empty without an exchange."""
+        windows: Any = self._cache.windows
+        return "" if windows is None else str(windows.address)
+
+    def set_members(self, addresses: Sequence[str]) -> None:
+        """The window addresses of all workers, this one included."""
+        windows: Any = self._cache.windows
+        if windows is not None and self._keeps_directory:
+            try:
+                windows.set_members(addresses)
+            except kvtier.ConfigError as error:
+                raise ConfigError(str(error)) from None
+
     def match(
         self,
         tokens: Tokens,
@@ -59,31 +193,82 @@ class KVTierStore:
         pictures: Sequence[Picture] = (),
     ) -> Hit | None:
         max_blocks = None if limit_tokens is None else limit_tokens // self._layout.block_tokens
-        match = self._namespace(salt).match(
-            tokens, _media(pictures), want=self._want, max_blocks=max_blocks, leave_last=True
+        namespace = self._namespace(salt)
+        match = namespace.match(
+            tokens,
+            _media(pictures),
+            want=self._want,
+            max_blocks=max_blocks,
+            leave_last=True,
+            accept_approximate=self._recovery.mode == "bounded",
         )
-        if match.n_blocks == 0:
+        if match.block_prefix == 0:
             match.release()
             return None
-        by_tier: dict[str, int] = {}
-        for span in match.spans:
-            count = min(span.count, max(0, match.n_blocks - span.start))
-            by_tier[span.tier] = by_tier.get(span.tier, 0) + count
-        return Hit(match.n_tokens, by_tier, (self._namespace(salt), match))
+        if not self._layout.state_bytes:
+            return self._hit(namespace, match, match.n_blocks, None)
+        plan = namespace.plan(match, cost=self._cost(), mode=self._recovery.mode)
+        if plan.n_blocks == 0:
+            match.release()
+            return Hit(0, {}, None, "miss")
+        source = _SOURCES.get(plan.state)
+        if source is None:
+            assert match.state is not None, "a plan that loads a state that is not there"
+            source = _WHERE.get(match.state.tier, "stored")
+        generation = plan.replay_generation if plan.approximate else 0
+        return self._hit(namespace, match, plan.n_blocks, source, generation)
 
-    def load(self, hit: Hit, blocks: Sequence[memoryview], state: memoryview) -> int:
+    def _hit(
+        self,
+        namespace: kvtier.Namespace,
+        match: kvtier.Match,
+        n_blocks: int,
+        window: WindowSource | None,
+        generation: int = 0,
+    ) -> Hit:
+        by_tier: dict[str, int] = {}
+        for tier in match.tiers()[:n_blocks]:
+            by_tier[tier] = by_tier.get(tier, 0) + 1
+        n_tokens = n_blocks * self._layout.block_tokens
+        return Hit(n_tokens, by_tier, (namespace, match), window, generation)
+
+    def _cost(self) -> kvtier.Cost:
+        recovery = self._recovery
+        return replace(
+            self._cache.costs.current(),
+            prefill_tok_s=self._prefill_rate,
+            replay_tokens=recovery.bounded_tokens,
+            exact_replay_tokens=recovery.exact_tokens,
+        )
+
+    def load(self, hit: Hit, blocks: Sequence[memoryview], state: memoryview) -> Loaded:
         namespace, match = _handle(hit)
         job = namespace.load(
-            match, dst=blocks, state_dst=state if self._layout.state_bytes else None, wait=True
+            match,
+            blocks=slice(0, len(blocks)),
+            dst=blocks,
+            state_dst=state if hit.loads_state else None,
+            wait=True,
         )
         result = job.wait()
-        if result.ok:
-            return hit.n_tokens
+        assert result is not None, "a load that was waited for has no result"
         good = result.ok_prefix * self._layout.block_tokens
-        return min(good, hit.n_tokens - self._layout.block_tokens)
+        return Loaded(min(good, hit.n_tokens), result.state is kvtier.Status.OK)
+
+    def without_state(self, hit: Hit) -> Hit | None:
+        recovery = self._recovery
+        window: WindowSource = "exact_replay"
+        needed, generation = recovery.exact_tokens, hit.generation
+        if recovery.mode == "bounded":
+            window, needed = "bounded_replay", recovery.bounded_tokens
+            generation += 1
+        if recovery.mode == "none" or hit.n_tokens <= needed:
+            return None
+        return replace(hit, window=window, generation=generation)
 
     def release(self, hit: Hit) -> None:
-        _handle(hit)[1].release()
+        if hit.handle is not None:
+            _handle(hit)[1].release()
 
     def put(
         self,
@@ -91,14 +276,21 @@ class KVTierStore:
         salt: str,
         first_block: int,
         blocks: Sequence[memoryview],
-        states: Sequence[tuple[int, memoryview]],
+        states: Sequence[BorderState],
         traffic_class: TrafficClass,
         pictures: Sequence[Picture] = (),
+        generation: int = 0,
     ) -> Callable[[], None]:
         namespace = self._namespace(salt)
         hasher = namespace.hasher()
         hasher.extend(tokens, _media(pictures))
         digests = hasher.digests
+        quality: dict[str, Any] = {
+            "cls": traffic_class,
+            "confirmed_tokens": len(tokens),
+            "approximate": generation > 0,
+            "replay_generation": generation,
+        }
         tickets: list[kvtier.PutTicket] = []
         if blocks:
             tickets.append(
@@ -107,30 +299,32 @@ class KVTierStore:
                     list(blocks),
                     parents=digests[first_block - 1] if first_block else None,
                     first_block=first_block,
-                    cls=traffic_class,
-                    durability="flushed",
-                    copy=False,
-                    confirmed_tokens=len(tokens),
+                    durability="flushed" if self._waits else "behind",
+                    copy=not self._waits,
+                    **quality,
                 )
             )
-        for position, state in states:
-            n_blocks = position // self._layout.block_tokens
-            tickets.append(
-                namespace.put_state(
-                    digests[n_blocks - 1],
-                    state,
-                    n_blocks=n_blocks,
-                    parent=digests[n_blocks - 2] if n_blocks > 1 else None,
-                    cls=traffic_class,
-                    durability="flushed",
-                    copy=False,
-                    confirmed_tokens=len(tokens),
-                )
+        for state in states:
+            n_blocks = state.position // self._layout.block_tokens
+            ticket = namespace.put_state(
+                digests[n_blocks - 1],
+                state.data,
+                n_blocks=n_blocks,
+                parent=digests[n_blocks - 2] if n_blocks > 1 else None,
+                durability="flushed" if state.persist and self._waits else "behind",
+                copy=True,  # it is kept in memory, wherever else it goes
+                persist=state.persist,
+                **quality,
             )
+            if state.persist:
+                tickets.append(ticket)
 
         def findable() -> None:
             for ticket in tickets:
                 ticket.wait(PUT_TIMEOUT_S)
+            if states and self._cache.windows is not None:
+                windows: Any = self._cache.windows
+                windows.settle(ANNOUNCE_TIMEOUT_S)
 
         return findable
 
@@ -142,10 +336,10 @@ class KVTierStore:
     def stats(self) -> Mapping[str, float]:
         found: dict[str, float] = {}
         stats = self._cache.stats()
-        for group in ("hits", "puts", "loads", "host", "disk", "queue", "leases"):
-            for name, value in stats[group].items():
-                if isinstance(value, int | float):
-                    found[f"{group}_{name}"] = float(value)
+        for group in ("hits", "puts", "loads", "host", "disk", "queue", "leases", "windows"):
+            found |= _numbers(group, stats[group])
+        for name, values in stats["tiers"].items():
+            found |= _numbers(f"tier_{name}", values)
         return found
 
     def close(self) -> None:
@@ -162,6 +356,21 @@ class KVTierStore:
             if len(self._namespaces) > MAX_NAMESPACES:
                 self._namespaces.popitem(last=False)
             return namespace
+
+
+_SOURCES: Mapping[str, WindowSource] = {
+    "replay": "bounded_replay",
+    "exact_replay": "exact_replay",
+}
+_WHERE: Mapping[str, WindowSource] = {"host": "local", "peer": "peer"}
+
+
+def _numbers(group: str, values: Mapping[str, Any]) -> dict[str, float]:
+    return {
+        f"{group}_{name}": float(value)
+        for name, value in values.items()
+        if isinstance(value, int | float)
+    }
 
 
 def _media(pictures: Sequence[Picture]) -> list[kvtier.MediaItem]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import ipaddress
 import logging
 import os
 import secrets
@@ -13,7 +14,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from deepinfer_engine.core.config import EngineConfig
+from deepinfer_engine.core.config import ALL_WINDOWS, EngineConfig
 from deepinfer_engine.core.device import Device
 from deepinfer_engine.core.runner import BLOCK_TOKENS
 from deepinfer_engine.errors import ConfigError, ConstraintsUnavailable
@@ -24,9 +25,10 @@ from deepinfer_engine.pd.supervise import (
     Supervisor,
     cluster_key_from_environ,
 )
-from deepinfer_engine.settings import Settings
+from deepinfer_engine.settings import Settings, split_address
 
 if TYPE_CHECKING:
+    from deepinfer_engine.adapters.kvtier import WindowExchange
     from deepinfer_engine.codec.recipe_codec import RecipeCodec
     from deepinfer_engine.core.grammars import GrammarCompiler
     from deepinfer_engine.core.prefix_store import PrefixStore
@@ -39,10 +41,43 @@ log = logging.getLogger(__name__)
 
 # What a worker needs to know; the rest of the settings is the HTTP process's business.
 _WORKER_SETTINGS = (
-    "model", "device", "dtype", "cache_quant", "replay", "replay_keep", "nextn", "max_num_seqs",
-    "max_num_batched_tokens", "num_blocks", "threads", "xgrammar_timeout",
-    "xgrammar_cache_limit_bytes", "cache", "cache_dir", "vision", "drain_timeout_s", "log_level",
-)  # fmt: skip
+    "model",
+    "device",
+    "dtype",
+    "cache_quant",
+    "replay",
+    "replay_keep",
+    "nextn",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "num_blocks",
+    "threads",
+    "xgrammar_timeout",
+    "xgrammar_cache_limit_bytes",
+    "cache",
+    "cache_dir",
+    "cache_local",
+    "cache_shared",
+    "cache_location",
+    "cache_tiers",
+    "cache_secret_file",
+    "cache_memory_bytes",
+    "prefill_rate",
+    "persist_state",
+    "window_recovery",
+    "window_memory_bytes",
+    "window_ttl_s",
+    "window_exchange",
+    "window_listen",
+    "window_directory",
+    "window_deadline_ms",
+    "vision",
+    "drain_timeout_s",
+    "log_level",
+)
+_FLAGS = {"cache_tiers": "--cache-tier"}
+# Flags with a form for yes, too; the others are there for no alone.
+_TOLD_EITHER_WAY = frozenset({"cache_local", "cache_shared", "window_exchange"})  # fmt: skip
 
 
 def model_dir(settings: Settings) -> Path:
@@ -141,20 +176,84 @@ def build_runner(settings: Settings, *, tower: bool = True) -> StepRunner:
     )
 
 
-def build_store(settings: Settings, runner: StepRunner) -> PrefixStore | None:
-    """The prompt cache on disk, None when it is switched off."""
+def build_store(
+    settings: Settings, runner: StepRunner, *, listen: str | None = None
+) -> PrefixStore | None:
+    """The prompt cache, None when it is switched off.
+
+    listen: of a worker that others may pull windows from; None for an engine that is alone.
+    """
     if not settings.cache:
         return None
-    from deepinfer_engine.adapters.kvtier import open_store
+    from deepinfer_engine.adapters.kvtier import StoreSettings, open_store
 
+    directory = settings.cache_dir if settings.cache_local else None
+    if directory is not None:
+        try:
+            directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as exc:
+            raise ConfigError(
+                f"cannot create the cache directory {directory}: {exc.strerror}; "
+                "choose another with --cache-dir, or --no-cache"
+            ) from exc
+    secret = read_cache_secret(settings.cache_secret_file)
+    return open_store(
+        StoreSettings(
+            directory,
+            shared=settings.cache_shared,
+            location=settings.cache_location,
+            tiers=settings.cache_tiers,
+            secret=secret,
+            memory_bytes=settings.cache_memory_bytes,
+            window_bytes=settings.window_memory_bytes,
+            window_ttl_s=settings.window_ttl_s,
+            recovery=runner.caps.recovery(settings.window_recovery),
+            prefill_rate=settings.prefill_rate,
+            exchange=None if listen is None else _exchange(settings, listen, secret),
+        ),
+        runner.layout,
+    )
+
+
+_SECRET_BYTES = 32
+
+
+def read_cache_secret(path: Path | None) -> bytes | None:
+    """The 32 bytes of a secret file: 64 hexadecimal digits. Raises ConfigError."""
+    if path is None:
+        return None
     try:
-        settings.cache_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-    except OSError as exc:
-        raise ConfigError(
-            f"cannot create the cache directory {settings.cache_dir}: {exc.strerror}; "
-            "choose another with --cache-dir, or --no-cache"
-        ) from exc
-    return open_store(settings.cache_dir, runner.layout)
+        secret = bytes.fromhex(path.read_text(encoding="ascii").strip())
+    except (OSError, ValueError) as exc:
+        raise ConfigError(f"cache_secret_file {path}: wanted 64 hexadecimal digits: {exc}") from exc
+    if len(secret) != _SECRET_BYTES:
+        raise ConfigError(f"cache_secret_file {path}: wanted 64 hexadecimal digits")
+    return secret
+
+
+def _exchange(settings: Settings, listen: str, secret: bytes | None) -> WindowExchange | None:
+    """How a worker and its peers find each other's windows; None where they must not.
+
+    Its bytes are authenticated and not sealed, so beyond this machine it is asked for by address.
+    """
+    from deepinfer_engine.adapters.kvtier import WindowExchange, shared_key
+
+    own = settings.window_listen
+    if own is None:
+        host = split_address(listen)[0]
+        if host != "localhost" and not ipaddress.ip_address(host).is_loopback:
+            log.info("windows are not exchanged: name the address with window_listen")
+            return None
+        own = "127.0.0.1:0"
+    cluster = cluster_key_from_environ(os.environ) or secret
+    if not settings.window_exchange:
+        return None
+    return WindowExchange(
+        key=shared_key(cluster or b"one machine", "windows"),
+        listen=own,
+        directory=settings.window_directory,
+        deadline_s=settings.window_deadline_ms / 1000,
+    )
 
 
 def build_grammars(settings: Settings, runner: StepRunner) -> GrammarCompiler | None:
@@ -173,11 +272,26 @@ def build_grammars(settings: Settings, runner: StepRunner) -> GrammarCompiler | 
         return None
 
 
-def engine_config(settings: Settings) -> EngineConfig:
-    """The scheduler's part of the settings."""
+def engine_config(settings: Settings, state_bytes: int = 0) -> EngineConfig:
+    """The scheduler's part of the settings; `state_bytes`: of one window state of the model."""
     return EngineConfig(
-        max_num_seqs=settings.max_num_seqs, max_num_batched_tokens=settings.max_num_batched_tokens
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        persist_state=settings.persisted_states,
+        prompt_windows=_prompt_windows(settings, state_bytes),
     )
+
+
+# Of the memory for windows, what the borders of one prompt may fill.
+_PROMPT_SHARE = 8
+
+
+def _prompt_windows(settings: Settings, state_bytes: int) -> int:
+    """Borders at the end of a prompt whose windows are kept: all where all are stored, else as
+    many as leave the windows of other prompts in memory."""
+    if settings.persisted_states == "all" or not state_bytes:
+        return ALL_WINDOWS
+    return max(2, settings.window_memory_bytes // _PROMPT_SHARE // state_bytes)
 
 
 def worker_argv(role: str, settings: Settings) -> list[str]:
@@ -187,9 +301,12 @@ def worker_argv(role: str, settings: Settings) -> list[str]:
         value = getattr(settings, name)
         if name == "model" and value is not None:
             value = model_dir(settings)  # resolved once, for all
-        flag = "--" + name.replace("_", "-")
+        flag = _FLAGS.get(name, "--" + name.replace("_", "-"))
         if isinstance(value, bool):
-            argv += [] if value else [f"--no-{name}"]
+            off = [] if value else [f"--no-{flag.removeprefix('--')}"]
+            argv += [flag] if value and name in _TOLD_EITHER_WAY else off
+        elif isinstance(value, tuple):
+            argv += [text for one in value for text in (flag, str(one))]
         elif value is not None:
             argv += [flag, str(value)]
     return argv
@@ -235,7 +352,7 @@ async def _local(settings: Settings) -> AsyncGenerator[EngineClient, None]:
     engine = LocalEngine(
         runner,
         store=build_store(settings, runner),
-        config=engine_config(settings),
+        config=engine_config(settings, runner.layout.state_bytes),
         grammars=build_grammars(settings, runner),
     )
     try:

@@ -80,7 +80,65 @@ GrammarCache = Annotated[
     typer.Option("--xgrammar-cache-limit-bytes", help="Memory for compiled schemas, each worker."),
 ]
 CacheDir = Annotated[Path | None, typer.Option(help="Directory of the prompt cache.")]
-NoCache = Annotated[bool, typer.Option("--no-cache", help="Keep no prompt cache on disk.")]
+NoCache = Annotated[bool, typer.Option("--no-cache", help="Keep no prompt cache.")]
+CacheLocal = Annotated[
+    bool | None,
+    typer.Option(
+        "--cache-local/--no-cache-local", help="Keep blocks in --cache-dir, or in memory and tiers."
+    ),
+]
+CacheShared = Annotated[
+    bool | None,
+    typer.Option(
+        "--cache-shared/--no-cache-shared", help="--cache-dir is a folder other machines mount."
+    ),
+]
+CacheLocation = Annotated[
+    list[str] | None,
+    typer.Option(help="Location service of a shared --cache-dir: redis:// or tcp://; repeatable."),
+]
+CacheTiers = Annotated[
+    list[str] | None,
+    typer.Option("--cache-tier", help="Store below: s3:// or mooncake:// URL; repeatable."),
+]
+CacheSecret = Annotated[
+    Path | None,
+    typer.Option("--cache-secret-file", help="64 hex digits, the same on all machines."),
+]
+CacheMemory = Annotated[
+    int | None, typer.Option("--cache-memory-bytes", help="Blocks in memory, each worker.")
+]
+PrefillRate = Annotated[
+    float | None, typer.Option(help="Tokens a second computed; slower loads are left alone.")
+]
+Persist = Annotated[
+    str | None,
+    typer.Option("--persist-state", help="Window states below memory: last, none or all."),
+]
+WindowRecovery = Annotated[
+    str | None, typer.Option(help="A lost window: exact, bounded (approximate) or none.")
+]
+WindowMemory = Annotated[
+    int | None, typer.Option("--window-memory-bytes", help="Window states in memory, each worker.")
+]
+WindowTtl = Annotated[
+    float | None, typer.Option("--window-ttl-s", help="... this long after their last use.")
+]
+WindowSwitch = Annotated[
+    bool | None,
+    typer.Option(
+        "--window-exchange/--no-window-exchange", help="Workers pull each other's window states."
+    ),
+]
+WindowListen = Annotated[
+    str | None, typer.Option(help="ip:port windows are pulled from; default: loopback.")
+]
+WindowDirectory = Annotated[
+    str | None, typer.Option(help="Who has which window: peers, or redis://host:port/0.")
+]
+WindowDeadline = Annotated[
+    float | None, typer.Option("--window-deadline-ms", help="Of one lookup and of one pull.")
+]
 NoVision = Annotated[
     bool, typer.Option("--no-vision", help="Text alone: leave the vision tower out.")
 ]
@@ -200,7 +258,8 @@ def _settings(config: Path | None, **flags: Any) -> Settings:
     for name in ("cache", "vision", "generation_config"):
         if flags.pop(f"no_{name}", False):
             flags[name] = False
-    for name in ("prefill", "decode", "served_model_name", "allowed_hosts", "cors_origins"):
+    lists = ("prefill", "decode", "served_model_name", "allowed_hosts", "cors_origins")
+    for name in (*lists, "cache_tiers", "cache_location"):
         flags[name] = flags.get(name) or None
     settings = load_settings(flags, config=config)
     Device.parse(settings.device)
@@ -230,6 +289,21 @@ def serve(
     served_model_name: Names = None,
     cache_dir: CacheDir = None,
     no_cache: NoCache = False,
+    cache_local: CacheLocal = None,
+    cache_shared: CacheShared = None,
+    cache_location: CacheLocation = None,
+    cache_tiers: CacheTiers = None,
+    cache_secret_file: CacheSecret = None,
+    cache_memory_bytes: CacheMemory = None,
+    prefill_rate: PrefillRate = None,
+    persist_state: Persist = None,
+    window_recovery: WindowRecovery = None,
+    window_memory_bytes: WindowMemory = None,
+    window_ttl_s: WindowTtl = None,
+    window_exchange: WindowSwitch = None,
+    window_listen: WindowListen = None,
+    window_directory: WindowDirectory = None,
+    window_deadline_ms: WindowDeadline = None,
     no_vision: NoVision = False,
     fetch_images: FetchImages = None,
     no_generation_config: NoGenerationConfig = False,
@@ -316,6 +390,21 @@ def prefill(
     model: Model = None,
     cache_dir: CacheDir = None,
     no_cache: NoCache = False,
+    cache_local: CacheLocal = None,
+    cache_shared: CacheShared = None,
+    cache_location: CacheLocation = None,
+    cache_tiers: CacheTiers = None,
+    cache_secret_file: CacheSecret = None,
+    cache_memory_bytes: CacheMemory = None,
+    prefill_rate: PrefillRate = None,
+    persist_state: Persist = None,
+    window_recovery: WindowRecovery = None,
+    window_memory_bytes: WindowMemory = None,
+    window_ttl_s: WindowTtl = None,
+    window_exchange: WindowSwitch = None,
+    window_listen: WindowListen = None,
+    window_directory: WindowDirectory = None,
+    window_deadline_ms: WindowDeadline = None,
     no_vision: NoVision = False,
     device: Device = None,
     dtype: Dtype = None,
@@ -343,6 +432,21 @@ def decode(
     model: Model = None,
     cache_dir: CacheDir = None,
     no_cache: NoCache = False,
+    cache_local: CacheLocal = None,
+    cache_shared: CacheShared = None,
+    cache_location: CacheLocation = None,
+    cache_tiers: CacheTiers = None,
+    cache_secret_file: CacheSecret = None,
+    cache_memory_bytes: CacheMemory = None,
+    prefill_rate: PrefillRate = None,
+    persist_state: Persist = None,
+    window_recovery: WindowRecovery = None,
+    window_memory_bytes: WindowMemory = None,
+    window_ttl_s: WindowTtl = None,
+    window_exchange: WindowSwitch = None,
+    window_listen: WindowListen = None,
+    window_directory: WindowDirectory = None,
+    window_deadline_ms: WindowDeadline = None,
     no_vision: NoVision = False,
     device: Device = None,
     dtype: Dtype = None,

@@ -32,7 +32,7 @@ def run_worker(role: Literal["prefill", "decode"], settings: Settings, listen: s
     key = cluster_key_from_environ(os.environ)
     notify("loading", role=role, pid=os.getpid())
     runner = build_runner(settings, tower=role == "prefill")
-    store = build_store(settings, runner)
+    store = build_store(settings, runner, listen=listen)
     if role == "prefill":
         from deepinfer_engine.pd.prefill import serve_prefill as serve
     else:
@@ -42,7 +42,7 @@ def run_worker(role: Literal["prefill", "decode"], settings: Settings, listen: s
             runner,
             store,
             listen,
-            config=engine_config(settings),
+            config=engine_config(settings, runner.layout.state_bytes),
             cluster_key=key,
             grammars=build_grammars(settings, runner),
             identity=model_identity(settings),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import codecs
 import json
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Protocol
 
@@ -282,6 +282,7 @@ class _Answer:
         }
         self.choices: dict[int, dict[str, Any]] = {}
         self.prompt_tokens = self.cached_tokens = self.completion_tokens = 0
+        self.details: Mapping[str, int | str] = {}
 
     def event(self, choice: dict[str, Any]) -> WireEvent:
         return _event({**self.head, "choices": [choice]})
@@ -302,7 +303,7 @@ class _Answer:
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens, **self.details},
         }
 
     def body(self) -> str:
@@ -334,11 +335,14 @@ class CompletionEncoder:
         self._reason: str | None = None
         self.finished = False
 
-    def start(self, prompt_tokens: int, cached_tokens: int) -> list[WireEvent]:
+    def start(
+        self, prompt_tokens: int, cached_tokens: int, details: Mapping[str, int | str]
+    ) -> list[WireEvent]:
         answer, body = self._answer, self._answer.request.body
         if self._index % body.n == 0:  # a prompt is read once for all its answers
             answer.prompt_tokens += prompt_tokens
             answer.cached_tokens += cached_tokens
+            answer.details = details if len(answer.request.parts) == body.n else {}
         if not body.echo:
             return []
         text = answer.request.texts[self._index]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -50,7 +50,11 @@ class AnswerEncoder(Protocol):
         """
         ...
 
-    def start(self, prompt_tokens: int, cached_tokens: int) -> list[WireEvent]: ...
+    def start(
+        self, prompt_tokens: int, cached_tokens: int, details: Mapping[str, int | str]
+    ) -> list[WireEvent]:
+        """`details`: more of what the usage tells about the cached tokens."""
+        ...
 
     def tokens(self, event: TokensEvent) -> list[WireEvent]: ...
 

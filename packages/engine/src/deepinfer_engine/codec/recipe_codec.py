@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -539,8 +539,12 @@ class RecipeEncoder:
     def waits(self) -> bool:
         return bool(self._answer.pending_calls)
 
-    def start(self, prompt_tokens: int, cached_tokens: int) -> list[WireEvent]:
-        return self._answer.ready(prompt_tokens=prompt_tokens, cached_tokens=cached_tokens)
+    def start(
+        self, prompt_tokens: int, cached_tokens: int, details: Mapping[str, int | str]
+    ) -> list[WireEvent]:
+        return self._answer.ready(
+            prompt_tokens=prompt_tokens, cached_tokens=cached_tokens, details=details
+        )
 
     def tokens(self, event: TokensEvent) -> list[WireEvent]:
         ids, logprobs = event.token_ids, _pairs(event, self._prepared.codec.vocab_size)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from deepinfer_engine.core.windows import PersistState
 from deepinfer_engine.errors import ConfigError
+
+ALL_WINDOWS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,10 @@ class EngineConfig:
     """... unless the oldest waiting request is this old."""
     decode_reserve_tokens: int = 32
     """Growth kept free for each running sequence when another one is admitted."""
+    prompt_windows: int = ALL_WINDOWS
+    """Borders at the end of a prompt whose window states are kept for prompts to come."""
+    persist_state: PersistState = "last"
+    """Which window states go below memory."""
     park_bytes: int = 256 << 20
     """Host memory for preempted sequences; beyond it they end `insufficient_system_resource`."""
 
@@ -45,6 +52,7 @@ class EngineConfig:
             "prefill_every_steps",
             "prefill_urgent_s",
             "decode_reserve_tokens",
+            "prompt_windows",
             "park_bytes",
         ):
             if getattr(self, name) < 0:

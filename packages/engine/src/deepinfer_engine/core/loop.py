@@ -31,14 +31,15 @@ from deepinfer_engine.core.scheduler import Scheduler
 from deepinfer_engine.core.sequence import LiveSequence
 from deepinfer_engine.core.sharing import PrefixSharing
 from deepinfer_engine.core.types import FinishReason, GenerateRequest
+from deepinfer_engine.core.windows import NOTHING, Prefix
 
 
 class PrefixLink(Protocol):
     """The loop's side of the prefix store."""
 
     def look_up(self, seq: LiveSequence, loaded: LoadedCallback) -> bool:
-        """Look for a cached prefix. True: a load into the sequence's memory has started, and
-        `loaded(seq, n_tokens)` will be called from another thread when it is over."""
+        """Look for a cached prefix. True: this has started, and `loaded(seq, prefix)` will be
+        called from another thread when the prefix is in the sequence's memory."""
         ...
 
     def publish(
@@ -47,7 +48,9 @@ class PrefixLink(Protocol):
         blocks: Sequence[tuple[int, int]],
         states: Sequence[tuple[int, int]],
     ) -> None:
-        """Offer (block index, block id) and (position, state slot); copies before it returns."""
+        """Offer (block index, block id) and (position, state slot); copies before it returns.
+
+        Both are empty where the sequence ends without having passed a border."""
         ...
 
     def after_publications(self, call: Callable[[], None]) -> None:
@@ -56,7 +59,7 @@ class PrefixLink(Protocol):
 
 
 class LoadedCallback(Protocol):
-    def __call__(self, seq: LiveSequence, n_tokens: int) -> None: ...
+    def __call__(self, seq: LiveSequence, prefix: Prefix) -> None: ...
 
 
 class Sink(Protocol):
@@ -130,7 +133,7 @@ class EngineLoop:
     def _look_up(self, seq: LiveSequence) -> None:
         whole = seq.request.prompt_logprobs is not None  # a cached token has no logits
         if self._link is None or whole or not self._link.look_up(seq, self.loaded):
-            self.loaded(seq, 0)
+            self.loaded(seq, NOTHING)
 
     def _after_publications(self, seq: LiveSequence) -> None:
         """Look up once what others computed is findable."""
@@ -163,12 +166,12 @@ class EngineLoop:
             self.scheduler.add(LiveSequence(request, key, now, constraint))
             self._notify()
 
-    def loaded(self, seq: LiveSequence, n_tokens: int) -> None:
-        """The prefix of an admitted sequence is in place up to `n_tokens`."""
-        if n_tokens == 0:
+    def loaded(self, seq: LiveSequence, prefix: Prefix) -> None:
+        """What the cache has of an admitted sequence's prompt is in place."""
+        if prefix.start == 0 or prefix.replayed:
             self._runner.clear_state(seq.state_slot)
         with self._changed:
-            self.scheduler.ready(seq, n_tokens)
+            self.scheduler.ready(seq, prefix)
             self._notify()
             ended = self.scheduler.take_ended()
         self._emit(ended)
@@ -292,6 +295,8 @@ class EngineLoop:
             pictures=pictures,
             prompt_logprobs=seq.request.prompt_logprobs,
             following=following,
+            valid_start=seq.prefix.start if seq.prefix.replayed else 0,
+            entries_from=seq.prefix.n_tokens if seq.prefix.replayed else 0,
         )
 
     def _publish(self, plan: Plan) -> None:
@@ -309,10 +314,13 @@ class EngineLoop:
                 position = border * self._runner.layout.block_tokens
                 state = ((position, seq.state_slot),) if seq.state_slot else ()
                 self._publish_blocks(seq, state)
+            elif seq.finish_reason is not None and seq.border_state is not None:
+                self._publish_blocks(seq, ())
 
     def _publish_blocks(self, seq: LiveSequence, states: Sequence[tuple[int, int]]) -> None:
         full = seq.num_tokens // self._runner.layout.block_tokens
         fresh = [(b, seq.blocks[b]) for b in range(seq.published_blocks, full)]
-        if self._link is not None and (fresh or states) and not seq.aborting:
+        ends = seq.finish_reason is not None and seq.border_state is not None
+        if self._link is not None and (fresh or states or ends) and not seq.aborting:
             self._link.publish(seq, fresh, states)
-        seq.published_blocks = full
+        seq.published_blocks = max(seq.published_blocks, full)

@@ -1,7 +1,7 @@
 """`PrefixStore`: what the engine needs of a prefix cache, and the values it speaks in.
 
-An exact hit ends where both are present: every block of the prefix and the whole state slot at its
-end. Where a model keeps no state (`state_bytes == 0`), it ends behind any block. A store may lose
+A hit ends where every block of the prefix is present and its window state too, or can be rebuilt.
+Where a model keeps no state (`state_bytes == 0`), it ends behind any block. A store may lose
 anything at any time; it may never return other bytes than were put.
 """
 
@@ -13,6 +13,7 @@ from typing import Protocol
 
 from deepinfer_engine.core.pictures import Picture
 from deepinfer_engine.core.types import TrafficClass
+from deepinfer_engine.core.windows import WindowSource
 
 Tokens = Sequence[int]
 
@@ -22,11 +23,38 @@ class Hit:
     """The longest usable prefix: `n_tokens > 0`, a multiple of the block, less than the prompt.
 
     blocks_by_tier: how many of the blocks come from which tier. handle: the store's own lease.
+    window: where the state comes from; None for a model without. `miss`: blocks were found, their
+        windows neither stand nor can be rebuilt from fewer tokens than these; `n_tokens` is 0.
+    generation: bounded replays behind it, this one included; 0 = exact.
     """
 
     n_tokens: int
     blocks_by_tier: Mapping[str, int]
     handle: object
+    window: WindowSource | None = None
+    generation: int = 0
+
+    @property
+    def loads_state(self) -> bool:
+        """Whether there is a state to load."""
+        return self.window in ("local", "peer", "stored")
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What a load brought: so many leading tokens, and the state where the hit has one."""
+
+    n_tokens: int
+    state: bool
+
+
+@dataclass(frozen=True, slots=True)
+class BorderState:
+    """The state at a border, to be put. persist: below memory, too."""
+
+    position: int
+    data: memoryview
+    persist: bool = True
 
 
 class PrefixStore(Protocol):
@@ -44,15 +72,18 @@ class PrefixStore(Protocol):
         limit_tokens: int | None = None,
         pictures: Sequence[Picture] = (),
     ) -> Hit | None:
-        """The longest prefix with blocks and state, within the limit; leased until released."""
+        """The longest prefix that can be continued, within the limit; leased until released."""
         ...
 
-    def load(self, hit: Hit, blocks: Sequence[memoryview], state: memoryview) -> int:
-        """Fill the views; returns how many leading tokens are verified (`hit.n_tokens`: all of it).
+    def load(self, hit: Hit, blocks: Sequence[memoryview], state: memoryview) -> Loaded:
+        """Fill the views; tells what of it is verified.
 
-        The state view is filled only when everything was. Never raises for what was lost or
-        damaged.
+        The state view is filled where `hit.loads_state`. Never raises for what was lost or damaged.
         """
+        ...
+
+    def without_state(self, hit: Hit) -> Hit | None:
+        """The same prefix, its state to be rebuilt; None where that may or can not be done."""
         ...
 
     def release(self, hit: Hit) -> None:
@@ -65,16 +96,27 @@ class PrefixStore(Protocol):
         salt: str,
         first_block: int,
         blocks: Sequence[memoryview],
-        states: Sequence[tuple[int, memoryview]],
+        states: Sequence[BorderState],
         traffic_class: TrafficClass,
         pictures: Sequence[Picture] = (),
+        generation: int = 0,
     ) -> Callable[[], None]:
         """Store blocks `first_block ..` of this chain and whole states by position.
 
         Returns at once; calling the result returns when every process that shares the store can
         find them, and until then the views must not change. Best effort: a full store drops.
-        `tokens` covers at least the last block and the last state.
+        `tokens` covers at least the last block and the last state. `generation`: of the prefix
+        they were computed from.
         """
+        ...
+
+    @property
+    def window_address(self) -> str:
+        """Where other workers pull window states from; empty: they cannot."""
+        ...
+
+    def set_members(self, addresses: Sequence[str]) -> None:
+        """The window addresses of all workers, this one's included. Raises ConfigError."""
         ...
 
     def flush(self) -> None:

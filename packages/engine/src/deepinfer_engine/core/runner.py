@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from deepinfer_engine.core.pictures import Picture, PictureRules
 from deepinfer_engine.core.types import SamplingParams, TokenLogprob
+from deepinfer_engine.core.windows import Recovery, RecoveryMode
 
 IntArray = npt.NDArray[np.int64]
 MaskRows = npt.NDArray[np.int32]
@@ -75,11 +76,39 @@ class Caps:
     """Only so many last tokens of a prompt run through all layers (bounded replay); 0 = all."""
     window: int = 0
     """Positions before a border that a state at this border must hold."""
+    window_rows: int = 0
+    """Rows that a state keeps of each layer: the window, and what a step may run ahead."""
+    window_layers: int = 0
+    """Layers of windows on top of each other that early prompt tokens run through."""
 
     def snapshot_from(self, prompt_len: int) -> int:
         """First position at which the state of such a prompt is whole while it is read."""
-        skipped = max(0, prompt_len - self.replay_keep) if self.replay_keep else 0
+        skipped = self._skipped(prompt_len)
         return skipped + self.window if skipped else 0
+
+    @property
+    def exact_replay(self) -> int:
+        """Tokens before a border after which its state is that of a run from the start: a window
+        loses one position a layer. 0 = there is no such state."""
+        return (self.window_layers - 1) * (self.window - 1) + self.window_rows if self.window else 0
+
+    def replay_start(self, border: int, prompt_len: int) -> int:
+        """Where such a replay begins for a prompt of this length; 0 = it would be all of it."""
+        start = border - self.exact_replay
+        skipped = self._skipped(prompt_len)
+        if self.replay_keep and not skipped:
+            return 0  # all layers run from the start
+        if 0 < skipped < border:
+            # Layers above begin before the border, and what they read there must be exact too.
+            start = min(start, skipped - self.window_layers * (self.window - 1))
+        return max(0, start)
+
+    def recovery(self, mode: RecoveryMode) -> Recovery:
+        """What that mode means for this model."""
+        return Recovery(mode, self.exact_replay, self.window)
+
+    def _skipped(self, prompt_len: int) -> int:
+        return max(0, prompt_len - self.replay_keep) if self.replay_keep else 0
 
 
 class RowConstraint(Protocol):
@@ -110,6 +139,9 @@ class PrefillChunk:
     lookback: the up to `caps.lookback` tokens before `start`, oldest first; -1 where the token is a
         picture's.
     pictures: those with a token in the chunk, with their pixels.
+    valid_start: no window key exists before it: its state was lost, and tokens from it on run
+        again.
+    entries_from: what blocks hold of tokens before it was loaded and must stay as it is.
     """
 
     token_ids: IntArray
@@ -133,6 +165,8 @@ class PrefillChunk:
     """[len(token_ids)] the prompt token behind each row, -1 behind the last of the prompt."""
     resumed: int = 0
     """The last so many tokens of the prompt are output, for penalties and minimum length."""
+    valid_start: int = 0
+    entries_from: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from deepinfer_engine.core.runner import Caps, StepOutput
 from deepinfer_engine.core.sequence import LiveSequence, Phase
 from deepinfer_engine.core.stop import cut_at_stop, draft_room
 from deepinfer_engine.core.types import FinishReason
+from deepinfer_engine.core.windows import Prefix
 from deepinfer_engine.errors import (
     CapacityError,
     ConfigError,
@@ -192,16 +193,18 @@ class Scheduler:
                     seq.blocked_since = now
         return admitted
 
-    def ready(self, seq: LiveSequence, cached_tokens: int) -> None:
+    def ready(self, seq: LiveSequence, prefix: Prefix) -> None:
         """The prefix lookup (and load) of an admitted sequence is over."""
         seq.in_use = False
         if seq.aborting:
             self._end(seq, "abort")
             return
-        seq.cached_tokens = seq.num_tokens = cached_tokens
-        seq.published_blocks = cached_tokens // self.block_tokens
+        seq.prefix = prefix
+        seq.num_tokens = prefix.start
+        seq.published_blocks = prefix.n_tokens // self.block_tokens
         seq.to(Phase.PREFILLING)
-        self.counters["cached_prompt_tokens"] += cached_tokens
+        self.counters["cached_prompt_tokens"] += prefix.n_tokens
+        self.counters["replayed_tokens"] += prefix.replayed
 
     def plan(self, now: float) -> Plan | None:
         """The next step, or None when there is nothing to run."""
@@ -338,7 +341,12 @@ class Scheduler:
         first = seq.num_tokens // self.block_tokens + 1
         borders = [b * self.block_tokens for b in range(first, end // self.block_tokens + 1)]
         whole = self.caps.snapshot_from(seq.prompt_len)
-        borders = [position for position in borders if position >= whole]
+        if seq.prefix.replayed:
+            # Within a replay only its end is whole.
+            whole = max(whole, seq.prefix.n_tokens)
+        recent = seq.prompt_len - self.config.prompt_windows * self.block_tokens
+        wanted = {*seq.wanted_borders, seq.prefix.n_tokens}
+        borders = [p for p in borders if p >= whole and (p > recent or p in wanted)]
         # Spare slots are few: the borders nearest the end of the prompt serve the next turn best.
         n = min(len(borders), self.pools.states.free) if self.keep_snapshots else 0
         slots = self.pools.states.take(n) or []

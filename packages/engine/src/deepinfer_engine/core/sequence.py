@@ -14,6 +14,7 @@ from enum import Enum
 
 from deepinfer_engine.core.constraint import ConstraintState
 from deepinfer_engine.core.types import FinishReason, GenerateRequest, TokenLogprob, Usage
+from deepinfer_engine.core.windows import NOTHING, Prefix
 
 
 class Phase(Enum):
@@ -49,7 +50,7 @@ class LiveSequence:
         "arrival",
         "blocked_since",
         "blocks",
-        "cached_tokens",
+        "border_state",
         "constraint",
         "drafted_tokens",
         "finish_reason",
@@ -61,6 +62,7 @@ class LiveSequence:
         "order",
         "overtaken",
         "phase",
+        "prefix",
         "prompt_len",
         "prompt_logprobs",
         "published_blocks",
@@ -90,7 +92,10 @@ class LiveSequence:
         self.answer_from = self.prompt_len - request.resumed
         """Where the output begins: within the prompt, where a lost worker has sampled some."""
         self.num_tokens = 0
-        self.cached_tokens = 0
+        self.prefix: Prefix = NOTHING
+        """What the prefix cache held of the prompt."""
+        self.border_state: tuple[int, bytes] | None = None
+        """The last border of the answer and its state, where that is stored at the end."""
         self.blocks: list[int] = []
         self.state_slot = 0
         self.published_blocks = 0
@@ -114,6 +119,10 @@ class LiveSequence:
         self.fresh_logprobs: tuple[TokenLogprob, ...] = ()
 
     @property
+    def cached_tokens(self) -> int:
+        return self.prefix.n_tokens
+
+    @property
     def output_len(self) -> int:
         return len(self.tokens) - self.answer_from
 
@@ -132,4 +141,6 @@ class LiveSequence:
             cached_tokens=min(self.cached_tokens, self.answer_from),
             drafted_tokens=self.drafted_tokens,
             accepted_tokens=self.accepted_tokens,
+            replayed_tokens=self.prefix.replayed,
+            window=self.prefix.window,
         )

@@ -6,10 +6,13 @@ bit changes the output. Drafts are right about three times in four, and rejected
 their bytes behind, as a real model's do.
 
     record(p) = mix(token p, tokens before it, position p)    one u64 in its block, u32 echo beside
-    chain(p)  = mix(chain(p - 1), token p)                    ring of window + slack u64 in the slot
-    next(p)   = mix(sum of odd-weighted records, sum over the window of chain) mod vocabulary
+    low(p)    = mix(token p, position p)                      ring of window + slack u64 in the slot
+    high(p)   = mix(low(p), sum over the window of low)       another such ring
+    next(p)   = mix(sum of odd-weighted records, sum over the window of high) mod vocabulary
 
-With `window=0` there is no chain and a slot holds no bytes, as in models that keep every token.
+Two windows on top of each other, so that a lost state takes more than one window of tokens to be
+rebuilt. With `window=0` there is none and a slot holds no bytes, as in models that keep every
+token.
 """
 
 from __future__ import annotations
@@ -33,6 +36,8 @@ from deepinfer_engine.core.runner import (
 from deepinfer_engine.core.types import SamplingParams, TokenLogprob
 
 MASK = (1 << 64) - 1
+LEVELS = 2
+"""Windows on top of each other."""
 SLACK = 6
 """Ring rows beyond the window: as many positions as one step may run ahead of a block border."""
 
@@ -73,6 +78,9 @@ class ToyRunner:
             eos_token_ids=(vocab_size - 1,),
             num_blocks=num_blocks,
             num_state_slots=num_state_slots,
+            window=window,
+            window_rows=window + SLACK if window else 0,
+            window_layers=LEVELS if window else 0,
         )
         self._window = window
         self._ring = window + SLACK if window else 0
@@ -81,13 +89,16 @@ class ToyRunner:
         self._layout = CacheLayout(
             block_tokens=block_tokens,
             block_bytes=main + echo,
-            state_bytes=8 * self._ring,
+            state_bytes=8 * LEVELS * self._ring,
             block_regions=(Region("main", 0, 0, main), Region("echo", 0, main, echo)),
-            state_regions=(Region("window", 0, 0, 8 * self._ring),) if window else (),
+            state_regions=tuple(
+                Region("window", level, 8 * level * self._ring, 8 * self._ring)
+                for level in range(LEVELS if window else 0)
+            ),
             layout_hash=hashlib.blake2b(shape.encode(), digest_size=16).hexdigest(),
         )
         self._blocks = np.zeros((num_blocks, main + echo), dtype=np.uint8)
-        self._states = np.zeros((num_state_slots, 8 * self._ring), dtype=np.uint8)
+        self._states = np.zeros((num_state_slots, 8 * LEVELS * self._ring), dtype=np.uint8)
         odd = np.arange(max_model_len, dtype=np.uint64) * np.uint64(2) + np.uint64(1)
         self._weights = odd
         self._busy = threading.Lock()
@@ -127,7 +138,14 @@ class ToyRunner:
         offset = len(chunk.lookback) - chunk.start
         borders = dict(chunk.snapshots)
         for p in range(chunk.start, chunk.start + len(chunk.token_ids)):
-            self._feed(p, tokens[: p + offset + 1], chunk.block_table, chunk.state_slot)
+            self._feed(
+                p,
+                tokens[: p + offset + 1],
+                chunk.block_table,
+                chunk.state_slot,
+                valid_start=chunk.valid_start,
+                entries_from=chunk.entries_from,
+            )
             if p + 1 in borders:
                 self._states[borders[p + 1]] = self._states[chunk.state_slot]
         if not chunk.sample:
@@ -191,21 +209,40 @@ class ToyRunner:
         ids = np.flatnonzero(np.roll(bits, -token))
         return (token + int(ids[0])) % vocab if ids.size else -1
 
-    def _feed(self, p: int, tokens: Sequence[int], table: Sequence[int], slot: int) -> None:
-        """Write the record and the chain value of position p; `tokens[-1]` is the token there."""
+    def _feed(
+        self,
+        p: int,
+        tokens: Sequence[int],
+        table: Sequence[int],
+        slot: int,
+        *,
+        valid_start: int = 0,
+        entries_from: int = 0,
+    ) -> None:
+        """Write the record and the window values of position p; `tokens[-1]` is the token there."""
         size = self._layout.block_tokens
         block, row = table[p // size], p % size
         if block == 0 or (slot == 0 and self._ring):
             raise RuntimeError(f"position {p} is mapped to scratch memory")
         before = tokens[-1 - self._caps.lookback : -1] if self._caps.lookback else ()
         record = _mix(p, tokens[-1], *before)
-        self._main(block)[row] = record
-        self._echo(block)[row] = record & 0xFFFFFFFF
+        if p >= entries_from:
+            self._main(block)[row] = record
+            self._echo(block)[row] = record & 0xFFFFFFFF
         if not self._ring:
             return
-        ring = self._states[slot].view(np.uint64)
-        chain = int(ring[(p - 1) % self._ring]) if p else 0
-        ring[p % self._ring] = _mix(chain, tokens[-1])
+        low, high = self._rings(slot)
+        value = _mix(tokens[-1], p)
+        low[p % self._ring] = value
+        high[p % self._ring] = _mix(value, self._windowed(low, p, valid_start))
+
+    def _rings(self, slot: int) -> npt.NDArray[np.uint64]:
+        return self._states[slot].view(np.uint64).reshape(LEVELS, self._ring)
+
+    def _windowed(self, ring: npt.NDArray[np.uint64], p: int, valid_start: int = 0) -> int:
+        """Sum over the window that ends at position p."""
+        first = max(valid_start, p + 1 - self._window)
+        return int(ring[np.arange(first, p + 1) % self._ring].sum(dtype=np.uint64))
 
     def _next(
         self, p: int, table: Sequence[int], slot: int, sampling: SamplingParams, output_index: int
@@ -221,9 +258,7 @@ class ToyRunner:
             total += int((records * weights).sum(dtype=np.uint64)) + int(echo.sum(dtype=np.uint64))
         chained = 0
         if self._ring:
-            ring = self._states[slot].view(np.uint64)
-            window = ring[np.arange(max(0, p + 1 - self._window), p + 1) % self._ring]
-            chained = int(window.sum(dtype=np.uint64))
+            chained = self._windowed(self._rings(slot)[1], p)
         seed = (sampling.seed or 0) if sampling.temperature > 0 else -1
         mixed = _mix(total, chained, p, seed)
         token = mixed % vocab

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from deepinfer_engine.core.pictures import Picture
+from deepinfer_engine.core.windows import WindowSource
 
 FinishReason = Literal["stop", "length", "abort", "error", "insufficient_system_resource"]
 TrafficClass = Literal["agent", "chat", "scratch"]
@@ -87,13 +88,16 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Token counts of one request. `cached_tokens` is fixed by the prefill side alone."""
+    """Token counts of one request. `cached_tokens`, `replayed_tokens` (those of them that ran again
+    to rebuild windows) and `window` are fixed by the prefill side alone."""
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
     drafted_tokens: int = 0
     accepted_tokens: int = 0
+    replayed_tokens: int = 0
+    window: WindowSource | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +109,9 @@ class TokensEvent:
     logprobs: tuple[TokenLogprob, ...] = field(default=())
     cached_tokens: int | None = None
     """Set on the event with index 0: what prefill found cached; Messages announces it up front."""
+    replayed_tokens: int = 0
+    window: WindowSource | None = None
+    """With `cached_tokens`; see `Usage`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from deepinfer_engine.core.pictures import Picture, overlapping
-from deepinfer_engine.core.prefix_store import Hit, Tokens
+from deepinfer_engine.core.prefix_store import BorderState, Hit, Loaded, Tokens
 from deepinfer_engine.core.runner import CacheLayout
 from deepinfer_engine.core.types import TrafficClass
 
@@ -51,24 +51,30 @@ class MemoryStore:
                     best = i + 1
         if best == 0:
             return None
-        return Hit(best * self._layout.block_tokens, {"memory": best}, tuple(digests[:best]))
+        window = "local" if self._layout.state_bytes else None
+        return Hit(
+            best * self._layout.block_tokens, {"memory": best}, tuple(digests[:best]), window
+        )
 
-    def load(self, hit: Hit, blocks: Sequence[memoryview], state: memoryview) -> int:
+    def load(self, hit: Hit, blocks: Sequence[memoryview], state: memoryview) -> Loaded:
         digests = hit.handle
         assert isinstance(digests, tuple)
         with self._lock:
             for i, (digest, view) in enumerate(zip(digests, blocks, strict=True)):
                 record = self._get(("block", digest))
                 if record is None:
-                    return i * self._layout.block_tokens
+                    return Loaded(i * self._layout.block_tokens, False)
                 view[:] = record
-            if not self._layout.state_bytes:
-                return hit.n_tokens
-            record = self._get(("state", digests[-1]))
-            if record is None:
-                return hit.n_tokens - self._layout.block_tokens
-            state[:] = record
-        return hit.n_tokens
+            if self._layout.state_bytes:
+                record = self._get(("state", digests[-1]))
+                if record is None:
+                    return Loaded(hit.n_tokens, False)
+                state[:] = record
+        return Loaded(hit.n_tokens, True)
+
+    def without_state(self, hit: Hit) -> Hit | None:
+        """Nothing is rebuilt here: a hit ends where its state is."""
+        return None
 
     def release(self, hit: Hit) -> None:
         """Nothing is leased: a record evicted between match and load is a shorter hit."""
@@ -79,19 +85,26 @@ class MemoryStore:
         salt: str,
         first_block: int,
         blocks: Sequence[memoryview],
-        states: Sequence[tuple[int, memoryview]],
+        states: Sequence[BorderState],
         traffic_class: TrafficClass,
         pictures: Sequence[Picture] = (),
+        generation: int = 0,
     ) -> Callable[[], None]:
         digests = self._digests(tokens, salt, len(tokens), pictures)
         with self._lock:
             for i, block in enumerate(blocks):
                 self._set(("block", digests[first_block + i]), bytes(block))
-            for position, state in states:
-                self._set(
-                    ("state", digests[position // self._layout.block_tokens - 1]), bytes(state)
-                )
+            for state in states:
+                digest = digests[state.position // self._layout.block_tokens - 1]
+                self._set(("state", digest), bytes(state.data))
         return _findable
+
+    @property
+    def window_address(self) -> str:
+        return ""
+
+    def set_members(self, addresses: Sequence[str]) -> None:
+        """Nobody else reads this memory."""
 
     def flush(self) -> None:
         """Memory survives nothing; there is nothing to wait for."""

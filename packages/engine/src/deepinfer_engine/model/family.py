@@ -103,6 +103,16 @@ class LoadedModel(Protocol):
         ...
 
     @property
+    def window_rows(self) -> int:
+        """Rows a state keeps of each layer; 0 without a state."""
+        ...
+
+    @property
+    def window_layers(self) -> int:
+        """Layers of windows on top of each other that early prompt tokens run through."""
+        ...
+
+    @property
     def replay_keep(self) -> int:
         """Only so many last tokens of a prompt run through all layers; 0 = all."""
         ...

@@ -78,6 +78,8 @@ def build_runner(
         pictures=config.picture_rules if vision else None,
         replay_keep=model.replay_keep,
         window=model.window,
+        window_rows=model.window_rows,
+        window_layers=model.window_layers,
     )
     times = StepTimes.load(steps_home(), step_key(model, dtype, device))
     return TorchRunner(model, caps, device, times)

@@ -111,9 +111,10 @@ class LLM:
         )
         store = None
         if cache_dir is not None:
-            from deepinfer_engine.adapters.kvtier import open_store
+            from deepinfer_engine.adapters.kvtier import StoreSettings, open_store
 
-            store = open_store(Path(cache_dir), runner.layout)
+            recovery = runner.caps.recovery("exact")
+            store = open_store(StoreSettings(Path(cache_dir), recovery=recovery), runner.layout)
         elif prefix_cache_bytes:
             store = MemoryStore(runner.layout, limit_bytes=prefix_cache_bytes)
         self._caps = runner.caps

@@ -29,9 +29,11 @@ from deepinfer_engine.errors import (
 )
 from deepinfer_engine.pd.landing import Attempt, Commit, Landings, Stage
 from deepinfer_engine.pd.messages import (
+    cached_body,
     check_request,
     logprobs_body,
     pack_tokens,
+    read_cached,
     read_logprobs,
     read_request,
     reading,
@@ -280,7 +282,7 @@ class DecodeService(WorkerService):
         request = read_request(offer.body, attempt.xid, commit.tokens)
         seq = LiveSequence(request, attempt.xid.key, time.monotonic(), offer.constraint)
         seq.tokens.append(commit.first_token)
-        seq.cached_tokens = commit.cached_tokens
+        seq.prefix = commit.prefix
         self.landings.run(attempt, seq)
         peer.send(FrameType.RELEASED, xid_body(attempt.xid))
         offer.router.send(
@@ -289,7 +291,7 @@ class DecodeService(WorkerService):
                 **xid_body(attempt.xid),
                 "token": commit.first_token,
                 "logprobs": logprobs_body(commit.first_logprobs),
-                "cached_tokens": commit.cached_tokens,
+                "cached": cached_body(commit.prefix),
             },
         )
 
@@ -399,7 +401,7 @@ def _read_commit(body: Body) -> Commit:
         tokens=unpack_tokens(body["tokens"]),
         first_token=int(body["first_token"]),
         first_logprobs=read_logprobs(body["first_logprobs"]),
-        cached_tokens=int(body["cached_tokens"]),
+        prefix=read_cached(body["cached"]),
     )
 
 

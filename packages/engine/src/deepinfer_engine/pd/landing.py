@@ -23,6 +23,7 @@ from deepinfer_engine.core.plan import Reservation
 from deepinfer_engine.core.runner import StepRunner
 from deepinfer_engine.core.sequence import LiveSequence
 from deepinfer_engine.core.types import TokenLogprob
+from deepinfer_engine.core.windows import Prefix
 from deepinfer_engine.errors import TransferError
 from deepinfer_engine.pd import wire
 from deepinfer_engine.pd.wire import UnitHeader, Xid
@@ -51,7 +52,7 @@ class Commit:
     """The prompt."""
     first_token: int
     first_logprobs: tuple[TokenLogprob, ...]
-    cached_tokens: int
+    prefix: Prefix
 
 
 @dataclass(eq=False, slots=True)
@@ -162,8 +163,10 @@ class Landings:
                 f"{xid.key} was reserved for {attempt.reservation.prompt_len} tokens and committed "
                 f"with {len(commit.tokens)}"
             )
-        if not 0 <= commit.cached_tokens < len(commit.tokens):
-            raise TransferError(f"{xid.key}: {commit.cached_tokens} of the prompt cannot be cached")
+        if not commit.prefix.n_tokens < len(commit.tokens):
+            raise TransferError(
+                f"{xid.key}: {commit.prefix.n_tokens} of the prompt cannot be cached"
+            )
         attempt.writer = writer
         attempt.commit = commit
         attempt.stage = Stage.COMMITTED

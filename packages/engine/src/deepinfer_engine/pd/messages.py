@@ -17,6 +17,7 @@ from deepinfer_engine.core.types import (
     TokenLogprob,
     Usage,
 )
+from deepinfer_engine.core.windows import MAX_GENERATION, Prefix
 from deepinfer_engine.errors import RequestError, TransferError
 from deepinfer_engine.pd.wire import Body, Xid
 
@@ -153,6 +154,22 @@ def read_logprobs(rows: list[Any]) -> tuple[TokenLogprob, ...]:
         TokenLogprob(int(token), float(lp), tuple((int(t), float(p)) for t, p in top))
         for token, lp, top in rows
     )
+
+
+def cached_body(prefix: Prefix) -> Body:
+    return {
+        "cached_tokens": prefix.n_tokens,
+        "replayed_tokens": prefix.replayed,
+        "window": prefix.window,
+        "generation": min(prefix.generation, MAX_GENERATION),
+    }
+
+
+def read_cached(body: Body) -> Prefix:
+    n_tokens, replayed = int(body["cached_tokens"]), int(body["replayed_tokens"])
+    if replayed > n_tokens:
+        raise ValueError(f"{replayed} of {n_tokens} cached tokens cannot have run again")
+    return Prefix(n_tokens, n_tokens - replayed, body["window"], int(body["generation"]))
 
 
 def usage_body(usage: Usage) -> Body:

@@ -22,6 +22,7 @@ from deepinfer_engine.pd import transport, wire
 from deepinfer_engine.pd.decode import refusal
 from deepinfer_engine.pd.messages import (
     MAX_PIXEL_BYTES,
+    cached_body,
     check_request,
     logprobs_body,
     pack_tokens,
@@ -270,7 +271,7 @@ class PrefillService(WorkerService):
                 **xid_body(job.xid),
                 "tokens": pack_tokens(progress.tokens),
                 "logprobs": logprobs_body(progress.logprobs),
-                "cached_tokens": progress.seq.cached_tokens,
+                "cached": cached_body(progress.seq.prefix),
             }
             if progress.finish is not None:
                 body["finish"] = progress.finish
@@ -440,7 +441,7 @@ def _commit_body(job: Job, first: Progress) -> Body:
         "tokens": pack_tokens(seq.tokens[: seq.prompt_len]),
         "first_token": first.tokens[0],
         "first_logprobs": logprobs_body(first.logprobs),
-        "cached_tokens": seq.cached_tokens,
+        "cached": cached_body(seq.prefix),
     }
 
 

@@ -55,6 +55,8 @@ class Identity(Message):
     max_model_len: Count | None = None
     vocab_size: Count | None = None
     nextn: Count | None = None
+    windows: Name = ""
+    """ip:port where other workers pull its window states."""
 
 
 class Attempted(Message):
@@ -131,12 +133,27 @@ class Pixels(Attempted):
     data: bytes
 
 
+Window = Literal["local", "peer", "stored", "exact_replay", "bounded_replay", "miss"]
+
+
+class Cached(Message):
+    """What the prompt cache held: `replayed_tokens` of the cached ones ran again for windows, which
+    came from `window`; `generation` bounded replays lie behind them."""
+
+    cached_tokens: Count
+    replayed_tokens: Count
+    window: Window | None
+    generation: Annotated[int, Field(ge=0, le=127)]
+
+
 class Usage(Message):
     prompt_tokens: Count
     completion_tokens: Count
     cached_tokens: Count
     drafted_tokens: Count
     accepted_tokens: Count
+    replayed_tokens: Count
+    window: Window | None
 
 
 Logprobs = tuple[tuple[int, float, tuple[NextLogprob, ...]], ...]
@@ -145,7 +162,7 @@ Logprobs = tuple[tuple[int, float, tuple[NextLogprob, ...]], ...]
 class First(Attempted):
     tokens: Ids
     logprobs: Logprobs
-    cached_tokens: Count
+    cached: Cached
     finish: Finish | None = None
     usage: Usage | None = None
 
@@ -156,13 +173,13 @@ class Commit(Attempted):
     tokens: Ids
     first_token: Count
     first_logprobs: Logprobs
-    cached_tokens: Count
+    cached: Cached
 
 
 class Ready(Attempted):
     token: Count
     logprobs: Logprobs
-    cached_tokens: Count
+    cached: Cached
 
 
 class Nack(Attempted):
@@ -226,6 +243,12 @@ class Pong(Numbered):
     digest: U64
 
 
+class Members(Message):
+    """Router to workers: the window addresses of all of them."""
+
+    addresses: Annotated[tuple[Name, ...], Field(max_length=4096)]
+
+
 class Gone(Message):
     rid: Name | None = None
     attempt: U16 | None = None
@@ -262,6 +285,7 @@ MESSAGES: dict[FrameType, type[Message]] = {
     FrameType.PROBED: Probed,
     FrameType.PING: Ping,
     FrameType.PONG: Pong,
+    FrameType.MEMBERS: Members,
     FrameType.GONE: Gone,
     FrameType.STALE_EPOCH: Attempted,
     FrameType.UNSUPPORTED: Unsupported,

@@ -100,7 +100,11 @@ class WorkerService(ABC):
         self.epoch = time.time_ns()
         """Names this run of the worker: a restarted one is another."""
         self.engine_id = f"{role}-{os.getpid()}-{secrets.token_hex(4)}"
-        self.connector = KVConnector(store, runner) if store is not None else None
+        self.connector = (
+            None
+            if store is None
+            else KVConnector(store, runner, persist_state=config.persist_state)
+        )
         self.loop = EngineLoop(
             runner,
             config,
@@ -255,6 +259,7 @@ class WorkerService(ABC):
             "max_model_len": caps.max_model_len,
             "vocab_size": caps.vocab_size,
             "nextn": caps.nextn,
+            "windows": "" if self.connector is None else self.connector.window_address,
         }
 
     def _connected(self, peer: Connection) -> None:
@@ -303,6 +308,8 @@ class WorkerService(ABC):
         try:
             if kind is FrameType.FLUSH:
                 self.spawn(self._flush(peer, frame.body()))
+            elif kind is FrameType.MEMBERS and peer.hello.get("role") == "router":
+                self._members(frame.body())
             elif kind not in (FrameType.HEARTBEAT, FrameType.UNSUPPORTED):
                 self.handle(peer, kind, frame)
         except BadMessage as error:
@@ -342,6 +349,14 @@ class WorkerService(ABC):
         gauges["last_step_seconds"] = self._thread.last_step_s
         gauges["step_average_seconds"] = self._thread.monitor.average_s
         return counters | self.extra_counters(), gauges | self.extra_gauges()
+
+    def _members(self, body: Body) -> None:
+        """Who else holds windows. A bad address is the router's fault and costs its connection."""
+        if self.connector is not None:
+            try:
+                self.connector.set_members(body["addresses"])
+            except ConfigError as error:
+                raise TransferError(str(error)) from None
 
     async def _flush(self, peer: Connection, body: Body) -> None:
         if self.connector is not None:

@@ -21,7 +21,7 @@ import xxhash
 
 from deepinfer_engine.errors import TransferError
 
-VERSION = 2
+VERSION = 3
 """Of frames and of every message: peers of another version refuse each other."""
 SEALED = 1
 MAX_CONTROL_BYTES = 16 << 20
@@ -66,6 +66,7 @@ class FrameType(IntEnum):
     PROBED = 64
     PING = 65
     PONG = 66
+    MEMBERS = 67
     GONE = 70
     STALE_EPOCH = 71
     UNSUPPORTED = 72

@@ -15,6 +15,7 @@ from deepinfer_engine.core.types import (
     TokensEvent,
     Usage,
 )
+from deepinfer_engine.core.windows import NOTHING
 from deepinfer_engine.errors import (
     CapacityError,
     ConstraintError,
@@ -30,6 +31,7 @@ from deepinfer_engine.errors import (
 from deepinfer_engine.pd.messages import (
     pack_tokens,
     pixel_pieces,
+    read_cached,
     read_logprobs,
     read_usage,
     reading,
@@ -94,7 +96,7 @@ class _Attempt:
         self.mailbox: Mailbox = asyncio.Queue()
         self.emitted = request.resumed
         self.started = False
-        self.cached_tokens = 0
+        self.prefix = NOTHING
         self.decode_done = False
         self.prefill_done = False
 
@@ -211,13 +213,16 @@ class _Attempt:
         if self.started:
             return []
         self.started = True
-        self.cached_tokens = int(body["cached_tokens"])
+        self.prefix = read_cached(body["cached"])
         events: list[GenerateEvent] = []
         if tokens:
             logprobs = reading(lambda b: read_logprobs(b["logprobs"]), body)
             self._check(tokens)
-            cached = None if self.emitted else self.cached_tokens
-            events.append(TokensEvent(self.emitted, tokens, logprobs, cached_tokens=cached))
+            found = self.prefix
+            cached = (
+                (None, 0, None) if self.emitted else (found.n_tokens, found.replayed, found.window)
+            )
+            events.append(TokensEvent(self.emitted, tokens, logprobs, *cached))
             self.emitted += len(tokens)
         return events + self._finish(body)
 
@@ -248,7 +253,13 @@ class _Attempt:
         return [FinishEvent(finish, reading(lambda b: read_usage(b["usage"]), body))]
 
     def _usage(self) -> Usage:
-        return Usage(len(self.request.token_ids), self.emitted, self.cached_tokens)
+        return Usage(
+            len(self.request.token_ids),
+            self.emitted,
+            self.prefix.n_tokens,
+            replayed_tokens=self.prefix.replayed,
+            window=self.prefix.window,
+        )
 
     def _lost(self, link: WorkerLink, what: str) -> Retry:
         message = f"the {link.role} worker {link.address} {what}"

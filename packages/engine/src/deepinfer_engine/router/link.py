@@ -61,6 +61,8 @@ class WorkerInfo:
     version: str
     model: str | None
     dtype: str | None
+    windows: str = ""
+    """Where others pull its window states; empty: nowhere."""
 
     @classmethod
     def read(cls, hello: Body) -> WorkerInfo:
@@ -69,6 +71,7 @@ class WorkerInfo:
             version=hello["version"],
             model=hello.get("model"),
             dtype=hello.get("dtype"),
+            windows=str(hello.get("windows", "")),
             **{
                 name: int(hello[name])
                 for name in (

@@ -6,7 +6,7 @@ import asyncio
 import os
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from deepinfer_engine.core.config import EngineConfig
 from deepinfer_engine.core.grammars import GrammarCompiler
@@ -58,7 +58,11 @@ class LocalEngine:
         self._runner = runner
         self._name = name
         config = config or EngineConfig()
-        self._connector = KVConnector(store, runner) if store is not None else None
+        self._connector = (
+            None
+            if store is None
+            else KVConnector(store, runner, persist_state=config.persist_state)
+        )
         self._streams: dict[str, _Stream] = {}
         self._failure: BaseException | None = None
         self._closed = False
@@ -98,12 +102,16 @@ class LocalEngine:
                 if progress.finish == "error" and (self._failure is not None or self._closed):
                     raise EngineLost(f"the engine failed while the request ran: {self._failure}")
                 if progress.tokens:
-                    yield TokensEvent(
-                        index=progress.index,
-                        token_ids=progress.tokens,
-                        logprobs=progress.logprobs,
-                        cached_tokens=progress.seq.cached_tokens if progress.index == 0 else None,
-                    )
+                    event = TokensEvent(progress.index, progress.tokens, progress.logprobs)
+                    if progress.index == 0:
+                        found = progress.seq.prefix
+                        event = replace(
+                            event,
+                            cached_tokens=found.n_tokens,
+                            replayed_tokens=found.replayed,
+                            window=found.window,
+                        )
+                    yield event
                 if progress.finish is not None:
                     yield FinishEvent(progress.finish, progress.seq.usage())
                     return

@@ -26,7 +26,7 @@ from deepinfer_engine.errors import (
     RequestError,
 )
 from deepinfer_engine.pd.messages import MAX_PIXEL_BYTES
-from deepinfer_engine.pd.wire import Xid
+from deepinfer_engine.pd.wire import FrameType, Xid
 from deepinfer_engine.router.attempt import Placement, Retry, run_attempt
 from deepinfer_engine.router.breaker import RetryBudget
 from deepinfer_engine.router.changes import Changes
@@ -60,6 +60,7 @@ class RemoteEngine:
         self._budget = RetryBudget()
         self._pairs = Pairs(self._changed)
         self._probing: asyncio.Task[None] | None = None
+        self._introducing: asyncio.Task[None] | None = None
         self._was_ready = False
         """Whether a pair was ever usable: before, nobody waits for one to come back."""
         self.migrations = 0
@@ -110,9 +111,11 @@ class RemoteEngine:
                 self._links[role, address] = link
                 link.start()
         if self._links and self._probing is None:
-            self._probing = asyncio.get_running_loop().create_task(
+            loop = asyncio.get_running_loop()
+            self._probing = loop.create_task(
                 self._pairs.probing(lambda: list(self._links.values()))
             )
+            self._introducing = loop.create_task(self._introduce())
 
     def start_trouble(self, address: str, text: str) -> None:
         """Why the process of a worker cannot be started; empty when it could."""
@@ -168,10 +171,11 @@ class RemoteEngine:
         await asyncio.gather(*(link.flush() for link in self._links.values()))
 
     async def close(self) -> None:
-        if self._probing is not None:
-            self._probing.cancel()
-            await asyncio.gather(self._probing, return_exceptions=True)
-            self._probing = None
+        tasks = [task for task in (self._probing, self._introducing) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._probing = self._introducing = None
         self.set_workers(prefill=(), decode=())
         await asyncio.gather(*self._closing, return_exceptions=True)
 
@@ -187,7 +191,7 @@ class RemoteEngine:
         refused: set[WorkerLink] = set()
         failed: set[WorkerLink] = set()
         emitted: list[int] = []
-        cached = 0
+        first: TokensEvent | None = None
         deadline = None if request.timeout_s is None else loop.time() + request.timeout_s
         self._budget.earn()
         tries = 0
@@ -205,8 +209,8 @@ class RemoteEngine:
                     raise
                 raise EngineLost(f"the answer cannot be continued: {error}") from None
             except TimeoutError:
-                usage = Usage(len(request.token_ids), len(emitted), cached)
-                yield FinishEvent("abort", usage)
+                usage = Usage(len(request.token_ids), len(emitted), 0)
+                yield FinishEvent("abort", _cached_as(first, usage))
                 return
             before = len(emitted)
             try:
@@ -215,9 +219,9 @@ class RemoteEngine:
                     async for event in events:
                         if isinstance(event, TokensEvent):
                             emitted += event.token_ids
-                            cached = cached if event.cached_tokens is None else event.cached_tokens
+                            first = event if first is None else first
                         elif before:
-                            event = replace(event, usage=replace(event.usage, cached_tokens=cached))
+                            event = replace(event, usage=_cached_as(first, event.usage))
                         yield event
             except Retry as retry:
                 last = retry
@@ -275,6 +279,20 @@ class RemoteEngine:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(min(left, 1.0)):
                         await self._changed.wait()
+
+    async def _introduce(self) -> None:
+        """Tell all workers where the others' windows are, whenever one came or went."""
+        told: dict[tuple[str, int], tuple[str, ...]] = {}
+        while True:
+            here = [link for link in self._links.values() if link.connection is not None]
+            windows = {link.info.windows for link in here if link.info is not None}
+            members = tuple(sorted(windows - {""}))
+            for link in here:
+                run = (link.address, 0 if link.info is None else link.info.epoch)
+                if members and told.get(run) != members:
+                    link.send(FrameType.MEMBERS, {"addresses": members})
+                    told[run] = members
+            await self._changed.wait()
 
     async def _wait_ready(self) -> None:
         while not self._usable_pairs():
@@ -347,3 +365,15 @@ class RemoteEngine:
                 f"the prompt has {tokens} tokens, and the largest {links[0].role} worker holds "
                 f"{room} tokens at all; shorten it, or start the worker with more blocks"
             )
+
+
+def _cached_as(first: TokensEvent | None, usage: Usage) -> Usage:
+    """The usage of an answer that went on elsewhere: of the cache it says what the first said."""
+    if first is None:
+        return usage
+    return replace(
+        usage,
+        cached_tokens=first.cached_tokens or 0,
+        replayed_tokens=first.replayed_tokens,
+        window=first.window,
+    )

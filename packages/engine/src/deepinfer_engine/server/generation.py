@@ -137,8 +137,8 @@ class Generation:
             out: list[WireEvent] = []
             if is_first:
                 is_first = False
-                cached = self._cached_tokens(event)
-                out += encoder.start(prompt_tokens, cached)
+                cached, details = _cache_of(event)
+                out += encoder.start(prompt_tokens, cached, details)
                 last = now
                 if self.ttft_s is None:
                     self.ttft_s = now - self.arrived
@@ -177,12 +177,6 @@ class Generation:
         except EngineUnavailable as exc:
             # The answer is whole all the same; who continues it is told that it is not there.
             log.warning("%s is not kept: %s", self.response_id, exc)
-
-    @staticmethod
-    def _cached_tokens(event: TokensEvent | FinishEvent) -> int:
-        if isinstance(event, FinishEvent):
-            return event.usage.cached_tokens
-        return event.cached_tokens or 0
 
     def _finished(self, reason: str, usage: Usage) -> None:
         self.usage = usage
@@ -227,6 +221,15 @@ async def _merged(
             await asyncio.wait(waiting)
         for answer in answers:
             await answer.aclose()
+
+
+def _cache_of(event: TokensEvent | FinishEvent) -> tuple[int, dict[str, int | str]]:
+    """Cached tokens, and where their windows came from, if any were needed."""
+    found = event.usage if isinstance(event, FinishEvent) else event
+    details: dict[str, int | str] = {}
+    if found.window is not None:
+        details = {"window": found.window, "replayed_tokens": found.replayed_tokens}
+    return found.cached_tokens or 0, details
 
 
 def _sum(a: Usage, b: Usage) -> Usage:

@@ -15,6 +15,7 @@ from deepinfer_engine.core.runner import Caps, StepOutput
 from deepinfer_engine.core.scheduler import Scheduler
 from deepinfer_engine.core.sequence import LiveSequence, Phase
 from deepinfer_engine.core.types import SamplingParams
+from deepinfer_engine.core.windows import NOTHING
 from deepinfer_engine.errors import ConfigError
 
 BLOCK = 16
@@ -54,7 +55,7 @@ def add(s, name, length, *, now=0.0, max_tokens=1000):
 def turn(s, now=0.0, emit=1):
     """One step; every sampling sequence emits `emit` tokens at most (one at prefill)."""
     for seq in s.admit(now):
-        s.ready(seq, 0)
+        s.ready(seq, NOTHING)
     plan = s.plan(now)
     if isinstance(plan, PrefillPlan):
         outputs = [StepOutput((1,)) if c.sample else None for c in plan.chunks]
@@ -195,7 +196,7 @@ def test_a_prefilled_sequence_keeps_its_memory_until_it_is_released():
 def test_a_sequence_aborted_during_its_step_keeps_its_memory_until_the_step_is_over():
     s = scheduler()
     seq = add(s, "a", 40)
-    s.ready(*s.admit(0.0), 0)
+    s.ready(*s.admit(0.0), NOTHING)
     plan = s.plan(0.0)
     s.abort("a")
     assert s.pools.blocks.owned == 3

@@ -9,6 +9,7 @@ from toy_engine import BLOCK, Recorder, alone, ask, greedy, prompt, request, run
 
 from deepinfer_engine.core.config import EngineConfig
 from deepinfer_engine.core.loop import EngineLoop
+from deepinfer_engine.core.prefix_store import Loaded
 from deepinfer_engine.kv.connector import KVConnector
 from deepinfer_engine.kv.memory import MemoryStore
 from deepinfer_engine.kv.parking import HostParking
@@ -41,10 +42,10 @@ class Faulty(MemoryStore):
         if bad:
             for view in blocks[: bad[0] + 1]:
                 view[:] = b"\x55" * len(view)
-            return bad[0] * BLOCK
+            return Loaded(bad[0] * BLOCK, False)
         if hit.n_tokens in self.rotten_states:
             state[:] = b"\x55" * len(state)
-            return hit.n_tokens - BLOCK
+            return Loaded(hit.n_tokens, False)
         return super().load(hit, blocks, state)
 
     def put(self, *arguments):

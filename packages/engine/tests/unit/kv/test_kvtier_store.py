@@ -7,6 +7,7 @@ from toy_engine import BLOCK, prompt, toy
 
 from deepinfer_engine.adapters.kvtier import open_store
 from deepinfer_engine.core.pictures import Picture, picture_digest
+from deepinfer_engine.core.prefix_store import BorderState, Loaded
 from deepinfer_engine.errors import ConfigError
 from deepinfer_engine.kv.memory import MemoryStore
 
@@ -28,7 +29,7 @@ def put(store, first, n, borders, *, tokens=TOKENS, salt="s", pictures=()):
         salt,
         first,
         [memoryview(block(i)) for i in range(first, first + n)],
-        [(p, memoryview(state(p))) for p in borders],
+        [BorderState(p, memoryview(state(p))) for p in borders],
         "chat",
         pictures,
     )
@@ -40,7 +41,8 @@ def load(store, hit):
     slot = memoryview(bytearray(LAYOUT.state_bytes))
     good = store.load(hit, blocks, slot)
     store.release(hit)
-    return good, [bytes(b) for b in blocks], bytes(slot)
+    assert good.state
+    return good.n_tokens, [bytes(b) for b in blocks], bytes(slot)
 
 
 @pytest.fixture(params=["memory", "kvtier"])
@@ -75,7 +77,8 @@ def test_a_hit_ends_where_both_blocks_and_state_are(store):
 def test_a_state_behind_a_missing_block_is_no_hit(store):
     put(store, 0, 1, [])
     put(store, 2, 2, [4 * BLOCK])
-    assert store.match([*TOKENS, 5], "s") is None
+    hit = store.match([*TOKENS, 5], "s")
+    assert hit is None or (hit.n_tokens, hit.window) == (0, "miss")
 
 
 def test_the_last_token_is_always_left_to_compute(store):
@@ -173,7 +176,7 @@ def test_a_hit_without_a_state_ends_behind_any_block(kind, tmp_path):
     hit = store.match([*TOKENS[: 2 * BLOCK], 5], "s")
     assert hit.n_tokens == 2 * BLOCK
     blocks = [memoryview(bytearray(layout.block_bytes)) for _ in range(2)]
-    assert store.load(hit, blocks, memoryview(bytearray())) == 2 * BLOCK
+    assert store.load(hit, blocks, memoryview(bytearray())).n_tokens == 2 * BLOCK
     assert [bytes(b) for b in blocks] == content[:2]
     store.release(hit)
     store.close()

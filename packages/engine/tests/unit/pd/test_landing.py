@@ -9,6 +9,7 @@ import pytest
 from toy_engine import BLOCK, greedy, hand_loop, prompt, request, toy
 
 from deepinfer_engine.core.sequence import LiveSequence
+from deepinfer_engine.core.windows import NOTHING, Prefix
 from deepinfer_engine.errors import TransferError
 from deepinfer_engine.pd.landing import Commit, Landings, Stage
 from deepinfer_engine.pd.sending import Outgoing
@@ -70,7 +71,7 @@ class World:
 
     def commit_body(self, i=0, **changes):
         out = self.units[i]
-        commit = Commit(len(out.units), out.digest, TOKENS, 5, (), 0)
+        commit = Commit(len(out.units), out.digest, TOKENS, 5, (), NOTHING)
         return dataclasses.replace(commit, **changes)
 
     def commit(self, i=0, *, writer=None, **changes):
@@ -182,8 +183,7 @@ def test_a_unit_of_another_attempt_or_grant_is_not_written():
         {"n_units": 2},
         {"digest": 1},
         {"tokens": TOKENS[:-1]},
-        {"cached_tokens": len(TOKENS)},
-        {"cached_tokens": -1},
+        {"prefix": Prefix(len(TOKENS), len(TOKENS))},
     ],
 )
 def test_a_commit_that_disagrees_with_what_arrived_breaks_the_attempt(changes):
@@ -234,7 +234,7 @@ def test_memory_is_free_only_when_request_and_writer_are_both_gone(first):
 
 
 def test_large_state_travels_in_parts_that_cover_it_exactly(monkeypatch):
-    monkeypatch.setattr("deepinfer_engine.pd.sending.UNIT_BYTES", 100)
+    monkeypatch.setattr("deepinfer_engine.pd.sending.UNIT_BYTES", 150)
     world = World()
     out = world.units[0]
     assert [u.header.group for u in out.units] == [0, 0, 0, 1, 1]

@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import re
 import struct
+from typing import get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from deepinfer_engine.core.types import GenerateRequest, SamplingParams, TokenLogprob, Usage
+from deepinfer_engine.core.windows import Prefix, WindowSource
 from deepinfer_engine.errors import TransferError
 from deepinfer_engine.pd import messages, quoting, schema, wire
 from deepinfer_engine.pd.wire import FrameType, UnitHeader, Xid
@@ -124,6 +126,15 @@ def test_logprobs_and_usage_survive_the_wire(logprobs, a, b):
     )
     assert messages.read_logprobs(body["logprobs"]) == logprobs
     assert messages.read_usage(body["usage"]) == Usage(a, b, a, b, a)
+
+
+@given(st.integers(0, 900), st.integers(0, 900), st.integers(0, 127))
+def test_what_the_cache_held_survives_the_wire(a, b, generation):
+    for window in (None, *get_args(WindowSource)):
+        prefix = Prefix(max(a, b), min(a, b), window, generation)
+        body = wire.unpack_body(wire.pack_body(messages.cached_body(prefix)))
+        assert messages.read_cached(body) == prefix
+    assert set(get_args(schema.Window)) == set(get_args(WindowSource))
 
 
 def reserve_body(**changes):

@@ -24,11 +24,18 @@ from toy_engine import (
 from deepinfer_engine.core.config import EngineConfig
 from deepinfer_engine.core.pictures import picture_digest
 from deepinfer_engine.core.runner import PrefillChunk
+from deepinfer_engine.core.windows import NOTHING
 from deepinfer_engine.errors import ConfigError, TransferError
 from deepinfer_engine.pd import prefill as prefill_module
 from deepinfer_engine.pd import transport
 from deepinfer_engine.pd.decode import DecodeService
-from deepinfer_engine.pd.messages import pack_tokens, request_body, unpack_tokens, xid_body
+from deepinfer_engine.pd.messages import (
+    cached_body,
+    pack_tokens,
+    request_body,
+    unpack_tokens,
+    xid_body,
+)
 from deepinfer_engine.pd.prefill import PrefillService
 from deepinfer_engine.pd.sending import Outgoing
 from deepinfer_engine.pd.wire import FrameType, Xid
@@ -131,7 +138,7 @@ class Computed:
             "tokens": pack_tokens(self.tokens),
             "first_token": self.first,
             "first_logprobs": [],
-            "cached_tokens": 0,
+            "cached": cached_body(NOTHING),
         }
         peer.send(FrameType.COMMIT, {**body, **changes})
 
@@ -429,7 +436,9 @@ def test_prefill_refuses_a_request_that_could_end_it_and_that_request_alone(faul
         {"tokens": pack_tokens([10**6] * len(TOKENS))},
         {"tokens": b"\1\2\3"},
         {"tokens": b""},
-        {"cached_tokens": 10**6},
+        {"cached": {**cached_body(NOTHING), "cached_tokens": 10**6}},
+        {"cached": {**cached_body(NOTHING), "replayed_tokens": 1}},
+        {"cached": {**cached_body(NOTHING), "window": "elsewhere"}},
         {"more": 1},
     ],
 )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal, TypeAlias
 
@@ -56,10 +56,15 @@ class InferenceOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptUsage:
-    """Prompt-side token counts from the backend."""
+    """Prompt-side token counts from the backend.
+
+    details: what else a server tells of the prompt's way through its cache, by name; shown beside
+        the cached tokens where a protocol has a place for it.
+    """
 
     prompt_tokens: int = 0
     prompt_cache_hit_tokens: int = 0
+    details: Mapping[str, int | str] = field(default_factory=dict[str, "int | str"])
 
 
 class InferenceFinishReason(Enum):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Generic, Literal, Protocol, TypeAlias, TypeVar
 
 from deepinfer_recipe.conversation.conversation import Conversation
@@ -133,10 +133,19 @@ class Answer(Generic[F]):
         return self._processor.tool_call_repairs
 
     def ready(
-        self, *, prompt_tokens: int, cached_tokens: int = 0, fingerprint: str | None = None
+        self,
+        *,
+        prompt_tokens: int,
+        cached_tokens: int = 0,
+        fingerprint: str | None = None,
+        details: Mapping[str, int | str] | None = None,
     ) -> list[F]:
-        """The prompt is in: what it cost, and how much of it the cache held."""
-        usage = PromptUsage(prompt_tokens=prompt_tokens, prompt_cache_hit_tokens=cached_tokens)
+        """The prompt is in: what it cost, how much of it the cache held, and `details` of that."""
+        usage = PromptUsage(
+            prompt_tokens=prompt_tokens,
+            prompt_cache_hit_tokens=cached_tokens,
+            details=details or {},
+        )
         return self.push(InferenceChunk.ready(prompt_usage=usage, system_fingerprint=fingerprint))
 
     def text(self, text: str, tokens: int = 1) -> list[F]:

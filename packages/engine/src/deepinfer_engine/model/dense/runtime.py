@@ -137,7 +137,7 @@ class _Reader:
 class DenseModel:
     """Implements `LoadedModel`."""
 
-    lookback = window = replay_keep = 0
+    lookback = window = window_rows = window_layers = replay_keep = 0
     drafts = None
 
     def __init__(

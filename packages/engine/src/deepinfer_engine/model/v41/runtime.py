@@ -80,6 +80,15 @@ class V41Model:
         return self._text.sliding_window
 
     @property
+    def window_rows(self) -> int:
+        return self._text.ring_slots
+
+    @property
+    def window_layers(self) -> int:
+        replay = self._parts.replay
+        return self._text.num_hidden_layers if replay.mode == "off" else self._text.n_producers
+
+    @property
     def replay_keep(self) -> int:
         return self._parts.replay.keep
 
@@ -105,6 +114,8 @@ class V41Model:
             chunk.snapshots,
             images=self._images(chunk),
             replay_from=self._backbone.replay.start(chunk.prompt_len),
+            valid_start=chunk.valid_start,
+            entries_from=chunk.entries_from,
         )
 
     def forward(self, rows: Sequence[SequenceRows], logit_rows: Tensor | None) -> Tensor:

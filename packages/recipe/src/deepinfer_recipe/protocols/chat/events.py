@@ -35,7 +35,7 @@ def usage_of(prompt: PromptUsage, completion_tokens: int, reasoning_tokens: int 
         "prompt_tokens": prompt.prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt.prompt_tokens + completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": hit},
+        "prompt_tokens_details": {"cached_tokens": hit, **prompt.details},
     }
     if reasoning_tokens is not None:
         usage["completion_tokens_details"] = {"reasoning_tokens": reasoning_tokens}

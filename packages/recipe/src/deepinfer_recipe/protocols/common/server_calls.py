@@ -110,6 +110,7 @@ class TurnGenerator(ChunkGenerator[Any]):
         self._inner.prompt_usage = PromptUsage(
             prompt_tokens=before.prompt_tokens + usage.prompt_tokens,
             prompt_cache_hit_tokens=before.prompt_cache_hit_tokens + usage.prompt_cache_hit_tokens,
+            details=before.details,
         )
 
     def reasoning(self, text: str) -> None:

@@ -53,7 +53,10 @@ def usage_of(
     """The usage object of Responses."""
     return {
         "input_tokens": prompt.prompt_tokens,
-        "input_tokens_details": {"cached_tokens": prompt.prompt_cache_hit_tokens},
+        "input_tokens_details": {
+            "cached_tokens": prompt.prompt_cache_hit_tokens,
+            **prompt.details,
+        },
         "output_tokens": output_tokens,
         "output_tokens_details": {"reasoning_tokens": reasoning_tokens or 0},
         "total_tokens": prompt.prompt_tokens + output_tokens,
