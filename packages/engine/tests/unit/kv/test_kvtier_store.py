@@ -7,7 +7,7 @@ from toy_engine import BLOCK, prompt, toy
 
 from deepinfer_engine.adapters.kvtier import open_store
 from deepinfer_engine.core.pictures import Picture, picture_digest
-from deepinfer_engine.core.prefix_store import BorderState, Loaded
+from deepinfer_engine.core.prefix_store import BorderState
 from deepinfer_engine.errors import ConfigError
 from deepinfer_engine.kv.memory import MemoryStore
 
