@@ -416,6 +416,16 @@ def mooncake(session: nox.Session) -> None:
     session.run("pytest", *map(str, tests), *session.posargs)
 
 
+@nox.session
+def cache_tiers(session: nox.Session) -> None:
+    """`deepinfer serve` on every store: folders, S3 (a mock), Mooncake, Redis. Four minutes."""
+    session.env.update(OMP_NUM_THREADS="1")
+    install(session, "engine[test,s3,redis,mooncake]", "kvtier[s3,redis,mooncake]")
+    session.install("moto[server]>=5,<6", "boto3>=1.34,<2")
+    tests = "packages/engine/tests/integration/test_cache_tiers.py"
+    session.run("pytest", tests, "-m", "slow or not slow", *session.posargs)
+
+
 @nox.session(name="kvtier-faults")
 def kvtier_faults(session: nox.Session) -> None:
     """kvtier on failing files: 1.2 million records compared, 100,000 steps of the model test,

@@ -89,7 +89,7 @@ def test_the_next_turn_after_a_restart_says_what_the_whole_would_have(
 
 def test_the_state_at_a_rebuilt_border_is_kept_for_the_next_one(tmp_path):
     talk(settings(tmp_path), TOKENS, persist="none")
-    one, two, counters = talk(settings(tmp_path), TOKENS, TOKENS, persist="none")
+    one, two, _ = talk(settings(tmp_path), TOKENS, TOKENS, persist="none")
     assert (one.usage.window, two.usage.window) == ("exact_replay", "local")
     assert one.tokens == two.tokens == alone(TOKENS, LONG)
     assert two.usage.replayed_tokens == 0
@@ -134,7 +134,7 @@ def test_memory_for_windows_is_bounded_and_they_leave_it_with_time(tmp_path):
     *answers, _ = talk(small, *(prompt(seed, 6 * BLOCK + 1) for seed in range(3)), persist="none")
     assert all(answer.tokens for answer in answers)
     old = settings(tmp_path, window_ttl_s=1e-9)
-    one, two, counters = talk(old, TOKENS, TOKENS, persist="none")
+    one, two, _ = talk(old, TOKENS, TOKENS, persist="none")
     assert two.usage.window in ("exact_replay", "local")
     assert one.tokens == two.tokens
 
@@ -261,14 +261,14 @@ def test_salt_and_class_reach_every_tier(tmp_path, kind):
         {"tokens": TOKENS, "salt": "two", "traffic_class": "chat"},
         {"tokens": TOKENS, "salt": "one", "traffic_class": "agent"},
     ]
-    *answers, counters = talk(where, *[dict(one) for one in asked])
+    *answers, _ = talk(where, *[dict(one) for one in asked])
     assert [a.cached for a in answers] == [0, 0, 12 * BLOCK]
     assert len({tuple(a.tokens) for a in answers}) == 1
     if kind == "memory":
         return
     # Nothing of it is left in memory: what another process finds comes from the tier.
     later = [asked[0], {**asked[0], "salt": "three"}, asked[1]]
-    *answers, counters = talk(where, *[dict(one) for one in later])
+    *answers, _ = talk(where, *[dict(one) for one in later])
     assert [a.cached for a in answers] == [12 * BLOCK, 0, 12 * BLOCK]
     if kind != "objects":
         classes = {path.name.split("-")[1] for path in tmp_path.rglob("seg-*.kvs")}
