@@ -163,7 +163,8 @@ class KVConnector:
 
     def _persists(self, seq: LiveSequence, position: int) -> bool:
         size = self._runner.layout.block_tokens
-        last = position == seq.prompt_len // size * size
+        # Asked again, the same prompt must hit: its last token is always computed.
+        last = position == (seq.prompt_len - 1) // size * size
         return self._persist == "all" or (self._persist == "last" and last)
 
     def _last_of_answer(

@@ -42,7 +42,7 @@ class PreparedChat:
 
     def _message(self, tokens: tuple[int, ...], reason: FinishReason) -> dict[str, Any]:
         (encoder,) = self.request.encoders("offline")
-        encoder.start(len(self.token_ids), 0)
+        encoder.start(len(self.token_ids), 0, {})
         encoder.tokens(TokensEvent(0, tokens))
         encoder.finish(reason)
         return json.loads(encoder.body())["choices"][0]["message"]

@@ -282,3 +282,10 @@ def test_a_shared_tier_without_a_secret_is_refused_by_name(tmp_path):
     ):
         with pytest.raises(ConfigError, match="secret"):
             open_store(wrong, toy().layout)
+
+
+def test_a_prompt_of_whole_blocks_hits_its_own_stored_window_when_asked_again(tmp_path):
+    whole = TOKENS[: 12 * BLOCK]
+    talk(settings(tmp_path), whole)
+    again, _ = talk(settings(tmp_path), whole)
+    assert (again.usage.window, again.cached) == ("stored", 11 * BLOCK)
