@@ -1,6 +1,6 @@
 """The package's own figures in one run: scheduler and drafter overhead, verification, simulation.
 
-    OMP_NUM_THREADS=1 python packages/dspark/benches/bench_dspark.py [--quick]
+    OMP_NUM_THREADS=1 python packages/dspark/benches/bench_dspark.py [--quick | --long]
 
 Times are medians of many calls; each is printed beside what it is compared with.
 """
@@ -10,8 +10,12 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+from record import record
 
 from deepinfer_dspark import (
     BudgetScheduler,
@@ -26,7 +30,7 @@ from deepinfer_dspark.cli import print_curve
 from deepinfer_dspark.drafters.ngram import NGramDrafter
 from deepinfer_dspark.reference import verify_one
 from deepinfer_dspark.sim import simulate_group, simulate_mean
-from deepinfer_dspark.sim.published import gain_curves, rocm_curve, sensitivity
+from deepinfer_dspark.sim.published import gain_curves, held_back, rocm_curve, sensitivity
 
 
 def median_us(call: Callable[[], object], repeats: int) -> float:
@@ -95,23 +99,43 @@ def looped(R: int, gamma: int, vocab: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true")
-    quick = parser.parse_args().quick
-    n = 200 if quick else 2000
+    parser.add_argument("--quick", action="store_true", help="a few seconds")
+    parser.add_argument("--long", action="store_true", help="2,000 rounds, 8 seeds: 3 CPU minutes")
+    parser.add_argument("--json", type=Path, help="keep the figures here too")
+    args = parser.parse_args()
+    figures: dict[str, Any] = overheads(200 if args.quick else 2000, 5 if args.quick else 20)
+    steps, fit, seeds = 1000, range(4), range(20, 24)
+    if args.quick:
+        steps, fit, seeds = 200, range(3), range(20, 22)
+    elif args.long:
+        steps, fit, seeds = 2000, range(6), range(20, 28)
+    figures["simulation"] = simulation(steps, fit, seeds)
+    record(args.json, "dspark", figures)
+
+
+def overheads(n: int, verifications: int) -> dict[str, Any]:
+    found: dict[str, Any] = {}
     print("budget + allocate, gamma 5 (goal at R = 256: 100 us)")
     for R in (16, 32, 64, 256):
-        print(f"  R = {R:4d}: {scheduler(R, 5, n):7.1f} us")
+        found[f"budget + allocate, R = {R}, us"] = us = scheduler(R, 5, n)
+        print(f"  R = {R:4d}: {us:7.1f} us")
     print("n-gram drafts, one request, 5 drafts (goal at 100,000 tokens: 20 us)")
     for history in (1000, 100_000):
-        print(f"  history {history:7,d}: {ngram(history, n):7.1f} us")
+        found[f"n-gram drafts, history {history}, us"] = us = ngram(history, n)
+        print(f"  history {history:7,d}: {us:7.1f} us")
     print("verification R = 64, gamma 5, V = 8192, beside one softmax pass over the same logits")
     for temperature in (0.0, 0.8):
-        fast, softmax = verification(64, 5, 8192, temperature, 5 if quick else 20)
+        fast, softmax = verification(64, 5, 8192, temperature, verifications)
+        found[f"verification over softmax, temperature {temperature}"] = fast / softmax
         print(
             f"  temperature {temperature}: {fast / 1e3:6.2f} ms = {fast / softmax:4.2f} x softmax"
         )
     print(f"  plain-Python twin, laws given: about {looped(64, 5, 8192) / 1e3:6.0f} ms")
-    steps, fit, seeds = (200, range(3), range(20, 24)) if quick else (2000, range(6), range(20, 28))
+    return found
+
+
+def simulation(steps: int, fit: range, seeds: range) -> dict[str, Any]:
+    found: dict[str, Any] = {"steps": steps, "seeds": len(seeds), "curves": {}, "groups": {}}
     print(
         f"simulation, {steps} rounds, {len(seeds)} seeds a point, {len(fit)} others for the fit; "
         "+- is the spread over seeds"
@@ -119,6 +143,7 @@ def main() -> None:
     curves = gain_curves((16, 24, 32, 48, 56, 64, 96), steps=steps, fit_seeds=fit, seeds=seeds)
     for curve in (*curves, rocm_curve(steps=200)):
         print_curve(curve)
+        found["curves"][curve.name] = asdict(curve)
         if curve.name == "default":
             fallback = simulate_mean(
                 16,
@@ -128,16 +153,24 @@ def main() -> None:
                 min_gain=curve.machine.ragged_overhead,
             )
             print(f"   16 with min_gain: {fallback.gain:+.2%} (goal: above -0.5%)")
+            found["gain at 16 with min_gain"] = fallback.gain
+    print("points that no fit has used (published figure beside it)")
+    for name, value, published in held_back(curves[0].machine, steps=steps, seeds=seeds):
+        print(f"  {name:40}{value:8.3f}   published {published}")
+        found.setdefault("held back", {})[name] = {"simulated": value, "published": published}
     print("96 requests with worse confidences")
-    for name, o in sensitivity(steps=steps, seeds=seeds):
+    for name, o in sensitivity(steps=steps // 2, seeds=seeds):
         print(f"  {name:16}{o.gain:+7.1%} +- {o.gain_sd:.1%}")
+        found.setdefault("worse confidences", {})[name] = {"gain": o.gain, "sd": o.gain_sd}
     print("16 ranks of 64 requests +- spread, step time set by the fullest rank (assumption)")
     for spread in (0.0, 6.0, 12.0):
         g = simulate_group(spread=spread, steps=max(steps // 10, 20))
+        found["groups"][f"{spread:g}"] = {"own": g.independent, "group": g.group}
         print(
             f"  spread {spread:4.1f}: own budgets {g.independent:+.1%}, group {g.group:+.1%} "
             f"({100 * (g.group - g.independent):+.1f} points; goal: +2 at 0, never below -0.5)"
         )
+    return found
 
 
 if __name__ == "__main__":

@@ -14,10 +14,13 @@ import argparse
 import random
 import time
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 import transformers
+from record import record
 
 from deepinfer_dspark import (
     BudgetScheduler,
@@ -118,9 +121,9 @@ def step_table(model, R: int, context: int) -> StepTable:
     return StepTable.measure(step, sizes, clock=time.process_time)
 
 
-def compare(model, draft, prompts: list[list[int]], new: int, repeats: int) -> None:
+def compare(model, draft, prompts: list[list[int]], new: int, repeats: int) -> dict[str, Any]:
     """One row a drafter: text, tokens a target pass, time beside `generate`."""
-    R = len(prompts)
+    R, rows = len(prompts), dict[str, Any]()
     table = step_table(model, R, len(prompts[0]))
     costs = ", ".join(f"{s} rows {ms:.1f}" for s, ms in zip(table.sizes, table.ms, strict=True))
     print(f"  R = {R}, {new} new tokens each; CPU ms of a target pass: {costs}")
@@ -152,14 +155,21 @@ def compare(model, draft, prompts: list[list[int]], new: int, repeats: int) -> N
         print(
             f"    {name:20s} text identical {'yes' if same == R else f'no ({same} of {R})':12s} "
             f"tokens a pass {made.tokens_per_pass:4.2f}  speed {np.median(cpu):4.2f} x generate "
-            f"({min(cpu):.2f}..{max(cpu):.2f}; wall {np.median(wall):.2f})"
+            f"({min(cpu):.2f}..{max(cpu):.2f}; wall {np.median(wall):.2f})",
+            flush=True,
         )
+        rows[name] = {
+            "same": same == R, "tokens a pass": round(made.tokens_per_pass, 2),
+            "times generate, CPU": round(float(np.median(cpu)), 3),
+        }  # fmt: skip
+    return rows
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="less training, one repeat")
-    parser.add_argument("--train-seconds", type=float, default=90.0, help="CPU time")
+    parser.add_argument("--train-seconds", type=float, default=40.0, help="CPU time")
+    parser.add_argument("--json", type=Path, help="keep the figures here too")
     args = parser.parse_args()
     repeats, seconds = (1, 20.0) if args.quick else (3, args.train_seconds)
     transformers.logging.set_verbosity_error()
@@ -170,7 +180,8 @@ def main() -> None:
     size = sum(p.numel() for p in model.parameters()) / 1e6
     print(f"(a) random weights, {size:.0f} M parameters; drafter: 1 layer, random too")
     prompts = rng.integers(0, 8192, (1, 24)).tolist()
-    compare(model, draft, prompts, 24 if args.quick else 48, repeats)
+    figures: dict[str, Any] = {"train_s": seconds}
+    figures["(a), 1 request"] = compare(model, draft, prompts, 24 if args.quick else 48, repeats)
 
     model, draft = llama(len(ID), 160, 6, 5), llama(len(ID), 64, 1, 2, seed=1)
     sizes = [sum(p.numel() for p in m.parameters()) / 1e6 for m in (model, draft)]
@@ -183,7 +194,8 @@ def main() -> None:
     source = random.Random(99)
     for R in (1, 4):
         prompts = [letter(source)[:44] for _ in range(R)]
-        compare(model, draft, prompts, 60, repeats)
+        figures[f"(b), {R} requests"] = compare(model, draft, prompts, 60, repeats)
+    record(args.json, "SpecLoop over HFTarget", figures)
 
 
 if __name__ == "__main__":

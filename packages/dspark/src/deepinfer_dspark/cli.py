@@ -16,8 +16,8 @@ from deepinfer_dspark.check import check_budget, check_completions, check_verify
 from deepinfer_dspark.check.completions import http_post
 from deepinfer_dspark.errors import DsparkError, TableError
 from deepinfer_dspark.sim import simulate_group
-from deepinfer_dspark.sim.published import Curve, gain_curves, rocm_curve, sensitivity
-from deepinfer_dspark.sim.svg import Line, chart
+from deepinfer_dspark.sim.plots import Line, draw_lines
+from deepinfer_dspark.sim.published import Curve, gain_curves, held_back, rocm_curve, sensitivity
 
 MAX_JSON_BYTES = 1 << 20
 TITLES = {
@@ -37,8 +37,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     sim.add_argument("--rocm", action="store_true", help="also the second published curve")
     sim.add_argument("--groups", action="store_true", help="also group-wide against own budgets")
     sim.add_argument("--noise", action="store_true", help="also with worse confidences")
+    sim.add_argument("--held-back", action="store_true", help="also points that no fit has used")
     sim.add_argument("--json", type=Path, help="write the rows here")
-    plot = commands.add_parser("plot", help="draw the rows of `sim --json` as SVG")
+    plot = commands.add_parser("plot", help="draw the rows of `sim --json` (svg, png or pdf)")
     plot.add_argument("rows", type=Path)
     plot.add_argument("output", type=Path)
     plot.add_argument("--curve", choices=sorted(TITLES), default="gain")
@@ -48,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.command == "check":
             return _check(args)
         return _sim(args) if args.command == "sim" else _plot(args)
-    except (DsparkError, OSError) as e:
+    except (DsparkError, OSError, ImportError) as e:
         print(f"deepinfer-dspark: {e}", file=sys.stderr)
         return 1
 
@@ -132,6 +133,12 @@ def _sim(args: argparse.Namespace) -> int:
         for name, o in sensitivity(steps=args.steps):
             rows["noise"][name] = asdict(o)
             print(f"  {name:16}{o.gain:+7.1%} +- {o.gain_sd:.1%}{o.length_loss:8.1%}")
+    if args.held_back:
+        print("points that no fit has used: simulated, published")
+        rows["held_back"] = []
+        for name, value, published in held_back(curves[0].machine, steps=args.steps):
+            rows["held_back"].append([name, value, published])
+            print(f"  {name:40}{value:8.3f}   {published}")
     if args.groups:
         print("16 ranks of 64 requests +- spread, step time set by the fullest rank (assumption)")
         rows["groups"] = []
@@ -179,9 +186,7 @@ def _plot(args: argparse.Namespace) -> int:
         lines.append(Line("published", dots, dots=True))
     except (ValueError, KeyError, TypeError) as e:
         raise TableError(f"{args.rows} does not hold rows of `sim --json` ({e!r})") from e
-    args.output.write_text(
-        chart(lines, TITLES[args.curve], "requests", "throughput gain, percent"), encoding="utf-8"
-    )
+    draw_lines(args.output, lines, TITLES[args.curve], "requests", "throughput gain, percent")
     print(args.output)
     return 0
 

@@ -29,6 +29,12 @@ ROCM_POINTS: Final[Points] = (
 )  # fmt: skip
 """Adaptive against fixed by concurrency, seven drafts, a port to another accelerator."""
 
+BUDGET_POINTS: Final[Points] = ((25, 5.0), (50, 4.6), (100, 4.0), (150, 3.7), (200, 3.5))
+"""Rows verified a request, its anchor included, by concurrent requests, five drafts."""
+
+SECOND_POINT: Final = (64, (0.05, 0.10))
+"""Gain of another engine with seven drafts up to so many requests. Nothing is fitted to it."""
+
 FIT_SEEDS: Final = (0, 1, 2)
 SEEDS: Final = (11, 12, 13, 14)
 
@@ -123,3 +129,18 @@ def sensitivity(
         )
         for name, more in changes.items()
     )
+
+
+def held_back(
+    machine: Machine, *, steps: int = 400, seeds: Sequence[int] = SEEDS
+) -> tuple[tuple[str, float, str], ...]:
+    """(what, simulated, published) of points that no fit has used, on the machine of the main
+    curve with the default confidences."""
+    rows: list[tuple[str, float, str]] = []
+    for requests, published in BUDGET_POINTS:
+        o = simulate_mean(requests, seeds, machine=machine, steps=steps)
+        rows.append((f"rows a request, {requests} requests", 6.0 * o.rows, f"{published:g}"))
+    requests, (low, high) = SECOND_POINT
+    o = simulate_mean(requests, seeds, gamma=7, machine=machine, steps=steps)
+    rows.append((f"gain, {requests} requests, seven drafts", o.gain, f"{low:+.2f} to {high:+.2f}"))
+    return tuple(rows)
