@@ -12,4 +12,4 @@ class TestContract(PackageContract):
     package = deepinfer_dspark
     pinned = (deepinfer_dspark, testing)
     heavy = ("torch", "numba", "transformers", "safetensors", "vllm")
-    preload = ("torch", "safetensors")
+    preload = ("torch", "safetensors", "transformers")

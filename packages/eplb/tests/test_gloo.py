@@ -111,7 +111,7 @@ def test_four_processes_carry_out_a_walk_of_placements_without_a_hang() -> None:
 
 
 class Fatal(GlooTransport):
-    """Rank 2 is killed or stopped at the nth call of a kind."""
+    """Rank 2 is killed, stopped or (sign 0) fails at the nth call of a kind."""
 
     def __init__(self, call: str, nth: int, sign: int) -> None:
         super().__init__(deadline_s=DEADLINE_S)
@@ -120,6 +120,8 @@ class Fatal(GlooTransport):
     def at(self, call: str) -> None:
         if self.rank == 2 and call == self.fatal:
             self.left -= 1
+            if self.left == 0 and self.sign == 0:
+                raise RuntimeError("disk full")
             if self.left == 0:
                 os.kill(os.getpid(), self.sign)
 
@@ -164,8 +166,9 @@ def lose_a_peer(rank: int, port: int, fatal: tuple[str, int, int], results) -> N
         ("barrier", 2, signal.SIGKILL),
         ("batch_p2p", 11, signal.SIGKILL),
         ("batch_p2p", 11, signal.SIGSTOP),
+        ("batch_p2p", 11, 0),
     ],
-    ids=["killed in the barrier", "killed while sending", "stopped while sending"],
+    ids=["killed in the barrier", "killed while sending", "stopped while sending", "failed there"],
 )
 def test_a_lost_peer_ends_in_a_typed_error_with_the_old_layer_whole(fatal) -> None:
     context = mp.get_context("fork")
@@ -176,16 +179,17 @@ def test_a_lost_peer_ends_in_a_typed_error_with_the_old_layer_whole(fatal) -> No
     for process in group:
         process.start()
     try:
-        for process in group[:2] + group[3:]:
+        living = group if fatal[2] == 0 else group[:2] + group[3:]
+        for process in living:
             process.join(timeout=120)
             assert process.exitcode == 0, "a survivor hangs"
-        reports = [results.get() for _ in range(RANKS - 1)]
+        reports = [results.get() for _ in living]
     finally:
         for process in group:
             process.kill()
-    assert sorted(rank for rank, *_ in reports) == [0, 1, 3]
-    for _, error, whole, generation, phy2log in reports:
-        assert error == "PeerLostError"
+    assert sorted(rank for rank, *_ in reports) == ([0, 1, 2, 3] if fatal[2] == 0 else [0, 1, 3])
+    for rank, error, whole, generation, phy2log in reports:
+        assert error == ("TransportError" if rank == 2 else "PeerLostError")
         assert whole
         assert generation == 1  # the first layer moved, the second did not
         assert phy2log == reports[0][4]
