@@ -141,6 +141,13 @@ def test_long_bounds_are_held_in_json_and_not_in_the_text_of_calls() -> None:
         assert f'"maxLength":{bound}' in made
 
 
+@pytest.mark.parametrize("kind", ["json", "tool_call"])
+def test_json_has_no_runs_of_blanks(kind: str) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "array", "items": {"type": "null"}}}}
+    made = grammar(kind, schema)
+    assert made.count('"max_whitespace_cnt":1') == made.count('"max_whitespace_cnt"') == 1
+
+
 @pytest.mark.parametrize(
     "name", ["differing 40", "nested products 25", "patterns", "carried definitions"]
 )

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
 
 from deepinfer_engine.errors import ConfigError
 
@@ -153,6 +153,7 @@ class Settings(BaseModel):
     api_key_file: Path | None = Field(
         None, description="one `key` or `id:key` a line; unset = open"
     )
+    api_key: SecretStr | None = Field(None, description="one more accepted key; never shown")
     open_to_all: bool = Field(
         False, description="listen beyond this machine although no key is asked for"
     )

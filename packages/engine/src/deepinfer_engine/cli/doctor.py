@@ -221,7 +221,8 @@ def _constraints(settings: Settings) -> Finding:
             "constraints",
             "warn",
             str(exc),
-            'pip install "deepinfer-engine[grammar]"; without it schemas are refused',
+            'pip install "deepinfer-engine[grammar]" (in a checkout: '
+            'pip install -e "./packages/engine[grammar]"); without it schemas are refused',
         )
     try:
         started = time.monotonic()

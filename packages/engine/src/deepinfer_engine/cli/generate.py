@@ -99,6 +99,7 @@ async def _generate(
                                 f"{source}:{line.number}: {message}",
                                 style="red",
                                 highlight=False,
+                                markup=False,
                                 soft_wrap=True,
                             )
                             if strict:

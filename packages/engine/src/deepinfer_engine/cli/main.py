@@ -166,6 +166,10 @@ Port = Annotated[int | None, typer.Option(help="Port to listen on; 0 = any free 
 KeyFile = Annotated[
     Path | None, typer.Option("--api-key-file", help="Accepted API keys, `key` or `id:key` a line.")
 ]
+ApiKey = Annotated[
+    str | None,
+    typer.Option("--api-key", help="One accepted API key; whoever lists processes sees it."),
+]
 AdminKeyFile = Annotated[
     Path | None, typer.Option("--admin-key-file", help="First line: the key of the admin routes.")
 ]
@@ -322,6 +326,7 @@ def serve(
     responses_store: ResponsesStore = None,
     search: Search = None,
     search_home: SearchHome = None,
+    api_key: ApiKey = None,
     api_key_file: KeyFile = None,
     admin_key_file: AdminKeyFile = None,
     open_to_all: OpenToAll = None,
@@ -352,6 +357,7 @@ def router(
     responses_store: ResponsesStore = None,
     search: Search = None,
     search_home: SearchHome = None,
+    api_key: ApiKey = None,
     api_key_file: KeyFile = None,
     admin_key_file: AdminKeyFile = None,
     open_to_all: OpenToAll = None,

@@ -16,7 +16,7 @@ def run_pull(name: str, console: Console) -> None:
     """Prints the model's directory as the only line on standard output."""
 
     def say(line: str) -> None:
-        console.print(line, highlight=False)
+        console.print(line, highlight=False, markup=False)
 
     if name == DEMO:
         raise ConfigError("demo is part of this package; there is nothing to fetch")

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from deepinfer_engine import __version__
 from deepinfer_engine.cli.launch import build_codec, launched_engine, opened_search
-from deepinfer_engine.server.auth import read_keys, read_secret
+from deepinfer_engine.server.auth import accepted_keys, read_secret
 from deepinfer_engine.server.exposure import check_exposure
 from deepinfer_engine.server.run import bind, listening, room_for_connections, url_of
 from deepinfer_engine.settings import Settings
@@ -28,7 +28,7 @@ def run_serve(settings: Settings, console: Console) -> int:
     """Serve until SIGTERM or SIGINT, then drain; a second signal ends at once."""
     setup_logging(settings.log_level)
     # What is not safe or not possible is told before a model is loaded.
-    keys, admin_key = read_keys(settings.api_key_file), read_secret(settings.admin_key_file)
+    keys, admin_key = accepted_keys(settings), read_secret(settings.admin_key_file)
     check_exposure(settings, keys, admin_key)
     room = room_for_connections(settings.max_connections)
     settings = settings.model_copy(update={"max_connections": room})
@@ -44,7 +44,8 @@ async def _serve_until_signal(settings: Settings, sock: socket.socket, console: 
     async def body() -> None:
         async with served(settings, sock, console) as url:
             name = settings.model_names[0]
-            console.print(f"deepinfer {__version__} serves {name} on {url}", highlight=False)
+            line = f"deepinfer {__version__} serves {name} on {url}"
+            console.print(line, highlight=False, markup=False)
             started.set()
             await stop.wait()
             console.print("draining; another Ctrl-C ends at once")

@@ -94,6 +94,7 @@ def _submitted(
             return None
         raise ConstraintsUnavailable(
             "this engine cannot enforce the format of an answer: xgrammar is not installed where "
-            'it runs; install "deepinfer-engine[grammar]" there'
+            'it runs; install "deepinfer-engine[grammar]" there (in a checkout: pip install -e '
+            '"./packages/engine[grammar]")'
         )
     return compiler.submit(constraint.grammar), constraint.prefix

@@ -27,7 +27,7 @@ from deepinfer_engine.server import (
     responses,
     tokens,
 )
-from deepinfer_engine.server.auth import AdminGate, KeyRing, read_keys, read_secret
+from deepinfer_engine.server.auth import AdminGate, KeyRing, accepted_keys, read_secret
 from deepinfer_engine.server.browser import BrowserRules
 from deepinfer_engine.server.clock import Clock, SystemClock
 from deepinfer_engine.server.connections import ConnectionLimits, ConnectionTable
@@ -56,7 +56,7 @@ def create_app(
     0`. Raises ConfigError when a key file cannot be used, or the server would be open to strangers.
     """
     clock = clock or SystemClock()
-    keys, admin_key = read_keys(settings.api_key_file), read_secret(settings.admin_key_file)
+    keys, admin_key = accepted_keys(settings), read_secret(settings.admin_key_file)
     refuse_open(settings, keys)
     tokenizer = codec.tokenizer_path
     share = settings.key_share

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from deepinfer_engine.codec.errors import AuthenticationFailed, PermissionDenied
 from deepinfer_engine.errors import ConfigError
+from deepinfer_engine.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +90,17 @@ def presented_key(headers: Mapping[str, str]) -> str | None:
     if scheme.lower() == "bearer" and value.strip():
         return value.strip()
     return headers.get("x-api-key") or None
+
+
+def accepted_keys(settings: Settings) -> dict[str, str]:
+    """The keys of the file and the one of `api_key`, by id. Raises ConfigError."""
+    keys = read_keys(settings.api_key_file)
+    if settings.api_key is not None:
+        secret = settings.api_key.get_secret_value().strip()
+        if not secret:
+            raise ConfigError("api_key is empty; leave it out for an open server")
+        keys.setdefault(f"key-{_digest(secret)[:4].hex()}", secret)
+    return keys
 
 
 def read_keys(path: Path | None) -> dict[str, str]:

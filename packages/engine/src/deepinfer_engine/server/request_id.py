@@ -1,12 +1,22 @@
-"""X-Request-Id in and out, on every response: pure ASGI, since it must not buffer a stream."""
+"""X-Request-Id in and out, on every response, and one log line a request that names it.
+
+Pure ASGI, since it must not buffer a stream.
+"""
 
 from __future__ import annotations
+
+import logging
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deepinfer_engine.server.limits import request_id
 from deepinfer_engine.server.services import protocol_of
+
+log = logging.getLogger(__name__)
+_PROBES = frozenset({"/health", "/health/live", "/health/ready", "/metrics"})
+"""Asked every few seconds by machines: their lines are for debugging only."""
+_LONGEST_PATH = 200
 
 
 class RequestIdMiddleware:
@@ -24,12 +34,27 @@ class RequestIdMiddleware:
         scope.setdefault("state", {})["request_id"] = identity
         messages = protocol_of(scope["path"], headers) == "messages"
 
+        status: int | str = "-"  # the client went before there was one
+
         async def send_with_id(message: Message) -> None:
+            nonlocal status
             if message["type"] == "http.response.start":
+                status = message["status"]
                 out = MutableHeaders(raw=message["headers"])
                 out["x-request-id"] = identity
                 if messages:
                     out["request-id"] = identity
             await send(message)
 
-        await self.app(scope, receive, send_with_id)
+        try:
+            await self.app(scope, receive, send_with_id)
+        finally:
+            level = logging.DEBUG if scope["path"] in _PROBES else logging.INFO
+            log.log(level, "%s %s %s %s", scope["method"], _shown(scope), status, identity)
+
+
+def _shown(scope: Scope) -> str:
+    """The path as it was sent, percent-encoded and so on one line; without its query."""
+    raw = scope.get("raw_path") or scope["path"].encode("utf-8", "backslashreplace")
+    text = raw.partition(b"?")[0][:_LONGEST_PATH].decode("ascii", "backslashreplace")
+    return "".join(one if one.isprintable() else "?" for one in text)

@@ -6,7 +6,15 @@ import pytest
 
 from deepinfer_engine.codec.errors import AuthenticationFailed, PermissionDenied
 from deepinfer_engine.errors import ConfigError
-from deepinfer_engine.server.auth import AdminGate, Caller, KeyRing, read_keys, read_secret
+from deepinfer_engine.server.auth import (
+    AdminGate,
+    Caller,
+    KeyRing,
+    accepted_keys,
+    read_keys,
+    read_secret,
+)
+from deepinfer_engine.settings import Settings
 
 
 def test_an_empty_ring_takes_everybody():
@@ -84,3 +92,13 @@ def test_admin_routes_want_the_admin_key_and_where_there_is_none_answer_nobody()
             gate.check(headers)
         with pytest.raises(PermissionDenied, match="admin-key-file"):
             AdminGate(None).check(headers)
+
+
+def test_one_key_of_the_command_line_stands_beside_those_of_the_file(tmp_path):
+    path = tmp_path / "keys"
+    path.write_text("alice:one\n")
+    settings = Settings(api_key_file=path, api_key="two")
+    assert sorted(accepted_keys(settings).values()) == ["one", "two"]
+    assert "two" not in settings.model_dump_json() + repr(settings)
+    with pytest.raises(ConfigError, match="empty"):
+        accepted_keys(Settings(api_key=" "))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 from server_fakes import Script
 
@@ -86,3 +88,18 @@ def test_gauges_are_not_named_like_counters(request_json):
     for line in request_json(Script(), "GET", "/metrics").text.splitlines():
         if line.startswith("# TYPE ") and line.endswith(" gauge"):
             assert not line.split()[2].endswith("_total"), line
+
+
+@pytest.mark.parametrize(
+    ("path", "level", "shown"),
+    [
+        ("/v1/models?key=secret", logging.INFO, "/v1/models 200 abc-1"),
+        ("/nothing%0Ahere", logging.INFO, "/nothing%0Ahere 404 abc-1"),
+        ("/health", logging.DEBUG, "/health 200 abc-1"),
+    ],
+)
+def test_every_request_is_a_line_of_the_log_with_its_id(request_json, caplog, path, level, shown):
+    with caplog.at_level(logging.DEBUG, "deepinfer_engine.server.request_id"):
+        request_json(Script(), "GET", path, headers={"x-request-id": "abc-1"})
+    [record] = [r for r in caplog.records if r.name == "deepinfer_engine.server.request_id"]
+    assert (record.levelno, record.getMessage()) == (level, f"GET {shown}")

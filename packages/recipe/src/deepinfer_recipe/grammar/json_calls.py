@@ -22,9 +22,7 @@ from deepinfer_recipe.grammar.formats import (
     token,
 )
 from deepinfer_recipe.grammar.rewrite import SchemaRewriter
-from deepinfer_recipe.grammar.schema import check_schema
-
-_WHITESPACE = 2
+from deepinfer_recipe.grammar.schema import WHITESPACE, check_schema
 
 
 class JsonCallsGrammar:
@@ -57,7 +55,7 @@ class JsonCallsGrammar:
             made.setdefault("type", "object")
         self._budget.pay_bytes(len(compact_json(made)))
         head = f'{{"name": {compact_json(name)}, "{key}": '
-        value = json_schema(made, excluded=(), max_whitespace=_WHITESPACE)
+        value = json_schema(made, excluded=(), max_whitespace=WHITESPACE)
         return sequence(const(head), value, const("}"))
 
     def demanded(self) -> Format:

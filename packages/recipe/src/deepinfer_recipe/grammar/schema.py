@@ -35,9 +35,8 @@ _IMPLIED_TYPES = {
 _OTHER_TYPES = ["object", "array", "boolean", "null"]
 _LONE_SURROGATES = ("\\ud", "\\uD")
 """Half of a pair is an escape that JSON allows and no UTF-8 text can hold."""
-_CALL_WHITESPACE = 2
-_ANSWER_WHITESPACE = 8
-"""Blanks in a row: enough to indent, too few for a model that has lost its way to loop in."""
+WHITESPACE = 1
+"""Blanks in a row: a model that has lost its way loops in longer runs, and pays for each."""
 _HELD_LENGTH = 20
 """Longest bound of a string that stands as text in a call. Each character of it costs 20 ms to
 compile for a vocabulary of 129,000 tokens, up to 5 s for a string; in JSON a bound costs nothing.
@@ -51,7 +50,7 @@ def answer_json(schema: Any, *, excluded: Sequence[str]) -> Format:
     """An answer that is JSON by `schema`; its strings hold none of `excluded`."""
     check_schema(schema)
     made = SchemaRewriter(schema).enforceable(schema)
-    return json_schema(made, excluded=_excluded(made, *excluded), max_whitespace=_ANSWER_WHITESPACE)
+    return json_schema(made, excluded=_excluded(made, *excluded), max_whitespace=WHITESPACE)
 
 
 def check_schema(schema: Any) -> None:
@@ -199,7 +198,7 @@ class ParameterSplitter:
                 if key in self._root:
                     made[key] = self._named(key)
         excluded = _excluded(made, self._mark)
-        return json_schema(made, excluded=excluded, max_whitespace=_CALL_WHITESPACE)
+        return json_schema(made, excluded=excluded, max_whitespace=WHITESPACE)
 
     def _named(self, key: str) -> Any:
         """All named schemas; each value that refers to one carries them along, and pays."""
