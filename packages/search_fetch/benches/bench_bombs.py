@@ -26,11 +26,12 @@ from hostile_pages import HOSTILE
 from deepinfer_search_fetch.config import Limits
 from deepinfer_search_fetch.extract.document import Job
 from deepinfer_search_fetch.extract.html import HtmlOptions
-from deepinfer_search_fetch.extract.pool import WorkerLostError, WorkerProcess
 from deepinfer_search_fetch.extract.worker import header_of
+from deepinfer_search_fetch.extract.worker_process import WorkerFactory, WorkerLostError
 from deepinfer_search_fetch.models import Mode
 
 Body = Callable[[], bytes]
+FACTORY = WorkerFactory(Limits())
 WORDS = "Voles live in the grass of the meadow. "
 
 
@@ -143,7 +144,7 @@ def cpu_seconds(pid: int) -> float:
 
 def run(body: bytes, content_type: str, mode: str, form: str) -> tuple[str, float, float]:
     """(outcome, CPU seconds, peak MiB) in a worker of its own."""
-    worker = WorkerProcess(Limits())
+    worker = FACTORY.start()
     before = cpu_seconds(worker.pid)
     job = Job("https://a.example/x", content_type, HtmlOptions(mode=mode), form)
     try:
@@ -170,6 +171,7 @@ def main() -> None:
             rows.append((outcome, used, peak))
             label = mode if content_type == "text/html" else form
             print(f"{name:28}{label:10}{outcome:28}{used:7.2f}{peak:6.0f}", flush=True)
+    FACTORY.close()
     ended = sum(o.startswith("ENDED") for o, _, _ in rows)
     worst = max((used for o, used, _ in rows if not o.startswith("ENDED")), default=0.0)
     print(

@@ -6,6 +6,7 @@ import asyncio
 import socket
 import stat
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,12 +23,19 @@ from deepinfer_search_fetch.config import Limits
 from deepinfer_search_fetch.errors import LimitError, SearchFetchError, UpstreamError
 from deepinfer_search_fetch.extract.document import Job, make_document
 from deepinfer_search_fetch.extract.html import HtmlOptions
-from deepinfer_search_fetch.extract.pool import ExtractPool, WorkerLostError
-from deepinfer_search_fetch.extract.worker import record_of
+from deepinfer_search_fetch.extract.pool import ExtractPool
+from deepinfer_search_fetch.extract.worker import header_of, record_of
+from deepinfer_search_fetch.extract.worker_process import WorkerFactory, WorkerLostError
 from deepinfer_search_fetch.index.document import IndexedPage
 from deepinfer_search_fetch.index.tantivy_backend import TantivyBackend
 from deepinfer_search_fetch.net.resolver import SystemResolver
 from deepinfer_search_fetch.search.engine import search
+from deepinfer_search_fetch.service.ratelimit import (
+    DELAY_SECONDS,
+    DELAYED_PER_CLIENT,
+    FREE_REFUSALS,
+    RefusalDelays,
+)
 from deepinfer_search_fetch.service.settings import ServiceSettings
 
 Listener = Any  # see conftest
@@ -323,8 +331,10 @@ def test_who_had_a_long_page_starts_in_the_lane_for_them_for_a_while() -> None:
 
 def test_a_long_page_without_a_place_ends_when_another_client_waits_and_not_before() -> None:
     async def body(lanes: Lanes) -> None:
-        first = asyncio.create_task(lanes.read("greedy", "long 1"))
-        await until(lambda: any(w.nice == 19 for w in lanes.made))
+        first: list[asyncio.Task[str]] = []
+        for client in ("greedy", "eager"):  # as many as there are places for long pages
+            first.append(asyncio.create_task(lanes.read(client, f"long of {client}")))
+            await until(lambda: sum(w.nice == 19 for w in lanes.made) == len(first))
         second = asyncio.create_task(lanes.read("other", "long 2"))
         await until(lambda: lanes.asked()["long 2"] == 1)
         for _ in range(30):
@@ -333,7 +343,7 @@ def test_a_long_page_without_a_place_ends_when_another_client_waits_and_not_befo
         assert await lanes.read("modest", "short") == "ok"
         assert await second == "rate_limited"
         lanes.released.set()
-        assert await first == "ok"
+        assert await asyncio.gather(*first) == ["ok", "ok"]
 
     lanes_run(body)
 
@@ -381,6 +391,36 @@ def test_a_page_that_needs_too_much_time_or_memory_names_the_limit() -> None:
     assert error.code in ("decompression_bomb", "extraction_empty")
 
 
+def test_the_process_that_forks_workers_is_replaced_and_takes_none_with_it() -> None:
+    factory = WorkerFactory(Limits())
+    header = header_of(Job("", "text/html", HtmlOptions(mode="fast")))
+    first = factory.start()
+    assert factory._process is not None
+    factory._process.kill()
+    factory._process.wait()
+    second = factory.start()
+    answers = [worker.ask(header, PAGE)[1] for worker in (first, second)]
+    assert answers[0] == answers[1] != b""
+    for worker in (first, second):
+        worker.stop()
+        with pytest.raises(WorkerLostError):
+            worker.ask(header, PAGE)
+    factory.close()
+    with pytest.raises(LimitError, match="were ended"):
+        factory.start()
+
+
+def test_workers_end_with_their_parent() -> None:
+    factory = WorkerFactory(Limits())
+    worker = factory.start()
+    worker._stdin.close()
+    while worker.alive():
+        time.sleep(0.01)
+    assert worker._exit_code() == 0
+    worker.stop()
+    factory.close()
+
+
 # The key before the place
 
 
@@ -409,6 +449,54 @@ def test_posts_without_a_key_are_refused_before_their_body_and_take_no_place(
     assert call(service.port, "POST", "/v1/search", {"query": "voles"}, **bearer).status == 200
     for connection in connections:
         connection.close()
+
+
+def test_who_goes_on_after_many_refusals_waits_and_nobody_else_does() -> None:
+    now, slept = [0.0], list[float]()
+    released = asyncio.Event()
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        await released.wait()
+
+    async def run() -> None:
+        delays = RefusalDelays(clock=lambda: now[0], sleep=sleep)
+        for _ in range(FREE_REFUSALS):
+            delays.note("eager")
+            await delays.wait("eager")
+        assert slept == []
+        delays.note("eager")
+        waiting = [asyncio.create_task(delays.wait("eager")) for _ in range(DELAYED_PER_CLIENT)]
+        await until(lambda: len(slept) == DELAYED_PER_CLIENT)
+        await delays.wait("eager")  # as many as may wait do
+        await delays.wait("modest")
+        released.set()
+        await asyncio.gather(*waiting)
+        now[0] += 60
+        await delays.wait("eager")
+        assert slept == [DELAY_SECONDS] * DELAYED_PER_CLIENT
+
+    asyncio.run(run())
+
+
+def test_a_flood_of_refused_requests_is_delayed_by_the_service(
+    serve: Callable[..., Service], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: list[str] = []
+
+    async def noted(self: RefusalDelays, client: str) -> None:
+        if self._until.get(client):
+            waited.append(client)
+
+    monkeypatch.setattr(RefusalDelays, "wait", noted)
+    service = serve(auth=True, settings=ServiceSettings(rate_per_second=0.001, rate_burst=1))
+    assert service.keys is not None
+    secret, key = service.keys.create("me")
+    for headers, client in (({}, "127.0.0.1"), ({"Authorization": f"Bearer {secret}"}, key.id)):
+        for _ in range(FREE_REFUSALS + 3):
+            call(service.port, "GET", "/v1/usage", **headers)
+        assert set(waited) == {client}
+        waited.clear()
 
 
 def test_slow_bodies_of_one_key_leave_the_places_of_the_others(

@@ -360,7 +360,8 @@ def test_a_worker_that_was_killed_between_pages_costs_nothing(
         first = await client.fetch(FetchRequest(url=url, render="never"))
         [worker] = client.fetcher.pool._pages.idle
         os.kill(worker.pid, 9)
-        worker._process.wait()
+        while worker.alive():
+            await asyncio.sleep(0.01)
         second = await client.fetch(FetchRequest(url=url, render="never", mode="full"))
         await client.close()
         return first, second

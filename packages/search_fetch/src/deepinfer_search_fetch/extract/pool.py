@@ -1,27 +1,21 @@
 """Extraction in processes of their own: a page that hangs or crashes a parser costs one request.
 
-Three lanes, so that no page waits for somebody else's. `pages` is for everything that starts.
-A page that is still at work after OVERTIME_SECONDS gives up its place to the pages of others and
-goes on as `overtime`, at the lowest priority; for a while the pages of that client and site start
-there. `documents` (PDF, office) have a lane of their own. A worker that dies costs the page it had;
-the page is not tried again, and another worker is made ready meanwhile.
+Three lanes, so that no page waits for somebody else's. `pages` is for everything that starts. A
+page that is still at work after OVERTIME_SECONDS, or after CONTEND_SECONDS when another client
+waits, gives up its place and goes on as `overtime`, at the lowest priority; for a while the pages
+of that client and site start there. `documents` (PDF, office) have a lane of their own. A worker
+that dies costs the page it had; the page is not tried again, and another worker is made ready
+meanwhile.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
-import os
-import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Protocol
 
 from deepinfer_search_fetch import urls
@@ -33,17 +27,19 @@ from deepinfer_search_fetch.errors import (
     LimitError,
     SearchFetchError,
 )
-from deepinfer_search_fetch.extract import Extraction
 from deepinfer_search_fetch.extract.document import Document, Job, find_highlights, make_document
-from deepinfer_search_fetch.extract.tokens import PageTable
-from deepinfer_search_fetch.extract.worker import LENGTHS, header_of, too_much
-from deepinfer_search_fetch.models import Highlight, OutlineEntry
+from deepinfer_search_fetch.extract.worker import header_of, too_much
+from deepinfer_search_fetch.extract.worker_process import (
+    PEAK_BYTES,
+    WorkerFactory,
+    WorkerLostError,
+    document_of,
+)
+from deepinfer_search_fetch.models import Highlight
 
-PAGES_PER_WORKER = 500
-PEAK_BYTES = 250 * 1024 * 1024
 OVERTIME_SECONDS = 0.4
-HEAVY_SECONDS = 10.0
-_CONTEND_SECONDS = 0.1
+CONTEND_SECONDS = 0.1
+HEAVY_SECONDS = 60.0
 _OVERTIME_NICE = 19
 _DOCUMENTS_NICE = 5
 _MAX_HEAVY = 10_000
@@ -52,14 +48,6 @@ _ERRORS: dict[str, type[SearchFetchError]] = {
     "InvalidRequestError": InvalidRequestError,
     "LimitError": LimitError,
 }
-
-
-class WorkerLostError(Exception):
-    """The worker died or had to be killed. limit: what it reached, None for a crash."""
-
-    def __init__(self, limit: str | None = None) -> None:
-        super().__init__(limit or "crashed")
-        self.limit = limit
 
 
 class Worker(Protocol):
@@ -86,8 +74,8 @@ class _Lane:
 
 
 class ExtractPool:
-    """`workers` processes for pages, as many for overtime, half as many for documents; they start
-    when they are needed. 0 extracts on threads of this process, without limits.
+    """`workers` processes for pages, twice as many for overtime, half as many for documents; they
+    start when they are needed. 0 extracts on threads of this process, without limits.
 
     start, clock: replaceable for tests; `start(nice)` makes a worker.
     """
@@ -105,16 +93,19 @@ class ExtractPool:
         self._size = workers
         self._clock = clock
         self._overtime_seconds = overtime_seconds
-        self._start: Callable[[int], Worker] = start or partial(WorkerProcess, limits)
+        self._factory = WorkerFactory(limits)
+        self._start: Callable[[int], Worker] = start or self._factory.start
         size, some = max(workers, 1), max(workers - 1, 1)
         self._pages = _Lane(FairSlots("extraction", size, per_host=some), 0)
         self._overtime = _Lane(
-            FairSlots("extraction of long pages", size, per_client=1), _OVERTIME_NICE
+            FairSlots("extraction of long pages", 2 * size, per_client=size), _OVERTIME_NICE
         )
         few = max(1, (workers + 1) // 2)
         self._documents = _Lane(FairSlots("extraction of documents", few), _DOCUMENTS_NICE)
         self._heavy: dict[tuple[str, str], float] = {}
-        self._threads = ThreadPoolExecutor(3 * size + few, "search-fetch-extract")
+        # One for each place, since they wait for workers; what is short has its own.
+        self._waiting = ThreadPoolExecutor(3 * size + few, "search-fetch-extract")
+        self._threads = ThreadPoolExecutor(2, "search-fetch-pages")
         self._guard = threading.Lock()
         self._alive: set[Worker] = set()
         self._closed = False
@@ -135,7 +126,7 @@ class ExtractPool:
         if not self._size:
             async with self._pages.slots.slot():
                 return await asyncio.get_running_loop().run_in_executor(
-                    self._threads, make_document, body, job, self._limits
+                    self._waiting, make_document, body, job, self._limits
                 )
         answer, content = await self._run(header_of(job), body, _host(job.url))
         return await self._off_loop(document_of, answer["document"], content)
@@ -158,7 +149,9 @@ class ExtractPool:
             self._end(worker)
         for lane in (self._pages, self._overtime, self._documents):
             lane.idle.clear()
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._factory.close()
+        for threads in (self._waiting, self._threads):
+            threads.shutdown(wait=False, cancel_futures=True)
 
     async def _run(
         self, header: dict[str, Any], body: bytes, host: str
@@ -171,7 +164,7 @@ class ExtractPool:
         try:
             worker = await self._take_worker(lane)
             asked = asyncio.get_running_loop().run_in_executor(
-                self._threads, worker.ask, header, body
+                self._waiting, worker.ask, header, body
             )
             answer, content = await self._until_done(asked, worker, held, client, host)
             whole = answer["peak_bytes"] <= PEAK_BYTES
@@ -211,19 +204,24 @@ class ExtractPool:
         host: str,
     ) -> tuple[dict[str, Any], bytes]:
         """The worker's answer; on the way the page may have to leave the lane it started in."""
-        patience = self._overtime_seconds
+        contend = min(CONTEND_SECONDS, self._overtime_seconds)
+        waited = 0.0
         while held.lane is self._pages:
-            done, _ = await asyncio.wait([asked], timeout=patience)
+            done, _ = await asyncio.wait([asked], timeout=contend)
             if done:
                 break
-            patience = _CONTEND_SECONDS
-            self._note_heavy(client, host)
+            waited += contend
+            overtime = waited >= self._overtime_seconds
+            if not overtime and not held.lane.slots.others_wait(client):
+                continue
+            if overtime:
+                self._note_heavy(client, host)
             place = self._overtime.slots.take_now(client, host)
             if place is not None:
                 worker.yield_cpu()
                 held.move(self._overtime, place)
                 self._refill(self._pages)
-            elif held.lane.slots.others_wait(client):
+            elif overtime and held.lane.slots.others_wait(client):
                 worker.stop()
                 raise LimitError(
                     "rate_limited",
@@ -248,7 +246,8 @@ class ExtractPool:
         )
 
     def _make(self, nice: int) -> Worker:
-        """A new worker; on a thread, since it takes a second. Raises LimitError after `close`."""
+        """A new worker; on a thread: the first one takes a second. Raises LimitError after
+        `close`."""
         worker = self._start(nice)
         with self._guard:
             if not self._closed:
@@ -304,113 +303,6 @@ class _Held:
 
     def give(self) -> None:
         self.lane.slots.give(self._ticket)
-
-
-class WorkerProcess:
-    """A `worker` process and the pipes to it."""
-
-    def __init__(self, limits: Limits, nice: int = 0) -> None:
-        # CPU time is limited inside; this ends what waits instead of computing.
-        self._wall_seconds = limits.extract_wall_seconds
-        self._pages = 0
-        self._stopped = self._overdue = False
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "deepinfer_search_fetch.extract.worker",
-             limits.model_dump_json(), str(nice)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
-        )  # fmt: skip
-        with suppress(OSError, EOFError):  # then the first page finds it dead
-            self._read()
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    def ask(self, header: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
-        self._pages += 1
-        stdin = self._process.stdin
-        assert stdin is not None
-        head = json.dumps(header).encode()
-        overdue = threading.Timer(self._wall_seconds, self._end_overdue)
-        overdue.daemon = True
-        overdue.start()
-        try:
-            stdin.write(LENGTHS.pack(len(head), len(body)) + head)
-            stdin.write(body)
-            stdin.flush()
-            answer, content = self._read()
-        except (OSError, ValueError, EOFError):
-            raise self._lost() from None
-        finally:
-            overdue.cancel()
-        if self._pages >= PAGES_PER_WORKER:
-            answer["peak_bytes"] = PEAK_BYTES + 1  # it has served long enough
-        return answer, content
-
-    def alive(self) -> bool:
-        return self._process.poll() is None
-
-    def yield_cpu(self) -> None:
-        with suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, self._process.pid, _OVERTIME_NICE)
-
-    def _end_overdue(self) -> None:
-        self._overdue = True
-        self.stop()
-
-    def stop(self) -> None:
-        if self._stopped:
-            return
-        self._stopped = True
-        self._process.kill()
-        # Not here: a thread may be reading, and sees the end of the pipe first.
-        threading.Thread(target=self._reap, daemon=True).start()
-
-    def _reap(self) -> None:
-        self._process.wait()
-        for pipe in (self._process.stdout, self._process.stdin):
-            if pipe is not None:
-                with suppress(OSError, ValueError):
-                    pipe.close()
-
-    def _lost(self) -> WorkerLostError:
-        """Why there is no answer."""
-        if self._overdue:
-            return WorkerLostError("extract_wall_seconds")
-        self._process.kill()
-        ended = self._process.wait()
-        return WorkerLostError("extract_cpu_seconds" if ended == -signal.SIGPROF else None)
-
-    def _read(self) -> tuple[dict[str, Any], bytes]:
-        stdout = self._process.stdout
-        assert stdout is not None
-        lengths = stdout.read(LENGTHS.size)
-        if len(lengths) < LENGTHS.size:
-            raise EOFError
-        header_size, body_size = LENGTHS.unpack(lengths)
-        head, body = stdout.read(header_size), stdout.read(body_size)
-        if len(head) + len(body) < header_size + body_size:
-            raise EOFError
-        return json.loads(head), body
-
-
-def document_of(record: dict[str, Any], content: bytes) -> Document:
-    """The document of `worker.record_of` and its content."""
-    extraction = record["extraction"]
-    for name in ("links", "images"):
-        extraction[name] = [(url, text) for url, text in extraction[name]]
-    pages = record["pages"]
-    pages["frames"] = {int(k): (v[0], v[1]) for k, v in pages["frames"].items()}
-    entries = record["outline"]
-    return Document(
-        Extraction(content=content.decode("utf-8", "surrogatepass"), **extraction),
-        PageTable(**pages),
-        record["digest"],
-        record["scripted"],
-        None if entries is None else tuple(OutlineEntry(**e) for e in entries),
-    )
 
 
 def _host(url: str) -> str:

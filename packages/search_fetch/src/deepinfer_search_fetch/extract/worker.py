@@ -1,4 +1,4 @@
-"""The extraction worker's process: frames in, frames out, until its parent closes the pipe.
+"""The extraction workers' processes: frames in, frames out, until the parent closes the pipe.
 
 A frame is a JSON header and bytes behind it. Every job has a limit of CPU time, of which the kernel
 ends the process, and one of memory.
@@ -6,15 +6,20 @@ ends the process, and one of memory.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import resource
+import select
 import signal
+import socket
 import struct
 import sys
+import traceback
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NoReturn
 
 from deepinfer_search_fetch.config import Limits
 from deepinfer_search_fetch.errors import LimitError, SearchFetchError
@@ -27,15 +32,86 @@ from deepinfer_search_fetch.extract.document import (
 from deepinfer_search_fetch.extract.html import HtmlOptions
 
 LENGTHS = struct.Struct("!II")
+NUMBER = struct.Struct("!i")
+STATUS = struct.Struct("!i")
 _WARM_PAGE = b"<html lang=en><title>Warm</title><body><h1>Warm</h1><p>" + b"Words of a page. " * 40
 
 
-def serve(stdin: BinaryIO, stdout: BinaryIO, limits: Limits, nice: int) -> None:
-    """The worker's loop. The first frame it sends says that it is warm."""
-    os.nice(nice)
+def fork_workers(control: socket.socket, limits: Limits) -> None:
+    """Read all modules, then fork a worker for every message until the parent closes its end.
+
+    A message is the worker's nice value, with three pipe ends: its standard input, its standard
+    output, and where its exit status is written when it has ended. The answer is its process id.
+    """
     for mode in ("article", "fast"):
         make_document(_WARM_PAGE, Job("", "text/html", HtmlOptions(mode=mode)), limits)
-    send(stdout, {"warm": True})
+    gc.collect()
+    gc.freeze()  # a worker's collections then touch, and copy, none of this
+    wake_read, wake_write = os.pipe()
+    os.set_blocking(wake_read, False)
+    os.set_blocking(wake_write, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wake_write)
+    statuses: dict[int, int] = {}
+    control.send(b"w")
+    while True:
+        ready, _, _ = select.select([control, wake_read], [], [])
+        if wake_read in ready:
+            os.read(wake_read, 4096)
+            _report_ended(statuses)
+        if control not in ready:
+            continue
+        message, ends, _, _ = socket.recv_fds(control, NUMBER.size, 3)
+        if not message:
+            return
+        stdin, stdout, status = ends
+        try:
+            pid = os.fork()
+        except OSError:
+            pid = -1
+        if pid == 0:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for end in (control.fileno(), wake_read, wake_write, status, *statuses.values()):
+                os.close(end)
+            _work(stdin, stdout, limits, *NUMBER.unpack(message))
+        os.close(stdin)
+        os.close(stdout)
+        if pid > 0:
+            statuses[pid] = status
+        else:
+            os.close(status)
+        control.send(NUMBER.pack(pid))
+
+
+def _report_ended(statuses: dict[int, int]) -> None:
+    while statuses:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if not pid:
+            return
+        end = statuses.pop(pid)
+        with suppress(OSError):
+            os.write(end, STATUS.pack(os.waitstatus_to_exitcode(status)))
+        os.close(end)
+
+
+def _work(stdin: int, stdout: int, limits: Limits, nice: int) -> NoReturn:
+    """A forked worker's whole life."""
+    code = 1
+    try:
+        os.nice(nice)
+        serve(os.fdopen(stdin, "rb"), os.fdopen(stdout, "wb"), limits)
+        code = 0
+    except (BrokenPipeError, KeyboardInterrupt):
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def serve(stdin: BinaryIO, stdout: BinaryIO, limits: Limits) -> None:
+    """A worker's loop: one frame in, one frame out."""
     while len(lengths := stdin.read(LENGTHS.size)) == LENGTHS.size:
         header_size, body_size = LENGTHS.unpack(lengths)
         header: dict[str, Any] = json.loads(stdin.read(header_size))
@@ -133,9 +209,5 @@ def _status(name: str) -> int:
 
 
 if __name__ == "__main__":
-    serve(
-        sys.stdin.buffer,
-        sys.stdout.buffer,
-        Limits.model_validate_json(sys.argv[1]),
-        int(sys.argv[2]),
-    )
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when we end
+    fork_workers(socket.socket(fileno=int(sys.argv[2])), Limits.model_validate_json(sys.argv[1]))

@@ -22,6 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from deepinfer_search_fetch.admission import CLIENT
 from deepinfer_search_fetch.errors import LimitError, RefusedError, SearchFetchError
 from deepinfer_search_fetch.service.problems import problem
+from deepinfer_search_fetch.service.ratelimit import RefusalDelays
 from deepinfer_search_fetch.service.state import CALL, Call, Service
 
 log = logging.getLogger("deepinfer_search_fetch.service")
@@ -42,6 +43,7 @@ class Delivery:
         self._app = app
         self._service = service
         self._running: Counter[str] = Counter()
+        self._refusals = RefusalDelays()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -57,7 +59,7 @@ class Delivery:
             # The caller first: nobody without a key takes a place or sends a body.
             self._check_names(headers)
             if kept:
-                self._service.identify(call, headers)
+                await self._identify(call, headers, scope)
                 self._admit(call)
                 admitted = True
             body = await self._body(headers, receive) if kept else b""
@@ -83,6 +85,20 @@ class Delivery:
             if admitted:
                 self._leave(call)
             self._note(scope, call)
+
+    async def _identify(self, call: Call, headers: Headers, scope: Scope) -> None:
+        """Who calls; those who were refused too often lately wait here."""
+        if self._service.keys is None:
+            self._service.identify(call, headers)
+            return
+        try:
+            self._service.identify(call, headers)
+        except RefusedError:
+            peer = (scope.get("client") or ("",))[0]
+            await self._refusals.wait(peer)
+            self._refusals.note(peer)
+            raise
+        await self._refusals.wait(call.key_id)
 
     def _admit(self, call: Call) -> None:
         settings, key = self._service.settings, call.key_id
@@ -150,6 +166,8 @@ class Delivery:
             ) from None
 
     def _note(self, scope: Scope, call: Call) -> None:
+        if call.status == 429:
+            self._refusals.note(call.key_id)
         route = getattr(scope.get("route"), "path", "unknown")
         seconds = time.monotonic() - call.started
         self._service.metrics.responses.labels(route, str(call.status)).inc()

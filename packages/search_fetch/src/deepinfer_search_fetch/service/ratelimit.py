@@ -1,16 +1,22 @@
-"""Token buckets, one per API key."""
+"""Token buckets, one per API key; and who does not stop when refused has to wait."""
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
-from collections import OrderedDict
-from collections.abc import Callable
+from collections import Counter, OrderedDict
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from deepinfer_search_fetch.errors import LimitError
 
 MAX_KEYS = 100_000
+FREE_REFUSALS = 20
+REFUSALS_PER_SECOND = 2.0
+DELAY_SECONDS = 1.0
+DELAYED_PER_CLIENT = 32
+DELAYED = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,3 +78,46 @@ class RateLimiter:
             reset=math.ceil((self._burst - left) / self._rate),
             retry_after=0 if allowed else max(1, math.ceil((1.0 - tokens) / self._rate)),
         )
+
+
+class RefusalDelays:
+    """A client that was refused FREE_REFUSALS times, and goes on, waits before it is looked at.
+
+    A refusal costs the event loop about as much as an answer, so that a flood of refused requests
+    would slow everybody's. Waiting costs nothing, and makes a flood over a few connections a
+    trickle. Who waits holds no place; beyond the limits on waiting requests nobody waits.
+    """
+
+    def __init__(
+        self,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._bucket = RateLimiter(REFUSALS_PER_SECOND, FREE_REFUSALS, clock=clock)
+        self._clock = clock
+        self._sleep = sleep
+        self._until: OrderedDict[str, float] = OrderedDict()
+        self._waiting: Counter[str] = Counter()
+
+    def note(self, client: str) -> None:
+        """This client was refused."""
+        if self._bucket.take(client).retry_after:
+            self._until[client] = self._clock() + 2 * DELAY_SECONDS
+            self._until.move_to_end(client)
+            if len(self._until) > MAX_KEYS:
+                self._until.popitem(last=False)
+
+    async def wait(self, client: str) -> None:
+        """Return at once, or after DELAY_SECONDS for a client that was refused too often lately."""
+        if self._until.get(client, 0.0) <= self._clock():
+            return
+        if self._waiting[client] >= DELAYED_PER_CLIENT or self._waiting.total() >= DELAYED:
+            return
+        self._waiting[client] += 1
+        try:
+            await self._sleep(DELAY_SECONDS)
+        finally:
+            self._waiting[client] -= 1
+            if not self._waiting[client]:
+                del self._waiting[client]

@@ -29,6 +29,8 @@ from deepinfer_search_fetch.service.settings import ServiceSettings
 
 log = logging.getLogger("deepinfer_search_fetch.service")
 LEDGER_FILE = "ledger.sqlite3"
+# The event loop gets its turn back from threads that search or decode within this time.
+_SWITCH_SECONDS = 0.0005
 KEYS_FILE = "keys.sqlite3"
 
 
@@ -157,6 +159,7 @@ def run_service(
             # uvicorn handles these while it runs and raises them again when it is done; by default
             # the process would then die of them before it could close its files.
             signal.signal(number, _already_handled)
+        sys.setswitchinterval(_SWITCH_SECONDS)
         server = uvicorn.Server(server_config(app, settings))
         server.run(sockets=[sock])
         ledger.close()
