@@ -127,12 +127,23 @@ def _stream_safe(text: str) -> str:
 
     The bound is that of Unicode's stream-safe format; no language comes near it.
     """
-    if text.isascii():
+    if text.isascii() or not _perhaps_long_runs().search(text):
         return text
     return _long_mark_runs().sub(lambda run: run.group()[:_MAX_MARKS], text)
 
 
 @lru_cache(maxsize=1)
+def _perhaps_long_runs() -> re.Pattern[str]:
+    """Finds every long run of marks, and runs of rare scripts: a class of the basic plane and one
+    range is a table look-up per character, the exact class is a list of hundreds."""
+    marks = "".join(_marks(0x300, 0x10000))
+    return re.compile(f"[{marks}\U00010000-\U0001efff]{{{_MAX_MARKS + 1},}}")
+
+
+@lru_cache(maxsize=1)
 def _long_mark_runs() -> re.Pattern[str]:
-    marks = (c for c in map(chr, range(0x300, 0x1F000)) if unicodedata.combining(c))
-    return re.compile(f"[{''.join(marks)}]{{{_MAX_MARKS + 1},}}")
+    return re.compile(f"[{''.join(_marks(0x300, 0x1F000))}]{{{_MAX_MARKS + 1},}}")
+
+
+def _marks(first: int, end: int) -> list[str]:
+    return [c for c in map(chr, range(first, end)) if unicodedata.combining(c)]
