@@ -1,4 +1,5 @@
-"""Fit the keep/drop and page-type models and write `extract/model.json`.
+"""Fit the models of page types and of content: `extract/model.json`, and `extract/model_fast.json`
+for the mode that asks one voter only.
 
     python benches/train_extraction.py CORPUS_FOLDER [--cross-validate] [--no-write]
 
@@ -30,10 +31,11 @@ from deepinfer_search_fetch.extract.present import to_text
 from deepinfer_search_fetch.extract.tree import words
 from deepinfer_search_fetch.net.charset import decode_text
 
-MODEL_FILE = Path(candidates.__file__).with_name("model.json")
+FOLDER = Path(candidates.__file__).parent
+FILES = {"article": FOLDER / "model.json", "fast": FOLDER / "model_fast.json"}
+BAGS = {"article": 3, "fast": 1}
 FOLDS = 5
 DIVISIONS = 3
-BAGS = 3
 TREES = 120  # a bag
 RUNS_A_PAGE = 160  # more add time, not information: a page's runs are much alike
 
@@ -41,6 +43,7 @@ RUNS_A_PAGE = 160  # more add time, not information: a page's runs are much alik
 @dataclass
 class Page:
     sample: Sample
+    mode: str
     prepared: Prepared
     run_words: list[list[str]]
     rows: np.ndarray
@@ -49,19 +52,19 @@ class Page:
     sizes: np.ndarray
 
 
-def read_page(sample: Sample) -> Page | None:
+def read_page(sample: Sample, mode: str = "article") -> Page | None:
     prepared = prepare(decode_text(sample.page)[0], None, HtmlOptions())
     if prepared is None or not prepared.page.runs:
         return None
     run_words = candidates.runs_words(prepared.page.runs)
-    rows, page_row = run_inputs(prepared, run_words)
+    rows, page_row = run_inputs(prepared, run_words, quick=mode == "fast")
     if sample.gold:
         labels = label_by_text(run_words, sample.gold)
     else:
         texts = [r.text for r in prepared.page.runs]
         labels = label_by_segments(texts, sample.wanted, sample.unwanted)
     sizes = np.array([len(w) for w in run_words], dtype=float)
-    return Page(sample, prepared, run_words, rows, page_row, labels, sizes)
+    return Page(sample, mode, prepared, run_words, rows, page_row, labels, sizes)
 
 
 def label_by_text(run_words: list[list[str]], gold: str) -> np.ndarray:
@@ -121,7 +124,10 @@ def fit(pages: list[Page], seed: int) -> dict:
         "verbose": -1,
     }
     data = lightgbm.Dataset(x, label=y, weight=w / w.mean(), params=parameters)
-    bags = [lightgbm.train({**parameters, "seed": seed * 10 + b}, data, TREES) for b in range(BAGS)]
+    bags = [
+        lightgbm.train({**parameters, "seed": seed * 10 + b}, data, TREES)
+        for b in range(BAGS[pages[0].mode])
+    ]
     return {"format": 2, "trees": flatten(bags), "page_type": types}
 
 
@@ -229,8 +235,8 @@ def cross_validate(samples: list[Sample], pages: list[Page]) -> dict[str, list[f
     return results
 
 
-def read_pages(samples: list[Sample]) -> list[Page]:
-    return [p for p in map(read_page, samples) if p is not None]
+def read_pages(samples: list[Sample], mode: str) -> list[Page]:
+    return [p for sample in samples if (p := read_page(sample, mode)) is not None]
 
 
 def main() -> None:
@@ -241,19 +247,21 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     samples = list(read_corpus(arguments.corpus))
-    pages = read_pages(samples)
-    if arguments.cross_validate:
-        print(f"cross-validated by host, {DIVISIONS} divisions: mean (lowest .. highest)")
-        for name, values in cross_validate(samples, pages).items():
-            mean = sum(values) / len(values)
-            print(f"  {name:24} {mean:.4f} ({min(values):.4f} .. {max(values):.4f})")
-    if arguments.no_write:
-        return
-    data = fit(pages, arguments.seed)
-    MODEL_FILE.write_text(json.dumps(data, separators=(",", ":")) + "\n", encoding="utf-8")
-    texts = {s.id: "" for s in samples} | write_texts(select.model_from_json(data), pages)
-    print("on the training pages:", {k: round(v, 4) for k, v in score(samples, texts).items()})
-    print(f"wrote {MODEL_FILE} ({MODEL_FILE.stat().st_size} bytes)")
+    for mode, file in FILES.items():
+        pages = read_pages(samples, mode)
+        if arguments.cross_validate:
+            print(f"{mode}, cross-validated by host, {DIVISIONS} divisions: mean (lowest, highest)")
+            for name, values in cross_validate(samples, pages).items():
+                mean = sum(values) / len(values)
+                print(f"  {name:24} {mean:.4f} ({min(values):.4f}, {max(values):.4f})")
+        if arguments.no_write:
+            continue
+        data = fit(pages, arguments.seed)
+        file.write_text(json.dumps(data, separators=(",", ":")) + "\n", encoding="utf-8")
+        texts = {s.id: "" for s in samples} | write_texts(select.model_from_json(data), pages)
+        figures = {k: round(v, 4) for k, v in score(samples, texts).items()}
+        print(f"{mode}, on the training pages:", figures)
+        print(f"wrote {file} ({file.stat().st_size} bytes)")
 
 
 if __name__ == "__main__":

@@ -303,7 +303,7 @@ def test_words_that_are_drawn_apart_are_not_glued(mode: Any) -> None:
     assert "Published2024" not in content
 
 
-@pytest.mark.parametrize("mode", ["article", "full"])
+@pytest.mark.parametrize("mode", ["article", "full", "fast"])
 def test_a_list_of_links_inside_the_text_stays(mode: Any) -> None:
     links = "".join(f"<li><a href=/{n}>{n}</a></li>" for n in ("Python", "Ruby", "JavaScript"))
     inside = f"<ul><li><p>Index that scales.</p></li></ul><ul>{links}</ul>"

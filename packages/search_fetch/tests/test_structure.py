@@ -7,6 +7,8 @@ writer can print but the choice drops is lost all the same.
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from deepinfer_search_fetch.extract import extract
@@ -441,7 +443,8 @@ CASES: list[tuple[str, str, list[str]]] = [
 ]
 
 
-def page(content: str, head: str) -> bytes:
+def page(name: str, content: str) -> bytes:
+    head = "<base href='https://other.example/d/'>" if name == "base" else ""
     return (
         f"<!doctype html><html lang=en><head><title>Kestrels</title>{head}</head><body>"
         "<nav><ul><li><a href=/>Home</a><li><a href=/shop>Shop</a><li><a href=/login>Log in</a></ul>"
@@ -452,13 +455,20 @@ def page(content: str, head: str) -> bytes:
     ).encode()
 
 
+def holds(text: str, expected: list[str]) -> bool:
+    return all(p[1:] not in text if p.startswith("!") else p in text for p in expected)
+
+
+def survives(name: str, html: str, expected: list[str], mode: Any) -> bool:
+    return holds(extract(page(name, html), URL, mode=mode).content, expected)
+
+
 @pytest.mark.parametrize("mode", ["full", "article"])
-@pytest.mark.parametrize(("name", "html", "expected"), CASES, ids=[c[0] for c in CASES])
-def test_structure_survives(name: str, html: str, expected: list[str], mode: str) -> None:
-    head = "<base href='https://other.example/d/'>" if name == "base" else ""
-    text = extract(page(html, head), URL, mode=mode).content
-    for piece in expected:
-        if piece.startswith("!"):
-            assert piece[1:] not in text
-        else:
-            assert piece in text
+@pytest.mark.parametrize("case", CASES, ids=[c[0] for c in CASES])
+def test_structure_survives(case: tuple[str, str, list[str]], mode: str) -> None:
+    assert survives(*case, mode)
+
+
+def test_the_quick_choice_drops_few_of_them() -> None:
+    lost = [case[0] for case in CASES if not survives(*case, "fast")]
+    assert len(lost) <= 6, lost

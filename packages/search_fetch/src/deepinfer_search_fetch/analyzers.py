@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import chain, pairwise
 from typing import Final
 
@@ -44,6 +44,42 @@ def terms(text: str) -> list[str]:
     """Index terms of `text` in order, stop words included."""
     # No token holds white space, and no normal form goes across it.
     return list(chain.from_iterable(map(_TERMS_OF.__getitem__, text.split())))
+
+
+class WantedTerms(frozenset[str]):
+    """Terms to look for."""
+
+    @cached_property
+    def initials(self) -> re.Pattern[str] | None:
+        """Finds the first characters of its CJK terms; None if it has none."""
+        found = sorted({t[0] for t in self if is_cjk(t)})
+        return re.compile(f"[{''.join(found)}]") if found else None
+
+
+def term_places(text: str, wanted: WantedTerms) -> list[tuple[int, str]]:
+    """Position and term of all `terms(text)` that are wanted, in order, without making the others:
+    a CJK text has two terms a character."""
+    if not _FIRST_IS_CJK.search(text):
+        return [(i, t) for i, t in enumerate(terms(text)) if t in wanted]
+    initials = wanted.initials
+    at = 0
+    found: list[tuple[int, str]] = []
+    for token in _TOKEN.findall(unicodedata.normalize("NFKC", text)):
+        if _FIRST_IS_CJK.match(token):
+            for match in initials.finditer(token) if initials else ():
+                c = match.start()
+                if match.group() in wanted:
+                    found.append((at + 2 * c, match.group()))
+                pair = token[c : c + 2]
+                if len(pair) == 2 and pair in wanted:
+                    found.append((at + 2 * c + 1, pair))
+            at += 2 * len(token) - 1
+        else:
+            for term in _TERMS_OF_WORD(token):
+                if term in wanted:
+                    found.append((at, term))
+                at += 1
+    return found
 
 
 def content_terms(text: str) -> list[str]:
@@ -87,6 +123,7 @@ def _terms_of_word(word: str) -> tuple[str, ...]:
 
 
 _TERMS_OF = _TermsOf()
+_TERMS_OF_WORD = lru_cache(maxsize=20_000)(lambda word: _word_terms(word))
 
 
 def _cjk_terms(run: str) -> tuple[str, ...]:

@@ -27,8 +27,13 @@ logging.getLogger("trafilatura").setLevel(logging.CRITICAL)
 Focus = Literal["balanced", "recall", "precision"]
 
 
-def voters(document: html.HtmlElement, page: str) -> list[str]:
-    """The texts that vote, in the order the model knows; document: uncleaned; page: its source."""
+def voters(document: html.HtmlElement, page: str, *, quick: bool = False) -> list[str]:
+    """The texts that vote, in the order the model knows; document: uncleaned; page: its source.
+
+    quick: resiliparse alone, which takes a twentieth of the time.
+    """
+    if quick:
+        return [resiliparse_text(page)]
     return [
         trafilatura_text(document, "recall"),
         trafilatura_text(document, "precision"),

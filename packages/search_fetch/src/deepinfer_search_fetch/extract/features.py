@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from deepinfer_search_fetch.extract import wording
-from deepinfer_search_fetch.extract.hints import SEMANTIC, context_columns, far_hint
+from deepinfer_search_fetch.extract.hints import SEMANTIC, context_columns, far_hint, in_comments
 from deepinfer_search_fetch.extract.layout import Floats, Ints, Layout, lay_out
 from deepinfer_search_fetch.extract.tree import Box, PageTree, Run
 from deepinfer_search_fetch.extract.voters import CHAIN, shifted, voter_columns, window
@@ -69,6 +69,7 @@ def run_features(
     headings = np.array([_is_heading(r) for r in runs], dtype=np.float64)
     prose = (chars >= _PROSE_CHARS).astype(np.float64)
     link_share = links / chars
+    readers = in_comments(runs).astype(np.float64)
 
     at = np.arange(n, dtype=np.float64)
     totals = layout.below(np.stack([np.ones(n), chars, links, prose, sentences], axis=1))
@@ -86,6 +87,8 @@ def run_features(
         (np.cumsum(chars) - chars) / chars.sum(),
         at / n,
         layout.depth[layout.box_of].astype(np.float64),
+        readers,
+        np.full(n, float((readers * chars).sum() / chars.sum())),
         *_heading_columns(runs, headings, tails, chars, prose, link_share, title),
         *(shifted(local[:, 0], o) for o in (-3, -2, -1, 1, 2, 3)),
         *(shifted(link_share, o, 0.0) for o in (-3, -2, -1, 1, 2, 3)),

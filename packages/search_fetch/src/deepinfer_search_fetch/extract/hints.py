@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 
 from deepinfer_search_fetch.extract.layout import Floats, Layout
-from deepinfer_search_fetch.extract.tree import Box
+from deepinfer_search_fetch.extract.tree import Box, Run
 from deepinfer_search_fetch.extract.wording import folded
 
 _HINTS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
@@ -39,6 +41,7 @@ article main nav header footer aside form section table figure blockquote dl
 """
 SEMANTIC = {name: i for i, name in enumerate(_SEMANTIC_NAMES.split())}
 _LIST = frozenset({"ul", "ol", "dl", "menu"})
+_READERS = re.compile(r"\bcomments?\b|comment-|disqus|\brepl(?:y|ies)\b", re.I)
 _FADE = 0.6  # how much of a hint is left one box further down
 _MAX_HINT_CHARS = 300
 
@@ -82,6 +85,24 @@ def _columns(box: Box) -> list[int]:
     if (at := SEMANTIC.get(box.tag)) is not None:
         columns.append(2 + at)
     return columns
+
+
+def in_comments(runs: Sequence[Run]) -> NDArray[np.bool_]:
+    """Which runs lie in a box whose class or id says that it holds readers' comments."""
+    known: dict[Box, bool] = {}
+
+    def said(box: Box | None) -> bool:
+        path: list[Box] = []
+        while box is not None and box.tag != "body" and box not in known:
+            path.append(box)
+            box = box.parent
+        state = known.get(box, False) if box is not None else False
+        for inner in reversed(path):
+            names = f"{inner.element.get('class') or ''} {inner.element.get('id') or ''}"
+            state = known[inner] = state or bool(_READERS.search(names))
+        return state
+
+    return np.array([said(run.box) for run in runs], dtype=np.bool_)
 
 
 def far_hint(contexts: Floats, name: str) -> Floats:

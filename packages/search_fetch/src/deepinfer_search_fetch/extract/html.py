@@ -30,7 +30,7 @@ from deepinfer_search_fetch.extract.tree import Box, PageTree, build_tree
 from deepinfer_search_fetch.models import Mode, PageType
 
 _SAMPLE_CHARS = 6000
-# Beyond this many "<" the voters take seconds; the quick extractor does not.
+# Beyond this many "<" a choice takes seconds; heuristics do not.
 _MAX_ARTICLE_MARKS = 30_000
 
 
@@ -94,11 +94,13 @@ def prepare(text: str, url: urls.Url | None, options: HtmlOptions) -> Prepared |
     return Prepared(page, tree, original, text, metadata, [*warnings, *metadata.warnings])
 
 
-def run_inputs(prepared: Prepared, run_words: list[list[str]]) -> tuple[Floats, Floats]:
-    """What the model decides by: see `features.run_features`."""
+def run_inputs(
+    prepared: Prepared, run_words: list[list[str]], *, quick: bool = False
+) -> tuple[Floats, Floats]:
+    """What the model decides by: see `features.run_features`. quick: with the quick voter alone."""
     votes = [
         candidates.votes(run_words, text)
-        for text in candidates.voters(prepared.original, prepared.text)
+        for text in candidates.voters(prepared.original, prepared.text, quick=quick)
     ]
     metadata = prepared.metadata
     return run_features(prepared.page, run_words, votes, metadata.title or "", metadata.type_flags)
@@ -109,9 +111,7 @@ def extract_html(text: str, url: urls.Url | None, options: HtmlOptions) -> HtmlR
 
     Raises InvalidRequestError only for a selector that is not valid CSS.
     """
-    if options.mode == "fast":
-        return _extract_fast(text, url, options)
-    if options.mode == "article" and text.count("<") > _MAX_ARTICLE_MARKS:
+    if options.mode != "full" and text.count("<") > _MAX_ARTICLE_MARKS:
         return _too_large(text, url, options)
     prepared = prepare(text, url, options)
     if prepared is None:
@@ -119,7 +119,7 @@ def extract_html(text: str, url: urls.Url | None, options: HtmlOptions) -> HtmlR
     page = prepared.page
     page_type: PageType = "other"
     quality = 0.0
-    if options.mode == "article":
+    if options.mode != "full":
         if too_large(prepared.original, page.runs):
             return _too_large(text, url, options)
         page_type, quality = _select(prepared, options)
@@ -131,14 +131,14 @@ def extract_html(text: str, url: urls.Url | None, options: HtmlOptions) -> HtmlR
 
 
 def _too_large(text: str, url: urls.Url | None, options: HtmlOptions) -> HtmlResult:
-    """The quick extractor's answer where the voters would take seconds."""
-    result = _extract_fast(text, url, options)
+    """The answer of heuristics alone where a choice by the model would take seconds."""
+    result = _by_heuristics(text, url, options)
     if not result.content:  # to it a page that is all list or all links has no main content
         result = extract_html(text, url, replace(options, mode="full"))
     return replace(result, warnings=[*result.warnings, "too_large"])
 
 
-def _extract_fast(text: str, url: urls.Url | None, options: HtmlOptions) -> HtmlResult:
+def _by_heuristics(text: str, url: urls.Url | None, options: HtmlOptions) -> HtmlResult:
     text, limits = bounded(strip_invisible_characters(text))
     if options.selector or options.exclude_selector:
         tree, _ = parse_html(text)
@@ -175,8 +175,10 @@ def _select(prepared: Prepared, options: HtmlOptions) -> tuple[PageType, float]:
     if not page.runs:
         return "other", 0.0
     run_words = candidates.runs_words(page.runs)
-    rows, page_row = run_inputs(prepared, run_words)
-    return select.decide(select.load_model(), page, run_words, rows, page_row, options.comments)
+    quick = options.mode == "fast"
+    rows, page_row = run_inputs(prepared, run_words, quick=quick)
+    model = select.load_model(quick=quick)
+    return select.decide(model, page, run_words, rows, page_row, options.comments)
 
 
 def _scope(tree: html.HtmlElement, options: HtmlOptions) -> None:

@@ -1,4 +1,4 @@
-"""The `fast` mode: resiliparse's main-content heuristics on the filtered page, then our writer.
+"""For pages too large to choose by a model: resiliparse's main-content heuristics, our writer.
 
 What is invisible goes first, by the one filter of `hidden`; formulas and checkboxes are not looked
 into, and metadata is read from the page's head alone.

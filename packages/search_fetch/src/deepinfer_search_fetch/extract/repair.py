@@ -24,7 +24,7 @@ _MIN_GAP_ODDS = 0.1
 _MAX_GAP_RUNS = 8
 _LIST_MAJORITY = 0.5
 _MAX_LINK_LIST_CHARS = 400
-_MIN_LINK_LIST_ODDS = 0.1
+_MIN_LINK_LIST_ODDS = 0.05
 _PROSE_CHARS = 80
 _LINKED = 0.5
 _LISTS = frozenset({"ul", "ol", "dl"})
@@ -77,17 +77,17 @@ def _fill_gaps(runs: Sequence[Run], kept: Kept, odds: Floats, sizes: Floats) -> 
 
 
 def _fill_link_lists(runs: Sequence[Run], kept: Kept, odds: Floats, sizes: Floats) -> None:
-    """A short list of links between two kept blocks of the same container belongs to the text: it
-    is no menu, which stands at the edge of it."""
+    """Short lists of links between two kept blocks of the same container belong to the text: they
+    are no menu, which stands at the edge of it."""
     chosen = np.flatnonzero(kept).tolist()
     for left, right in pairwise(chosen):
         if not 1 < right - left <= _MAX_GAP_RUNS + 1:
             continue
         between = range(left + 1, right)
         lists = {_outermost(runs[i].box, _LISTS) for i in between}
-        if len(lists) != 1 or (found := lists.pop()) is None:
+        containers = {None if found is None else found.parent for found in lists}
+        if len(containers) != 1 or (container := containers.pop()) is None:
             continue
-        container = found.parent
         if (
             _below(runs[left].box, container)
             and _below(runs[right].box, container)

@@ -1,12 +1,12 @@
 """Which runs of a page are its content: a small tree ensemble over `features`, kept as data.
 
-The weights (`model.json`) come from `benches/train_extraction.py`.
+The weights (`model.json`, and `model_fast.json` for one voter) come from
+`benches/train_extraction.py`.
 """
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -16,6 +16,7 @@ from typing import Any, Final, Literal, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from deepinfer_search_fetch.extract.hints import in_comments
 from deepinfer_search_fetch.extract.layout import Floats
 from deepinfer_search_fetch.extract.repair import repair
 from deepinfer_search_fetch.extract.tables import cells_of, is_data_table, rows_of
@@ -28,9 +29,9 @@ Comments = Literal["auto", "always", "never"]
 # odds; on prose the plain majority is better.
 WIDE_TYPES: Final = frozenset({"collection", "listing", "service"})
 _TABLE_MAJORITY = 0.5
+_ARTICLE_ODDS = 0.5
 _FORUM_ODDS = 0.2
 _COMMENTS_ARE_THE_PAGE = 0.5
-_COMMENTS = re.compile(r"\bcomments?\b|comment-|disqus|\brepl(?:y|ies)\b", re.I)
 LEAVES: Final = 16
 _LOWEST_BIT = np.array([0, *((v & -v).bit_length() - 1 for v in range(1, 1 << LEAVES))], np.uint8)
 _CHUNK = 512
@@ -87,10 +88,11 @@ class Model:
         return self.classes[int(np.argmax(type_odds))]
 
 
-@lru_cache(maxsize=1)
-def load_model() -> Model:
-    """The weights that ship with the package."""
-    text = (files("deepinfer_search_fetch.extract") / "model.json").read_text("utf-8")
+@lru_cache(maxsize=2)
+def load_model(*, quick: bool = False) -> Model:
+    """The weights that ship with the package; quick: those for the quick voter alone."""
+    name = "model_fast.json" if quick else "model.json"
+    text = (files("deepinfer_search_fetch.extract") / name).read_text("utf-8")
     return model_from_json(cast(dict[str, Any], json.loads(text)))
 
 
@@ -155,7 +157,7 @@ def decide(
     weights = np.array([len(w) for w in run_words], dtype=np.float64)
     kept = choose(probability, weights, page_type)
     below = in_comments(page.runs)
-    if comments == "auto" and _comments_are_extra(below, kept, weights, odds[_forum(model)]):
+    if comments == "auto" and _comments_are_extra(model, odds, below, kept, weights):
         kept &= ~below
         probability = np.where(below, 0.0, probability)  # no repair brings them back
     kept = repair(page, kept, probability, weights)
@@ -165,34 +167,19 @@ def decide(
     return page_type, expected_quality(probability, weights, kept)
 
 
-def _forum(model: Model) -> int:
-    return model.classes.index("forum")
-
-
 def _comments_are_extra(
-    below: NDArray[np.bool_], kept: NDArray[np.bool_], weights: Floats, forum_odds: float
+    model: Model,
+    odds: Floats,
+    below: NDArray[np.bool_],
+    kept: NDArray[np.bool_],
+    weights: Floats,
 ) -> bool:
-    """Whether a page that is no forum has something beside its comments."""
+    """Whether this is surely an article, and has something beside its comments. On any other page
+    the model decides: posts of a thread are named comments and replies as well."""
     share = float(weights[below].sum()) / max(float(weights.sum()), 1.0)
-    return forum_odds < _FORUM_ODDS and share < _COMMENTS_ARE_THE_PAGE and bool(kept[~below].any())
-
-
-def in_comments(runs: Sequence[Run]) -> NDArray[np.bool_]:
-    """Which runs lie in a box whose class or id says that it holds readers' comments."""
-    known: dict[Box, bool] = {}
-
-    def said(box: Box | None) -> bool:
-        path: list[Box] = []
-        while box is not None and box.tag != "body" and box not in known:
-            path.append(box)
-            box = box.parent
-        state = known.get(box, False) if box is not None else False
-        for inner in reversed(path):
-            names = f"{inner.element.get('class') or ''} {inner.element.get('id') or ''}"
-            state = known[inner] = state or bool(_COMMENTS.search(names))
-        return state
-
-    return np.array([said(run.box) for run in runs], dtype=np.bool_)
+    article, forum = (odds[model.classes.index(name)] for name in ("article", "forum"))
+    sure = article > _ARTICLE_ODDS and forum < _FORUM_ODDS
+    return sure and share < _COMMENTS_ARE_THE_PAGE and bool(kept[~below].any())
 
 
 def apply(page: PageTree, kept: Sequence[bool], run_words: Sequence[list[str]]) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
 
-from deepinfer_search_fetch.analyzers import ANALYZER_VERSION, terms
+from deepinfer_search_fetch.analyzers import ANALYZER_VERSION, WantedTerms, term_places
 from deepinfer_search_fetch.index.document import IndexedPage
 
 BODY_CHARS = 8000
@@ -55,12 +55,11 @@ def features(
     title, headings and anchors, matched terms per word of the tightest window, log of the matched
     idf)."""
     text = page.content[:BODY_CHARS]
-    body = terms(text)
     headings = " ".join(_HEADING.findall(text)) if "#" in text else ""
-    top = set(terms(f"{page.title} {headings} {page.anchors}"))
-    wanted = {t for t in query_terms if idf.get(t, 0.0) > 0}
+    wanted = WantedTerms(t for t in query_terms if idf.get(t, 0.0) > 0)
+    top = {t for _, t in term_places(f"{page.title} {headings} {page.anchors}", wanted)}
     everything = sum(idf[t] for t in wanted) or 1.0
-    places = [(i, t) for i, t in enumerate(body) if t in wanted]
+    places = term_places(text, wanted)
     matched = {t for _, t in places} | (wanted & top)
     mass = sum(sorted(idf[t] for t in matched))
     return (

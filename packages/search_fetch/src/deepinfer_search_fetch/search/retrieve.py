@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from deepinfer_search_fetch.analyzers import (
@@ -31,10 +31,11 @@ UNIGRAM_WEIGHT = 0.5
 FUNCTION_WEIGHT = 0.1
 CANDIDATES = 200
 FEEDBACK_DOCUMENTS = 10
-FEEDBACK_TERMS = 20
-ORIGINAL_WEIGHT = 0.6
+FEEDBACK_TERMS = 30
+ORIGINAL_WEIGHT = 0.4
 LIKELIHOOD_POWER = 4
-EXPAND_FROM_TERMS = 4
+# From so many words on, a page may be found by the feedback terms alone.
+WIDEN_FROM_TERMS = 4
 PRIOR_DOCUMENTS = 1000
 _FEEDBACK_CHARS = 8000
 
@@ -76,21 +77,24 @@ def retrieve(
     """Up to `k` hits, best first. The first hits do not depend on `k`, but where scores are equal
     up to rounding.
 
-    expand: None decides by the query (at least EXPAND_FROM_TERMS words, no CJK).
+    expand: None decides by the query (any without CJK). Pages found for a query of fewer than
+    WIDEN_FROM_TERMS words hold one of them: there expansion only orders.
     """
     if not _asks(parsed, filters):
         return []
     weights = dict.fromkeys(parsed.terms, 1.0)
     plain = _request(parsed, weights, filters)
-    words = [t for t in parsed.terms if not is_unigram(t)]
-    wanted = expand if expand is not None else len(words) >= EXPAND_FROM_TERMS
-    if not wanted or any(is_unigram(t) for t in parsed.terms):
+    if expand is False or not parsed.terms or any(is_unigram(t) for t in parsed.terms):
         return backend.retrieve(plain, k)
     feedback = backend.retrieve(plain, FEEDBACK_DOCUMENTS)
     if not feedback:
         return []
     expanded = _feedback(parsed.terms, feedback)
-    return backend.retrieve(_request(parsed, expanded, filters), k)
+    request = _request(parsed, expanded, filters)
+    if len(parsed.terms) < WIDEN_FROM_TERMS:
+        asked = tuple(range(len(parsed.terms)))  # the query's terms are the first groups
+        request = replace(request, alternatives=(*request.alternatives, asked))
+    return backend.retrieve(request, k)
 
 
 def _asks(parsed: ParsedQuery, filters: Filters) -> bool:

@@ -6,7 +6,7 @@ import re
 import unicodedata
 from collections.abc import Mapping, Sequence
 
-from deepinfer_search_fetch.analyzers import CJK_RANGES, is_cjk, terms
+from deepinfer_search_fetch.analyzers import CJK_RANGES, WantedTerms, is_cjk, term_places
 from deepinfer_search_fetch.extract.present import to_text
 
 SNIPPET_CHARS = 200
@@ -29,10 +29,11 @@ class Passages:
         pieces = (" ".join(s.split()) for s in _SENTENCE_END.split(text))
         self.sentences = [p for p in pieces if p][:_MAX_SENTENCES]
         self._idf = idf
+        self._wanted = WantedTerms(idf)
         self._gains = [self._gain(s) for s in self.sentences]
 
     def _gain(self, sentence: str) -> float:
-        found = self._idf.keys() & terms(sentence[:1000])
+        found = {t for _, t in term_places(sentence[:1000], self._wanted)}
         # Longer sentences hold more words by chance; very short ones say little.
         return sum(sorted(self._idf[t] for t in found)) * (1.0 if len(sentence) >= 30 else 0.6)
 
@@ -77,8 +78,12 @@ class Passages:
 def highlights(text: str, idf: Weights) -> list[tuple[int, int]]:
     """Ranges of `text` whose terms the query asked for, adjacent ones merged."""
     found: list[tuple[int, int]] = []
+    wanted = WantedTerms(idf)
     for match in _WORD.finditer(text):
-        if any(t in idf for t in terms(match.group())):
+        word = match.group()
+        # A CJK character is its own only term.
+        known = unicodedata.normalize("NFKC", word) in wanted
+        if known or (not is_cjk(word) and term_places(word, wanted)):
             if found and found[-1][1] == match.start():
                 found[-1] = (found[-1][0], match.end())
             else:
