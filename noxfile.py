@@ -8,11 +8,14 @@ for as long as its files do not change, and all sessions install that wheel.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tomllib
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import nox
@@ -231,31 +234,74 @@ def api_fuzz(session: nox.Session) -> None:
 
 @nox.session(name="release-files")
 def release_files(session: nox.Session) -> None:
-    """For a deployment of the engine: what it installs, with hashes, licences and a bill."""
-    install(session, "engine[grammar,search]")
+    """For a deployment of the engine: what it installs, with hashes, licences and a bill.
+
+    Writes dist/engine-lock.txt, engine-sbom.json and engine-licences.md, for this machine's kind.
+    """
+    extras = {"engine": ["grammar", "search"], "recipe": ["images", "grammar"], "search_fetch": []}
+    packages = (*LOCAL_DEPS["engine"], "search_fetch", "engine")
+    install(session, *(f"{name}[{','.join(extras.get(name, ()))}]" for name in packages))
     session.install("cyclonedx-bom>=7,<8", "pip-licenses>=5,<6", "uv>=0.5")
     out = ROOT / "dist"
     out.mkdir(exist_ok=True)
-    engine = [f"packages/{name}/pyproject.toml" for name in LOCAL_DEPS["engine"]]
-    wanted = tomllib.loads((ROOT / "packages/engine/pyproject.toml").read_text(encoding="utf-8"))
-    third = [d for d in wanted["project"]["dependencies"] if not d.startswith("deepinfer-")]
     declared = Path(session.create_tmp()).resolve() / "engine.in"
-    declared.write_text("\n".join(third), encoding="utf-8")
-    lock = ("--generate-hashes", "-c", "constraints.txt", "-o", str(out / "engine-lock.txt"))
-    session.run("uv", "pip", "compile", "-q", *lock, *engine, str(declared))
+    third = {line for name in packages for line in required(name, extras.get(name, ()))}
+    declared.write_text("\n".join(sorted(third)), encoding="utf-8")
+    # The index is the deployment's own business: no address of one stands in the file.
+    lock = ("--generate-hashes", "--no-header", "--no-emit-index-url", "--no-emit-find-links")
+    source = ("-c", "constraints.txt", "-o", str(out / "engine-lock.txt"), str(declared))
+    session.run("uv", "pip", "compile", "-q", "--no-annotate", *lock, *source)
     python = str(Path(session.bin) / "python")
     bill = ("--of", "JSON", "-o", str(out / "engine-sbom.json"))
     session.run("cyclonedx-py", "environment", python, *bill)
-    licences = ("--format", "markdown", "--output-file", str(out / "engine-licences.md"))
-    session.run("pip-licenses", "--with-urls", *licences)
+    licences = out / "engine-licences.md"
+    table = ("--format", "markdown", "--order", "name", "--output-file", str(licences))
+    tools = ("cyclonedx-bom", "pip-licenses", "uv")
+    session.run("pip-licenses", "--with-urls", *table, "--ignore-packages", *tools)
+    own = (ROOT / "packages/engine/docs/shipped-data.md").read_text(encoding="utf-8")
+    listed = licences.read_text(encoding="utf-8")
+    licences.write_text(f"# Installed distributions\n\n{listed}\n{own}", encoding="utf-8")
+    check_release_files(session, out, third)
+
+
+def required(package: str, extras: Sequence[str]) -> list[str]:
+    """What a package declares of others, with these extras; siblings are left out."""
+    text = (ROOT / "packages" / package / "pyproject.toml").read_text(encoding="utf-8")
+    project = tomllib.loads(text)["project"]
+    lines = [*project["dependencies"]]
+    for extra in extras:
+        lines += project["optional-dependencies"][extra]
+    return [line for line in lines if not line.startswith("deepinfer-")]
+
+
+def check_release_files(session: nox.Session, out: Path, third: Collection[str]) -> None:
+    """Everything declared has a pin with hashes, a place in the bill and a licence."""
+
+    def plain(name: str) -> str:
+        return re.split(r"[\[<>=!~; ]", name)[0].lower().replace("_", "-").replace(".", "-")
+
+    lock = (out / "engine-lock.txt").read_text(encoding="utf-8")
+    pinned = {plain(line) for line in lock.splitlines() if re.match(r"\S+==", line)}
+    bare = [part for part in re.split(r"\n(?=\S+==)", lock) if "--hash=sha256:" not in part]
+    bill = json.loads((out / "engine-sbom.json").read_text(encoding="utf-8"))
+    billed = {plain(part["name"]) for part in bill["components"]}
+    rows = re.findall(r"^\| ([\w.-]+) +\|", (out / "engine-licences.md").read_text("utf-8"), re.M)
+    licensed = {plain(name) for name in rows}
+    for line in third:
+        name, there = plain(line), {"lock": pinned, "bill": billed, "licences": licensed}
+        missing = [what for what, names in there.items() if name not in names]
+        if missing and ";" not in line:
+            session.error(f"{name} is not in the {' and the '.join(missing)}")
+    if bare:
+        session.error(f"without a hash: {bare[0]}")
 
 
 @nox.session
 def soak(session: nox.Session) -> None:
     """Ten minutes of faults and rude clients against one server (a minute is in `integration`)."""
     session.env.update(OMP_NUM_THREADS="1")
-    install(session, "engine[test]")
-    posargs = session.posargs or ["--seconds", "600"]
+    install(session, "engine[test,grammar]", "recipe[grammar]")
+    posargs = session.posargs or ["--seconds", "600", "--overlap"]
     session.run("python", "packages/engine/tests/support/soak.py", *posargs)
 
 

@@ -182,7 +182,7 @@ def test_eight_streams_at_once_all_end_and_everything_is_free_again(shared, unti
 
 def test_a_client_that_leaves_frees_its_place(shared, until):
     before = shared.metric("deepinfer_aborts_total", cause="disconnect")
-    total = shared.metric("deepinfer_worker_blocks_total")
+    total = shared.metric("deepinfer_worker_blocks_capacity")
     # Workers report once a second: what an earlier test held may still be in the last report.
     until(lambda: shared.metric("deepinfer_worker_blocks_free") == total)
     body = {

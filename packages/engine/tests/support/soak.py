@@ -1,10 +1,12 @@
 """Faults and rude clients against one server for a while; then what is left is counted.
 
-    python packages/engine/tests/support/soak.py --seconds 600
+    python packages/engine/tests/support/soak.py --seconds 600 --overlap
 
 Workers are killed and stopped at random; the router is spared. Beside well-behaved clients, whose
 every text is compared with the one from before, there are clients that leave, do not read, send
-half headers and half bodies, prompts far too long and schemas that cost.
+half headers and half bodies, prompts far too long and schemas that cost. With `--overlap` both
+workers of a role may be away at once; without it one of them is always left, so that nothing
+depends on how fast this machine starts processes.
 """
 
 from __future__ import annotations
@@ -29,6 +31,9 @@ import httpx
 POLITE, RUDE = 6, 2
 PROMPTS = 24
 TOKENS = 48
+SERVER_TIMEOUT_S = 8
+"""Of headers, bodies and readers: `soak_server.py` is told. The rude hold on for longer."""
+HOLD_S = SERVER_TIMEOUT_S + 2
 
 
 @dataclass
@@ -41,6 +46,13 @@ class Report:
     hung: int = 0
     faults: Counter[str] = field(default_factory=Counter)
     rude: Counter[str] = field(default_factory=Counter)
+    statuses: Counter[str] = field(default_factory=Counter)
+    """What the server said to those whose requests cost much."""
+    cut: Counter[str] = field(default_factory=Counter)
+    timed_out: Counter[str] = field(default_factory=Counter)
+    """Connections that the server ended, by reason."""
+    grammars: float = 0
+    """Schemas that were compiled by the workers that are left."""
     leaked: dict[str, float] = field(default_factory=dict)
     rss_idle: int = 0
     rss_most: int = 0
@@ -51,6 +63,8 @@ class Report:
         found = [f"{name} is {value}" for name, value in self.leaked.items()]
         if self.wrong or self.badly_ended or self.hung:
             found.append(f"{self.wrong} wrong, {self.badly_ended} badly ended, {self.hung} hung")
+        if unwanted := [name for name in self.statuses if " 500" in name]:
+            found.append(f"answered with {unwanted}")
         if len(self.failed) > max(1, 0.01 * (self.answered + len(self.failed))):
             found.append(f"{len(self.failed)} of {self.answered} failed: {self.failed[:3]}")
         if self.rss_end > 2 * self.rss_idle:
@@ -61,6 +75,31 @@ class Report:
 def rss_kb(pid: int) -> int:
     text = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
     return int(text.partition("VmRSS:")[2].split()[0])
+
+
+def orphans_of(pid: int) -> list[str]:
+    """Command lines of compilers that were left to the server, which takes over orphans."""
+    found: list[str] = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
+            command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            if int(parent) == pid and state != "Z" and "grammar.worker" in command:
+                found.append(command)
+    return found
+
+
+def costly(depth: int, number: int) -> dict[str, Any]:
+    """A short schema whose grammar takes seconds; another one for each number."""
+    schema: dict[str, Any] = {"type": "string", "maxLength": 3}
+    for level in range(depth):
+        names = [f"p{level}{at}x{number}" for at in range(2)]
+        thing = {
+            "type": "object", "properties": dict.fromkeys(names, schema),
+            "additionalProperties": False,
+        }  # fmt: skip
+        schema = {"anyOf": [thing, {"type": "array", "items": schema}]}
+    return {"type": "object", "properties": {"a": schema}}
 
 
 def body_of(number: int, *, stream: bool, **more: Any) -> dict[str, Any]:
@@ -77,8 +116,11 @@ def body_of(number: int, *, stream: bool, **more: Any) -> dict[str, Any]:
 
 
 class Soak:
-    def __init__(self, url: str, pid: int, seed: int) -> None:
+    def __init__(self, url: str, pid: int, seed: int, overlap: bool) -> None:
         self.url = url
+        self.overlap = overlap
+        self.broken: dict[str, int] = {}
+        """Workers that were ended and are not back yet: address and process."""
         self.pid = pid
         self.random = random.Random(seed)
         self.report = Report()
@@ -96,10 +138,14 @@ class Soak:
             asyncio.create_task(self._repeat(call))
             for call in (
                 self._leaves, self._does_not_read, self._half_header, self._half_body,
-                self._far_too_long, self._costly_schema,
+                self._far_too_long,
             )
             for _ in range(RUDE)
         ]  # fmt: skip
+        others += [
+            asyncio.create_task(self._repeat(call))
+            for call in (self._refused_schema, self._costly_schema, self._leaves_a_costly_schema)
+        ]
         breaks = asyncio.create_task(self._break_workers())
         await asyncio.sleep(seconds)
         self.over = True
@@ -163,10 +209,13 @@ class Soak:
 
     async def _repeat(self, call: Any) -> None:
         while not self.over:
-            # They are refused, or cut off: as it should be.
-            with contextlib.suppress(httpx.HTTPError, OSError):
+            name = call.__name__.strip("_")
+            self.report.rude[name] += 1
+            try:
                 await call()
-            self.report.rude[call.__name__.strip("_")] += 1
+            except (httpx.HTTPError, OSError) as error:
+                # They are refused, or cut off: as it should be.
+                self.report.cut[f"{name} {type(error).__name__}"] += 1
             await asyncio.sleep(self.random.random())
 
     async def _leaves(self) -> None:
@@ -190,35 +239,53 @@ class Soak:
 
     async def _does_not_read(self) -> None:
         body = json.dumps(body_of(3, stream=True, max_tokens=1500, logprobs=True, top_logprobs=20))
-        await self._raw(_head(len(body)) + body.encode(), 4)
+        await self._raw(_head(len(body)) + body.encode(), HOLD_S)
 
     async def _half_header(self) -> None:
-        await self._raw(_head(10)[:60], 4)
+        await self._raw(_head(10)[:60], HOLD_S)
 
     async def _half_body(self) -> None:
-        await self._raw(_head(1000) + b'{"model": ', 4)
+        await self._raw(_head(1000) + b'{"model": ', HOLD_S)
 
     async def _far_too_long(self) -> None:
         body = body_of(1, stream=False)
         body["messages"][0]["content"] = "fox " * 500_000
-        reply = await self.client.post("/v1/chat/completions", json=body)
-        assert reply.status_code in (400, 413, 503), reply.status_code
+        self._count(await self.client.post("/v1/chat/completions", json=body))
+
+    def _count(self, reply: httpx.Response) -> None:
+        code = "" if reply.status_code == 200 else str(reply.json()["error"]["code"])
+        self.report.statuses[f"{reply.request.url.path} {reply.status_code} {code}"] += 1
+
+    async def _ask_with(self, schema: dict[str, Any]) -> None:
+        form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+        body = {**body_of(2, stream=False, response_format=form), "ignore_eos": False}
+        self._count(await self.client.post("/v1/chat/completions", json=body))
+
+    async def _refused_schema(self) -> None:
+        """More steps than are taken at all."""
+        await self._ask_with({"type": "string", "pattern": "(a{1,3000}z{1,3000}){1,3000}"})
+        await asyncio.sleep(1)
 
     async def _costly_schema(self) -> None:
-        deep: dict[str, Any] = {"type": "string", "pattern": "(a{1,200}){1,200}"}
-        for depth in range(12):
-            deep = {"type": "object", "properties": {f"p{depth}{i}": deep for i in range(2)}}
-        form = {"type": "json_schema", "json_schema": {"name": "x", "schema": deep, "strict": True}}
-        reply = await self.client.post(
-            "/v1/chat/completions", json=body_of(2, stream=False, response_format=form)
-        )
-        assert reply.status_code in (200, 400, 429, 501, 503), (reply.status_code, reply.text)
+        """Seconds of a compiler, which is killed when the time is over."""
+        await self._ask_with(costly(4, self.random.randrange(10**6)))
+        await asyncio.sleep(2 * self.random.random())
+
+    async def _leaves_a_costly_schema(self) -> None:
+        try:
+            async with asyncio.timeout(2 * self.random.random()):
+                await self._costly_schema()
+        except TimeoutError:
+            await asyncio.sleep(3)
 
     async def _break_workers(self) -> None:
         while not self.over:
             await asyncio.sleep(2 + 4 * self.random.random())
             health = (await self.client.get("/health")).json()
-            workers = [w for w in health["workers"] if w["pid"]]
+            for worker in health["workers"]:
+                if worker["ready"] and worker["pid"] != self.broken.get(worker["name"]):
+                    self.broken.pop(worker["name"], None)
+            workers = [w for w in health["workers"] if w["pid"] and self._may_break(w, health)]
             if not workers:
                 continue
             kind = self.random.choice((signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP))
@@ -227,8 +294,18 @@ class Soak:
                 os.kill(worker["pid"], kind)
             except ProcessLookupError:
                 continue
+            self.broken[worker["name"]] = worker["pid"]
             self.report.faults[f"{kind.name} {worker['role']}"] += 1
             self.report.rss_most = max(self.report.rss_most, rss_kb(self.pid))
+
+    def _may_break(self, worker: dict[str, Any], health: dict[str, Any]) -> bool:
+        """Whether another of its role is there to go on with what it has."""
+        if self.overlap:
+            return True
+        alike = [w for w in health["workers"] if w["role"] == worker["role"] and w is not worker]
+        return worker["name"] not in self.broken and any(
+            w["ready"] and w["name"] not in self.broken for w in alike
+        )
 
     # -- what is left ---------------------------------------------------------------------------
 
@@ -246,20 +323,26 @@ class Soak:
     async def _left(self) -> dict[str, float]:
         health = (await self.client.get("/health")).json()
         values: Counter[str] = Counter()
+        ended = "deepinfer_http_connections_ended_total"
         for line in (await self.client.get("/metrics")).text.splitlines():
             if not line.startswith("#"):
                 name, _, value = line.rpartition(" ")
                 values[name.partition("{")[0]] += float(value)
+                if name.startswith(ended):
+                    self.report.timed_out[name.removeprefix(ended)] = int(float(value))
         worker = "deepinfer_worker_"
         self.report.migrations = values[worker + "router_migrations_total"]
+        self.report.grammars = values[worker + "grammar_compilations_total"]
         left = {
             "workers away": 4.0 - sum(w["ready"] for w in health["workers"]),
             "requests in flight": health["in_flight"],
-            "blocks": values[worker + "blocks_total"] - values[worker + "blocks_free"],
-            "state slots": values[worker + "state_slots_total"]
+            "blocks": values[worker + "blocks_capacity"] - values[worker + "blocks_free"],
+            "state slots": values[worker + "state_slots_capacity"]
             - values[worker + "state_slots_free"],
             "router load": values[worker + "router_load_tokens"],
             "body bytes": values["deepinfer_http_body_bytes"],
+            "compilers without a worker": float(len(orphans_of(self.pid))),
+            "grammars that wait": values[worker + "grammar_queue"],
         }
         return {name: value for name, value in left.items() if value}
 
@@ -271,16 +354,19 @@ def _head(length: int) -> bytes:
     )
 
 
-def soak(seconds: float, seed: int = 1) -> Report:
+def soak(seconds: float, seed: int = 1, *, overlap: bool = False) -> Report:
     """Start the server, run, end it."""
     script = str(Path(__file__).parent / "soak_server.py")
     process = subprocess.Popen(
-        [sys.executable, script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, script, str(SERVER_TIMEOUT_S)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     try:
         url = process.stdout.readline().strip()
         assert url, "the server did not start"
-        return asyncio.run(Soak(url, process.pid, seed).run(seconds))
+        return asyncio.run(Soak(url, process.pid, seed, overlap).run(seconds))
     finally:
         process.stdin.close()
         try:
@@ -297,8 +383,9 @@ def main() -> None:
     )
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--overlap", action="store_true", help="both of a role may be away")
     args = parser.parse_args()
-    report = soak(args.seconds, args.seed)
+    report = soak(args.seconds, args.seed, overlap=args.overlap)
     for name, value in vars(report).items():
         print(f"{name:12} {value}")
     problems = report.problems()

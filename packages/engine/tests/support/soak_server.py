@@ -1,11 +1,15 @@
 """The server of a soak: HTTP and router here, two prefill and two decode workers below it.
 
-Tells its URL as one line on standard output; ends at end of file on its input.
+    python soak_server.py [TIMEOUT_S]
+
+Tells its URL as one line on standard output; ends at end of file on its input. The time is that
+of headers, bodies and slow readers.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import logging
 import os
 import secrets
@@ -25,7 +29,12 @@ from deepinfer_engine.settings import Settings
 ROLES = {"prefill-1": "prefill", "prefill-2": "prefill", "decode-1": "decode", "decode-2": "decode"}
 
 
-async def main() -> None:
+PR_SET_CHILD_SUBREAPER = 36
+
+
+async def main(timeout_s: float) -> None:
+    # What a killed worker leaves behind comes to this process, where it is seen.
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     key, addresses, engine = secrets.token_bytes(32), {}, None
     script = str(Path(__file__).parent / "soak_worker.py")
 
@@ -49,7 +58,9 @@ async def main() -> None:
         prefill=of("prefill"), decode=of("decode"), cluster_key=key, ready_timeout_s=60
     )
     codec = RecipeCodec.from_directory(demo_path(), ("toy",))
-    settings = Settings(slow_reader_timeout_s=3, header_timeout_s=3, body_timeout_s=3)
+    settings = Settings(
+        slow_reader_timeout_s=timeout_s, header_timeout_s=timeout_s, body_timeout_s=timeout_s
+    )
     sock = bind("127.0.0.1", 0)
     async with listening(create_app(engine, codec, settings), sock, 0):
         print(url_of(sock), flush=True)
@@ -60,4 +71,4 @@ async def main() -> None:
 
 if __name__ == "__main__":
     logging.basicConfig(level=os.environ.get("SOAK_LOG", "CRITICAL"), stream=sys.stderr)
-    uvloop.run(main())
+    uvloop.run(main(float(sys.argv[1]) if len(sys.argv) > 1 else 10.0))

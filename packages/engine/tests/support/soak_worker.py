@@ -1,4 +1,7 @@
-"""A supervised worker on the toy runner: `python soak_worker.py ROLE --listen ADDRESS`."""
+"""A supervised worker on the toy runner: `python soak_worker.py ROLE --listen ADDRESS`.
+
+Holds answers to schemas where xgrammar is installed, with little time for each.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,16 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from deepinfer_engine.codec.choose import open_grammars
 from deepinfer_engine.core.config import EngineConfig
 from deepinfer_engine.core.toy_runner import ToyRunner
+from deepinfer_engine.demo import demo_path
+from deepinfer_engine.errors import ConstraintsUnavailable
 from deepinfer_engine.pd.decode import serve_decode
 from deepinfer_engine.pd.prefill import serve_prefill
 from deepinfer_engine.pd.supervise import beat, cluster_key_from_environ, die_with_parent, notify
+
+GRAMMAR_S = 2.0
 
 
 class PacedRunner(ToyRunner):
@@ -34,6 +42,10 @@ def main() -> None:
     runner = PacedRunner(
         num_blocks=512, num_state_slots=64, block_tokens=16, vocab_size=1536, max_model_len=2048
     )
+    try:
+        grammars = open_grammars(demo_path(), runner.caps.vocab_size, timeout_s=GRAMMAR_S)
+    except ConstraintsUnavailable:
+        grammars = None
     serve = {"prefill": serve_prefill, "decode": serve_decode}[role]
     asyncio.run(
         serve(
@@ -41,6 +53,7 @@ def main() -> None:
             None,
             listen,
             config=EngineConfig(),
+            grammars=grammars,
             cluster_key=cluster_key_from_environ(os.environ),
             looked=beat,
             ready=lambda address: notify("ready", address=address),

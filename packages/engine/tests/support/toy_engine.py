@@ -276,9 +276,9 @@ class Cluster:
             _, gauges = worker.service.load()
             if worker.service.unfinished() or worker.service.loop.unfinished:
                 return False
-            if gauges["blocks_free"] != gauges["blocks_total"]:
+            if gauges["blocks_free"] != gauges["blocks_capacity"]:
                 return False
-            if gauges["state_slots_free"] != gauges["state_slots_total"]:
+            if gauges["state_slots_free"] != gauges["state_slots_capacity"]:
                 return False
             worker.service.loop.audit()
         return all(link.load == 0 for link in self.engine._links.values())

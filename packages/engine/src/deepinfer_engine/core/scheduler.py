@@ -277,9 +277,9 @@ class Scheduler:
             "parked": len(self._parked),
             "blocks_free": blocks.free,
             "blocks_owned": blocks.owned,
-            "blocks_total": blocks.capacity,
+            "blocks_capacity": blocks.capacity,
             "state_slots_free": states.free,
-            "state_slots_total": states.capacity,
+            "state_slots_capacity": states.capacity,
         }
 
     @property

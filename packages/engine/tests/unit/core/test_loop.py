@@ -78,7 +78,7 @@ def test_a_model_without_a_state_runs_more_sequences_than_it_has_slots():
     loop, sink = hand_loop(toy(num_state_slots=1, window=0))
     for i in range(5):
         submit(loop, f"r{i}", prompt(i, 17), greedy(9))
-    assert loop.snapshot()[1]["state_slots_total"] == 0
+    assert loop.snapshot()[1]["state_slots_capacity"] == 0
     run_dry(loop)
     assert [sink.tokens[f"r{i}"] for i in range(5)] == [
         alone(prompt(i, 17), greedy(9), window=0) for i in range(5)
@@ -215,7 +215,7 @@ def test_aborts_stops_and_preemptions_leak_nothing_and_change_no_token(data):
     loop.audit()
     gauges = loop.scheduler.gauges()
     assert gauges["blocks_owned"] == 0
-    assert gauges["state_slots_free"] == gauges["state_slots_total"]
+    assert gauges["state_slots_free"] == gauges["state_slots_capacity"]
     assert set(sink.ends) == set(asked)
     for name, (tokens, sampling) in asked.items():
         whole, said = alone(tokens, sampling), sink.tokens[name]
