@@ -1,7 +1,8 @@
 """Write the JSON Schemas of docs/ from the code: `python packages/engine/tools/write_schemas.py`.
 
-A change of a schema is a new version: raise `pd.wire.VERSION` (messages between workers) or
-`codec.schemas.REQUESTS_VERSION` (what clients send) with it, and run this again.
+A change of a schema is a new version: raise `pd.wire.VERSION` (messages between workers),
+`codec.schemas.REQUESTS_VERSION` (what clients send) or `adapters.kvtier.CACHE_EVENTS_VERSION` (what
+a cache tells) with it, and run this again.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from deepinfer_engine.adapters.kvtier import CACHE_EVENTS_VERSION, cache_event_schema
 from deepinfer_engine.codec.schemas import REQUESTS_VERSION, request_schemas
 from deepinfer_engine.pd.schema import json_schema
 from deepinfer_engine.pd.wire import VERSION
@@ -21,7 +23,11 @@ DOCS = Path(__file__).parents[1] / "docs"
 def documents() -> dict[str, tuple[int, dict[str, Any]]]:
     """File name -> (version, schema)."""
     requests = {"version": REQUESTS_VERSION, "schemas": request_schemas()}
-    return {"worker-messages": (VERSION, json_schema()), "requests": (REQUESTS_VERSION, requests)}
+    return {
+        "worker-messages": (VERSION, json_schema()),
+        "requests": (REQUESTS_VERSION, requests),
+        "cache-events": (CACHE_EVENTS_VERSION, cache_event_schema()),
+    }
 
 
 def digest(document: dict[str, Any]) -> str:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import json
 from pathlib import Path
 
+import jsonschema_rs
 import pytest
+
+from deepinfer_kvtier import KVEvent
 
 TOOL = Path(__file__).parents[2] / "tools" / "write_schemas.py"
 spec = importlib.util.spec_from_file_location("write_schemas", TOOL)
@@ -32,3 +36,16 @@ def test_a_sentence_may_change_within_a_version_and_a_field_may_not():
     assert tool.digest(changed) == before
     changed["$defs"]["Reserve"]["properties"]["description"] = {"type": "string"}
     assert tool.digest(changed) != before
+
+
+def test_a_cache_event_is_told_as_its_schema_has_it():
+    _, document = tool.documents()["cache-events"]
+    event = KVEvent("stored", "block", "disk", bytes(range(16)), None, 3)
+    told = {
+        name: value.hex() if isinstance(value, bytes) else value
+        for name, value in dataclasses.asdict(event).items()
+    }
+    jsonschema_rs.validate(document, told)
+    for change in ({"what": "lost"}, {"tier": None}, {"key": "zz"}, {"more": 1}):
+        with pytest.raises(jsonschema_rs.ValidationError):
+            jsonschema_rs.validate(document, {**told, **change})

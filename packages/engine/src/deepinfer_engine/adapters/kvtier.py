@@ -8,7 +8,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, get_type_hints
+
+from pydantic import Field, create_model
 
 import deepinfer_kvtier as kvtier
 from deepinfer_engine.core.pictures import Picture
@@ -383,3 +385,22 @@ def _handle(hit: Hit) -> tuple[kvtier.Namespace, kvtier.Match]:
         raise TypeError(f"a hit of another store: {handle!r}")
     namespace, match = handle
     return namespace, match
+
+
+CACHE_EVENTS_VERSION = 1
+"""Of `cache_event_schema`; a test holds it and what kvtier tells together."""
+
+
+def cache_event_schema() -> dict[str, Any]:
+    """JSON Schema of what a cache tells subscribers (`kvtier.Cache.subscribe`), bytes in hex."""
+    digest = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
+    told: dict[Any, Any] = {bytes: digest, bytes | None: digest | None}
+    fields = get_type_hints(kvtier.KVEvent)
+    event: dict[str, Any] = {name: (told.get(kind, kind), ...) for name, kind in fields.items()}
+    model = create_model("CacheEvent", __config__={"extra": "forbid"}, **event)
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "version": CACHE_EVENTS_VERSION,
+        **model.model_json_schema(),
+        "title": "A record of the prompt cache that came to a tier, or left it",
+    }
