@@ -1,4 +1,5 @@
-"""The OpenAPI document: routes from the application, bodies from the models that read them."""
+"""The OpenAPI document: routes from the application, bodies from the models that read them, answers
+from `answer_schemas`."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from deepinfer_engine.codec.schemas import request_schemas
+from deepinfer_engine.server.answer_schemas import ANSWERS, ERROR, READINESS, STREAMED
 
 _BODIES = {
     "/v1/chat/completions": "ChatCompletionsRequest",
@@ -29,12 +31,8 @@ _OWN: dict[str, dict[str, Any]] = {
         "properties": {"tokens": {"type": "array", "items": {"type": "integer", "minimum": 0}}},
         "required": ["tokens"],
     },
-    "Error": {
-        "description": "OpenAI's shape, or for Messages Anthropic's.",
-        "type": "object",
-        "properties": {"error": {"type": "object"}, "type": {"const": "error"}},
-        "required": ["error"],
-    },
+    "Error": ERROR,
+    "Readiness": READINESS,
 }
 _OWN_BODIES = {"/tokenize": "TokenizeRequest", "/detokenize": "DetokenizeRequest"}
 
@@ -57,18 +55,40 @@ def _document(app: FastAPI) -> dict[str, Any]:
     # Parameters are checked by the routes themselves, in the shape of the caller's protocol.
     schemas.pop("HTTPValidationError", None)
     schemas.pop("ValidationError", None)
-    error = {"content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}}
     for path, methods in document["paths"].items():
         body = _BODIES.get(path) or _OWN_BODIES.get(path)
-        for operation in methods.values():
-            responses = operation["responses"]
-            responses.pop("422", None)
-            responses["4XX"] = {"description": "refused; the body says why", **error}
-            responses["503"] = {"description": "no worker can take it now", **error}
-            if body is not None and "get" not in methods:
+        for method, operation in methods.items():
+            operation["responses"] = _responses(path, method)
+            if body is not None and method == "post":
                 schema = {"$ref": f"#/components/schemas/{body}"}
                 operation["requestBody"] = {
                     "required": True,
                     "content": {"application/json": {"schema": schema}},
                 }
     return document
+
+
+def _responses(path: str, method: str) -> dict[str, Any]:
+    """What an operation answers, by status."""
+    found: dict[str, Any] = {
+        "4XX": _json("refused; the body says why", "Error"),
+        "5XX": _json("failed, or no worker can take it now; the body says why", "Error"),
+    }
+    if path in ("/health", "/health/ready"):
+        found["503"] = _json("a request would not be taken now", "Readiness")
+    answer = ANSWERS.get(path, {}).get(method)
+    if answer is not None:
+        content = {"application/json": {"schema": answer}}
+        if path in STREAMED:
+            content["text/event-stream"] = {"schema": {"type": "string"}}
+        found["200"] = {"description": "the answer", "content": content}
+    elif path == "/metrics":
+        types = ("text/plain", "application/openmetrics-text")
+        content = {name: {"schema": {"type": "string"}} for name in types}
+        found["200"] = {"description": "for Prometheus", "content": content}
+    return found
+
+
+def _json(description: str, name: str) -> dict[str, Any]:
+    schema = {"$ref": f"#/components/schemas/{name}"}
+    return {"description": description, "content": {"application/json": {"schema": schema}}}
