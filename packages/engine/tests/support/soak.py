@@ -89,17 +89,12 @@ def orphans_of(pid: int) -> list[str]:
     return found
 
 
-def costly(depth: int, number: int) -> dict[str, Any]:
-    """A short schema whose grammar takes seconds; another one for each number."""
-    schema: dict[str, Any] = {"type": "string", "maxLength": 3}
-    for level in range(depth):
-        names = [f"p{level}{at}x{number}" for at in range(2)]
-        thing = {
-            "type": "object", "properties": dict.fromkeys(names, schema),
-            "additionalProperties": False,
-        }  # fmt: skip
-        schema = {"anyOf": [thing, {"type": "array", "items": schema}]}
-    return {"type": "object", "properties": {"a": schema}}
+def costly(fields: int, number: int) -> dict[str, Any]:
+    """A short schema whose grammar takes most of a second for each field; another for each number."""
+    pattern = f"([a-f]{{1,100}}x{number}y?){{1,90}}"
+    names = [f"p{at}" for at in range(fields)]
+    text = {"type": "string", "pattern": pattern}
+    return {"type": "object", "properties": dict.fromkeys(names, text), "required": names[:1]}
 
 
 def body_of(number: int, *, stream: bool, **more: Any) -> dict[str, Any]:
@@ -259,6 +254,7 @@ class Soak:
     async def _ask_with(self, schema: dict[str, Any]) -> None:
         form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
         body = {**body_of(2, stream=False, response_format=form), "ignore_eos": False}
+        body["thinking"] = {"type": "disabled"}
         self._count(await self.client.post("/v1/chat/completions", json=body))
 
     async def _refused_schema(self) -> None:
@@ -267,8 +263,8 @@ class Soak:
         await asyncio.sleep(1)
 
     async def _costly_schema(self) -> None:
-        """Seconds of a compiler, which is killed when the time is over."""
-        await self._ask_with(costly(4, self.random.randrange(10**6)))
+        """Up to seconds of a compiler, which is killed when the time is over."""
+        await self._ask_with(costly(self.random.randint(0, 9), self.random.randrange(10**6)))
         await asyncio.sleep(2 * self.random.random())
 
     async def _leaves_a_costly_schema(self) -> None:
