@@ -241,7 +241,10 @@ def release_files(session: nox.Session) -> None:
     extras = {"engine": ["grammar", "search"], "recipe": ["images", "grammar"], "search_fetch": []}
     packages = (*LOCAL_DEPS["engine"], "search_fetch", "engine")
     install(session, *(f"{name}[{','.join(extras.get(name, ()))}]" for name in packages))
-    session.install("cyclonedx-bom>=7,<8", "pip-licenses>=5,<6", "uv>=0.5")
+    tools = Path(session.create_tmp()).resolve() / "tools"  # no part of what is listed
+    session.run("python", "-m", "venv", "--clear", str(tools))
+    wanted = ("cyclonedx-bom>=7,<8", "pip-licenses>=5,<6", "uv>=0.5")
+    session.run(str(tools / "bin/pip"), "install", "-q", *wanted, external=True)
     out = ROOT / "dist"
     out.mkdir(exist_ok=True)
     declared = Path(session.create_tmp()).resolve() / "engine.in"
@@ -250,14 +253,23 @@ def release_files(session: nox.Session) -> None:
     # The index is the deployment's own business: no address of one stands in the file.
     lock = ("--generate-hashes", "--no-header", "--no-emit-index-url", "--no-emit-find-links")
     source = ("-c", "constraints.txt", "-o", str(out / "engine-lock.txt"), str(declared))
-    session.run("uv", "pip", "compile", "-q", "--no-annotate", *lock, *source)
     python = str(Path(session.bin) / "python")
-    bill = ("--of", "JSON", "-o", str(out / "engine-sbom.json"))
-    session.run("cyclonedx-py", "environment", python, *bill)
+
+    def tool(name: str, *arguments: str) -> None:
+        session.run(str(tools / "bin" / name), *arguments, external=True)
+
+    tool("uv", "pip", "compile", "-q", "-p", python, "--no-annotate", *lock, *source)
+    bill = out / "engine-sbom.json"
+    tool("cyclonedx-py", "environment", python, "--of", "JSON", "-o", str(bill))
+    # Where this machine built a wheel says nothing to anybody else.
+    parts = json.loads(bill.read_text(encoding="utf-8"))
+    for part in parts["components"]:
+        told = part.get("externalReferences", [])
+        part["externalReferences"] = [r for r in told if not r["url"].startswith("file:")]
+    bill.write_text(json.dumps(parts, indent=1) + "\n", encoding="utf-8")
     licences = out / "engine-licences.md"
     table = ("--format", "markdown", "--order", "name", "--output-file", str(licences))
-    tools = ("cyclonedx-bom", "pip-licenses", "uv")
-    session.run("pip-licenses", "--with-urls", *table, "--ignore-packages", *tools)
+    tool("pip-licenses", "--python", python, "--with-urls", *table)
     own = (ROOT / "packages/engine/docs/shipped-data.md").read_text(encoding="utf-8")
     listed = licences.read_text(encoding="utf-8")
     licences.write_text(f"# Installed distributions\n\n{listed}\n{own}", encoding="utf-8")
@@ -298,11 +310,15 @@ def check_release_files(session: nox.Session, out: Path, third: Collection[str])
 
 @nox.session
 def soak(session: nox.Session) -> None:
-    """Ten minutes of faults and rude clients against one server (a minute is in `integration`)."""
+    """Ten minutes of faults and rude clients against one server (a minute is in `integration`).
+
+    And the router's loads over a million requests.
+    """
     session.env.update(OMP_NUM_THREADS="1")
     install(session, "engine[test,grammar]", "recipe[grammar]")
     posargs = session.posargs or ["--seconds", "600", "--overlap"]
     session.run("python", "packages/engine/tests/support/soak.py", *posargs)
+    session.run("pytest", "packages/engine/tests/unit/router/test_loads.py", "-m", "slow")
 
 
 @nox.session

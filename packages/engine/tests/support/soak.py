@@ -90,7 +90,7 @@ def orphans_of(pid: int) -> list[str]:
 
 
 def costly(fields: int, number: int) -> dict[str, Any]:
-    """A short schema whose grammar takes most of a second for each field; another for each number."""
+    """A short schema; its grammar takes most of a second a field, another one for each number."""
     pattern = f"([a-f]{{1,100}}x{number}y?){{1,90}}"
     names = [f"p{at}" for at in range(fields)]
     text = {"type": "string", "pattern": pattern}

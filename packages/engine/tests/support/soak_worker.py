@@ -10,6 +10,7 @@ import logging
 import os
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +25,17 @@ from deepinfer_engine.pd.decode import serve_decode
 from deepinfer_engine.pd.prefill import serve_prefill
 from deepinfer_engine.pd.supervise import beat, cluster_key_from_environ, die_with_parent, notify
 
-GRAMMAR_S = 2.0
+GRAMMAR_S = 4.0
+END = 1
 
 
 class PacedRunner(ToyRunner):
     """Steps as long as a small model's, so that faults meet requests that run."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        # Grammars end with the token that ends answers in the codec's vocabulary.
+        self._caps = replace(self._caps, eos_token_ids=(END,))
 
     def decode(self, rows: Any) -> Any:
         time.sleep(0.004)
