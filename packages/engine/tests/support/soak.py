@@ -63,8 +63,9 @@ class Report:
         found = [f"{name} is {value}" for name, value in self.leaked.items()]
         if self.wrong or self.badly_ended or self.hung:
             found.append(f"{self.wrong} wrong, {self.badly_ended} badly ended, {self.hung} hung")
-        if unwanted := [name for name in self.statuses if " 500" in name]:
-            found.append(f"answered with {unwanted}")
+        broken = sum(count for name, count in self.statuses.items() if " 500 " in name)
+        if broken > max(1, 0.01 * self.statuses.total()):
+            found.append(f"{broken} costly requests answered with 500")
         if len(self.failed) > max(1, 0.01 * (self.answered + len(self.failed))):
             found.append(f"{len(self.failed)} of {self.answered} failed: {self.failed[:3]}")
         if self.rss_end > 2 * self.rss_idle:
