@@ -393,7 +393,7 @@ CACHE_EVENTS_VERSION = 1
 
 def cache_event_schema() -> dict[str, Any]:
     """JSON Schema of what a cache tells subscribers (`kvtier.Cache.subscribe`), bytes in hex."""
-    digest = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
+    digest: Any = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
     told: dict[Any, Any] = {bytes: digest, bytes | None: digest | None}
     fields = get_type_hints(kvtier.KVEvent)
     event: dict[str, Any] = {name: (told.get(kind, kind), ...) for name, kind in fields.items()}
