@@ -359,10 +359,45 @@ def _scenario_rank(
 
 
 @_compiled
-def search_scenarios(slots: Int, r: Float, q: int, budget: int, price: float, misses: int) -> int:
-    """See `kernels_numpy.search_scenarios`."""
+def _best_partner(
+    slots: Int, r: Float, inv: Float, load: Float, cost: Float, q: int, a: int, since: int,
+    changed: Int, found: Int, gains: Float,
+) -> None:  # fmt: skip
+    """Improve found[a] (slot of a, partner, its slot) and gains[a] by the partners changed after
+    `since`; of equal gains the first in the order of (slot, partner, its slot)."""
     G, C = slots.shape
     K = r.shape[1]
+    best, best_i, best_g, best_j = gains[a], found[a, 0], found[a, 1], found[a, 2]
+    for i in range(C):
+        o = slots[a, i]
+        for g in range(G):
+            if changed[g] <= since or not cost[g] < cost[a] or _holds(slots, g, o):
+                continue
+            # beyond this no sum can win; the margin is far above what rounding adds
+            limit = (cost[a] + cost[g]) * (1.0 + 1e-9) + best
+            for j in range(C):
+                e = slots[g, j]
+                if _holds(slots, a, e):
+                    continue
+                now = 0.0
+                for k in range(K):
+                    d = r[e, k] - r[o, k]
+                    ours = _power((load[a, k] + d) * inv[k], q)
+                    now += ours + _power((load[g, k] - d) * inv[k], q)
+                    if now > limit:
+                        break
+                gain = now - (cost[a] + cost[g])
+                first = i < best_i or (i == best_i and (g < best_g or (g == best_g and j < best_j)))
+                if gain < best or (gain == best and best_g >= 0 and first):
+                    best, best_i, best_g, best_j = gain, i, g, j
+    gains[a] = best
+    found[a, 0], found[a, 1], found[a, 2] = best_i, best_g, best_j
+
+
+@_compiled
+def search_scenarios(slots: Int, r: Float, q: int, budget: int, price: float, misses: int) -> int:
+    """See `kernels_numpy.search_scenarios`."""
+    G, K = slots.shape[0], r.shape[1]
     load, cost, inv = np.empty((G, K)), np.empty(G), np.ones(K)
     for g in range(G):
         _scenario_rank(slots, r, inv, load, cost, q, g)
@@ -374,7 +409,11 @@ def search_scenarios(slots: Int, r: Float, q: int, budget: int, price: float, mi
     for g in range(G):
         _scenario_rank(slots, r, inv, load, cost, q, g)
     stale = np.zeros(G, dtype=np.bool_)
-    used, missed = 0, 0
+    # what was found for a rank holds until it or its partner changes: hopeless ranks come again
+    # after every swap, and only the two ranks of the swap need another look then
+    changed, looked = np.zeros(G, dtype=np.int64), np.full(G, -1)
+    found, gains = np.full((G, 3), -1), np.zeros(G)
+    used, missed, now_at = 0, 0, 0
     while used + 2 <= budget and missed < misses:
         a, total = -1, 0.0
         for g in range(G):
@@ -383,37 +422,25 @@ def search_scenarios(slots: Int, r: Float, q: int, budget: int, price: float, mi
                 a = g
         if a < 0:
             break
-        best, best_i, best_g, best_j = -price * total, -1, -1, -1
-        for i in range(C):
-            o = slots[a, i]
-            for g in range(G):
-                if not cost[g] < cost[a] or _holds(slots, g, o):
-                    continue
-                # beyond this no sum can win; the margin is far above what rounding adds
-                limit = (cost[a] + cost[g]) * (1.0 + 1e-9) + best
-                for j in range(C):
-                    e = slots[g, j]
-                    if _holds(slots, a, e):
-                        continue
-                    now = 0.0
-                    for k in range(K):
-                        d = r[e, k] - r[o, k]
-                        ours = _power((load[a, k] + d) * inv[k], q)
-                        now += ours + _power((load[g, k] - d) * inv[k], q)
-                        if now > limit:
-                            break
-                    gain = now - (cost[a] + cost[g])
-                    if gain < best:
-                        best, best_i, best_g, best_j = gain, i, g, j
-        if best_i < 0:
+        since = looked[a]
+        if since < changed[a] or (found[a, 1] >= 0 and since < changed[found[a, 1]]):
+            since = -1
+            gains[a] = 0.0
+            found[a] = -1
+        _best_partner(slots, r, inv, load, cost, q, a, since, changed, found, gains)
+        looked[a] = now_at
+        if not gains[a] < -price * total:
             stale[a] = True
             missed += 1
             continue
-        out = slots[a, best_i]
-        slots[a, best_i] = slots[best_g, best_j]
-        slots[best_g, best_j] = out
+        i, g, j = found[a]
+        out = slots[a, i]
+        slots[a, i] = slots[g, j]
+        slots[g, j] = out
         _scenario_rank(slots, r, inv, load, cost, q, a)
-        _scenario_rank(slots, r, inv, load, cost, q, best_g)
+        _scenario_rank(slots, r, inv, load, cost, q, g)
+        now_at += 1
+        changed[a] = changed[g] = now_at
         used += 2
         stale[:] = False
         missed = 0
