@@ -83,6 +83,8 @@ def test_a_source_overwritten_before_done_is_exposed_and_never_served(
     store, monkeypatch, caplog, durability, host_bytes, settings, kind, step
 ):
     if step == "before the sum":
+        if not settings:
+            pytest.skip("summed when it is handed over: nothing lies between")
         gate = Gate(encode_module.encode)
         monkeypatch.setattr(encode_module, "encode", gate)
     else:

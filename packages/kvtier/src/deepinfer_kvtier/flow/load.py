@@ -264,11 +264,13 @@ class Loader:
         others = self._single_flight.claim(
             job.kind, [digests[i] for i in absent], job.urgency.priority
         )
-        mine = [i for i in absent if digests[i] not in others]
+        mine = absent if not others else [i for i in absent if digests[i] not in others]
         try:
             self._read(job, mine)
         finally:
             self._single_flight.finish(job.kind, [digests[i] for i in mine])
+        if not others:
+            return
         # Not for a less urgent reader: it may be waiting for us to pass.
         theirs = [i for i in absent if digests[i] in others]
         waited = {others[digests[i]] for i in theirs}
@@ -316,10 +318,11 @@ class Loader:
             for j, status in zip(left, lower, strict=True):
                 if status is not Status.MISS:
                     statuses[j] = status
-        good = [j for j, status in enumerate(statuses) if status is Status.OK]
-        self._promote(job, [which[j] for j in good], [members[j] for j in good])
         for i, status in zip(which, statuses, strict=True):
             job.statuses[i] = status
+        if size <= self._host.capacity_bytes:
+            good = [j for j, status in enumerate(statuses) if status is Status.OK]
+            self._promote(job, [which[j] for j in good], [members[j] for j in good])
 
     def _read_disk(
         self,

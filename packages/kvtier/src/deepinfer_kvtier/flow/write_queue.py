@@ -355,8 +355,14 @@ class WriteQueue:
         items = list(items)
         # Before the encoding thread may compress them; what they take off again is `content_bytes`.
         nbytes = sum([i.record.expanded_bytes or i.record.nbytes for i in items])
-        for start in range(0, len(items), _ENCODED_AT_ONCE):
-            some = items[start : start + _ENCODED_AT_ONCE]
+        to_encode: list[QueueEntry] = []
+        for item in items:
+            if item.record.content_checksum is not None and item.encoding.is_plain:
+                item.record.checksum = item.record.content_checksum  # no thread has to wake up
+            else:
+                to_encode.append(item)
+        for start in range(0, len(to_encode), _ENCODED_AT_ONCE):
+            some = to_encode[start : start + _ENCODED_AT_ONCE]
             encoded = self._encoder.submit([(item.record, item.encoding) for item in some])
             for item in some:
                 item.encoded = encoded

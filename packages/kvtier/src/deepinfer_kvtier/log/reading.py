@@ -152,8 +152,10 @@ def plan_runs(rows: NDArray[Any], wanted: Sequence[Wanted]) -> list[Run]:
     there = np.flatnonzero(rows["length"] == expected)
     if not len(there):
         return []
-    there = there[np.lexsort((rows["page"][there], rows["segment"][there]))]
     segments, pages = rows["segment"][there], rows["page"][there].astype(np.int64)
+    if (np.diff(pages) <= 0).any() or (segments != segments[0]).any():
+        order = np.lexsort((pages, segments))
+        there, segments, pages = there[order], segments[order], pages[order]
     lengths = expected[there].astype(np.int64)
     slots = fmt.slot_bytes(lengths)
     joins = (segments[1:] == segments[:-1]) & (lengths[1:] == lengths[:-1])
