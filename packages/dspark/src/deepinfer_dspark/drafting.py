@@ -121,21 +121,22 @@ def sample_drafts(
     R = sampling.requests
     tokens, _ = xp.argmax(logits)
     q = xp.probabilities(logits)
-    random = np.flatnonzero(sampling.temperature > 0)
+    warm = np.asarray(sampling.temperature > 0)
+    coupled = np.zeros_like(warm) if sampling.coupled is None else sampling.coupled & warm
+    random, shared = np.flatnonzero(warm & ~coupled), np.flatnonzero(coupled)
     fixed = np.flatnonzero(sampling.temperature == 0)
+    if random.size or shared.size:
+        tokens = tokens.copy()
     if random.size:
-        law = scale_and_truncate(xp, xp.take(logits, random), sampling, random)
-        rows = xp.probabilities(law)
+        rows = xp.probabilities(scale_and_truncate(xp, xp.take(logits, random), sampling, random))
         q[random] = rows
         key = draft_key(rounds[random], offset)
-        drawn = xp.draw(rows, rng("draft", sampling.seeds[random], key))
-        if sampling.coupled is not None and sampling.coupled[random].any():
-            # draft k of the block stands at the position that verify row k predicts
-            position = sampling.positions[random] + offset
-            noisy, _ = xp.argmax(xp.add_gumbel(law, sampling.seeds[random], position))
-            drawn = np.where(sampling.coupled[random], noisy, drawn)
-        tokens = tokens.copy()
-        tokens[random] = drawn
+        tokens[random] = xp.draw(rows, rng("draft", sampling.seeds[random], key))
+    if shared.size:
+        law = scale_and_truncate(xp, xp.take(logits, shared), sampling, shared)
+        # draft k of the block stands at the position that verify row k predicts
+        position = sampling.positions[shared] + offset
+        tokens[shared], _ = xp.argmax(xp.add_gumbel(law, sampling.seeds[shared], position))
     if fixed.size:
         q[fixed] = 0.0
         xp.set_at(q, fixed, tokens[fixed], np.ones(fixed.size))

@@ -100,7 +100,7 @@ class TorchRunner:
         self._caps = caps
         self._device = device
         self._drafts = model.drafts if caps.nextn else None
-        self._sampler = Sampler(caps.eos_token_ids)
+        self._sampler = Sampler(caps.eos_token_ids, coupled=model.drafts is not None)
         self._budget = DraftBudget(times or StepTimes.assumed(), max(caps.nextn, 1))
 
     @property
@@ -175,15 +175,11 @@ class TorchRunner:
         """(drafts to verify of each row, drafts); none where they would not pay."""
         most = np.array([r.max_draft for r in rows], dtype=np.int64)
         drafts = self._drafts
-        # What is sampled depends on how many drafts were verified. A seed must not mean another
-        # text in other company, so only greedy rows are cut.
-        sampled = sampling.temperature > 0
-        pays = sampled.any() or self._budget.pays(len(rows))
-        if drafts is None or not most.any() or not pays:
+        if drafts is None or not most.any() or not self._budget.pays(len(rows)):
             return np.zeros_like(most), Proposal.empty(len(rows))
         rng = self._sampler.rng
         proposal = drafts.propose(rows, most, self._caps.nextn, sampling, rng)
-        return np.where(sampled, most, self._budget.lengths(proposal.conf, most)), proposal
+        return self._budget.lengths(proposal.conf, most), proposal
 
     def _rows_of(self, row: DecodeRow, drafts: np.ndarray) -> SequenceRows:
         return SequenceRows(

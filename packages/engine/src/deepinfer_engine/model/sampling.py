@@ -24,8 +24,12 @@ def sampling_batch(
     prompt_lens: Sequence[int],
     eos_token_ids: tuple[int, ...],
     positions: Sequence[int] | None = None,
+    *,
+    coupled: bool = False,
 ) -> SamplingBatch:
     """One entry a request.
+
+    coupled: what is sampled depends on the seed and on nothing that a drafter does.
 
     histories: committed tokens, prompt first; may be empty where no penalty is set and `positions`
     is given.
@@ -41,6 +45,7 @@ def sampling_batch(
         ),
         seeds=np.array([p.seed or 0 for p in params], dtype=np.uint64),
         positions=lengths,
+        coupled=np.ones(len(params), dtype=np.bool_) if coupled else None,
         top_p=_unless_all([p.top_p for p in params], 1.0),
         top_k=np.array([p.top_k for p in params], dtype=np.int64)
         if any(p.top_k > 0 for p in params)

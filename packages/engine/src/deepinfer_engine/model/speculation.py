@@ -2,7 +2,8 @@
 
 Drafts cost twice: making them takes time, and verifying them makes the batch larger. Where they are
 accepted seldom, or the batch is large already, a step without drafts makes more tokens a second.
-Only what earlier steps saw decides about a step, so that the choice says nothing about its drafts.
+Whether to draft follows what earlier steps saw; which drafts to verify follows their confidences
+too. Neither changes what is sampled, see `Sampler`.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from deepinfer_engine.core.runner import IntArray
 FOREVER_S = 1e12
 PROBE_STEPS = 64
 """Where drafts do not pay, one step in so many drafts all the same: the text may have changed."""
+MOST_PROBE_STEPS = 512
+"""The steps between probes double up to here while probes fail: they cost time."""
 EWMA = 0.05
 LEAST_GAIN = 0.03
 """Expected gain below which drafts are left out: the measurements are not better than that."""
@@ -74,17 +77,17 @@ class DraftBudget:
         self._scheduler = BudgetScheduler(times.forward, length, draft_ms=times.drafting.cost)
         self._accepted = np.full(length, 0.8)
         """Share of drafts at each offset that come true once those before them did."""
-        self._idle = 0
+        self._idle, self._patience = 0, PROBE_STEPS
 
     def pays(self, sequences: int) -> bool:
         """Whether drafting for so many sequences is expected to make tokens faster."""
         if self._gain(sequences) > LEAST_GAIN:
-            self._idle = 0
+            self._idle, self._patience = 0, PROBE_STEPS
             return True
         self._idle += 1
-        if self._idle < PROBE_STEPS:
+        if self._idle < self._patience:
             return False
-        self._idle = 0
+        self._idle, self._patience = 0, min(2 * self._patience, MOST_PROBE_STEPS)
         return True
 
     def lengths(self, confidence: np.ndarray | None, most: IntArray) -> IntArray:

@@ -25,11 +25,17 @@ IntArray = npt.NDArray[np.int64]
 
 
 class Sampler:
-    """Samples first tokens and verifies drafts. One random stream: keyed, so order is free."""
+    """Samples first tokens and verifies drafts. One random stream: keyed, so order is free.
 
-    def __init__(self, eos_token_ids: tuple[int, ...]) -> None:
+    coupled: draw by noise that a drafter shares, keyed by seed and position. Drafts then change how
+        soon a token comes and never which: how many are made may follow anything, other requests
+        and the memory that is left included. Worth its cost where there is a drafter.
+    """
+
+    def __init__(self, eos_token_ids: tuple[int, ...], *, coupled: bool = False) -> None:
         self.rng = CounterRng()
         self._eos = eos_token_ids
+        self._coupled = coupled
         self._verifier = Verifier()
 
     def first_tokens(self, chunks: Sequence[PrefillChunk], logits: Tensor) -> list[StepOutput]:
@@ -37,7 +43,12 @@ class Sampler:
         ends = [c.start + len(c.token_ids) for c in chunks]
         prompt_lens = [end - c.resumed for end, c in zip(ends, chunks, strict=True)]
         sampling = sampling_batch(
-            [c.sampling for c in chunks], [c.prompt for c in chunks], prompt_lens, self._eos, ends
+            [c.sampling for c in chunks],
+            [c.prompt for c in chunks],
+            prompt_lens,
+            self._eos,
+            ends,
+            coupled=self._coupled,
         )
         result = self._verifier.verify(
             logits,
@@ -58,6 +69,7 @@ class Sampler:
             [r.history for r in rows],
             [r.prompt_len for r in rows],
             self._eos,
+            coupled=self._coupled,
         )
 
     def verify(

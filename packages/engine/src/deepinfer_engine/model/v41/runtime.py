@@ -170,10 +170,12 @@ class BlockDrafts:
             length,
             pick,
         )
-        greedy = not sampling.temperature.any()
+        drawn = sampling.temperature > 0
+        if sampling.coupled is not None:
+            drawn = drawn & ~sampling.coupled
         return Proposal(
             tokens=block.tokens.numpy(),
             lengths=lens,
-            q=None if greedy else torch.stack(drawn_from, dim=1),
+            q=torch.stack(drawn_from, dim=1) if drawn.any() else None,
             conf=block.confidence.to(torch.float32).numpy(),
         )
