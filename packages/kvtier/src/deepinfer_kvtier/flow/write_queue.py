@@ -357,9 +357,10 @@ class WriteQueue:
         nbytes = sum([i.record.expanded_bytes or i.record.nbytes for i in items])
         to_encode: list[QueueEntry] = []
         for item in items:
-            if item.record.content_checksum is not None and item.encoding.is_plain:
-                item.record.checksum = item.record.content_checksum  # no thread has to wake up
-            else:
+            record = item.record
+            if item.encoding.is_plain and record.checksum is None and record.content_checksum:
+                record.checksum = record.content_checksum  # no thread has to wake up for it
+            elif not item.encoding.is_plain or record.checksum is None:
                 to_encode.append(item)
         for start in range(0, len(to_encode), _ENCODED_AT_ONCE):
             some = to_encode[start : start + _ENCODED_AT_ONCE]
