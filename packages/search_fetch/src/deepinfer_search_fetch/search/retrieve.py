@@ -89,9 +89,12 @@ def retrieve(
     feedback = backend.retrieve(plain, FEEDBACK_DOCUMENTS)
     if not feedback:
         return []
+    short = len(parsed.terms) < WIDEN_FROM_TERMS
+    if short and len(feedback) < FEEDBACK_DOCUMENTS:
+        return feedback[:k]  # so few pages need no better order, and tell of no topic
     expanded = _feedback(parsed.terms, feedback)
     request = _request(parsed, expanded, filters)
-    if len(parsed.terms) < WIDEN_FROM_TERMS:
+    if short:
         asked = tuple(range(len(parsed.terms)))  # the query's terms are the first groups
         request = replace(request, alternatives=(*request.alternatives, asked))
     return backend.retrieve(request, k)
