@@ -13,7 +13,11 @@ import deepinfer_search_fetch
 
 class TestContract(PackageContract):
     package = deepinfer_search_fetch
-    preload = ("fastapi", "h11", "lxml.html", "numpy", "resiliparse", "tantivy", "typer")
+    preload = (
+        "fastapi", "h11", "lxml.html", "numpy", "resiliparse", "tantivy", "typer", "trafilatura",
+        "uvicorn", "rich.markdown", "prometheus_client", "tinycss2", "cssselect", "fastwarc",
+        "mcp.server", "cryptography.hazmat.primitives.ciphers.aead", "markdown_it",
+    )  # fmt: skip
 
 
 def test_importing_the_package_loads_no_third_party_module() -> None:

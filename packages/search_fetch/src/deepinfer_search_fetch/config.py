@@ -9,8 +9,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 
-from deepinfer_search_fetch.net.address_rules import address_rules
-from deepinfer_search_fetch.net.proxy import EgressProxy
+from deepinfer_search_fetch.address_rules import address_rules
+from deepinfer_search_fetch.egress import EgressProxy
 
 HOME_VARIABLE = "DEEPINFER_SEARCH_FETCH_HOME"
 RENDER_USER_VARIABLE = "DEEPINFER_SEARCH_FETCH_RENDER_USER"

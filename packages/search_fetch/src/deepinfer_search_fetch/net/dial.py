@@ -7,9 +7,9 @@ import ipaddress
 from collections.abc import Sequence
 
 from deepinfer_search_fetch.config import Limits
+from deepinfer_search_fetch.egress import READ_BYTES, EgressProxy
 from deepinfer_search_fetch.errors import RefusedError, UpstreamError
 from deepinfer_search_fetch.net.guard import AddressPolicy
-from deepinfer_search_fetch.net.proxy import READ_BYTES, EgressProxy
 from deepinfer_search_fetch.net.resolver import Resolver
 from deepinfer_search_fetch.urls import Url
 

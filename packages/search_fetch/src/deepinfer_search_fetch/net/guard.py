@@ -13,9 +13,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from deepinfer_search_fetch.address_rules import Network, address_rules
 from deepinfer_search_fetch.config import Config
 from deepinfer_search_fetch.errors import RefusedError
-from deepinfer_search_fetch.net.address_rules import Network, address_rules
 from deepinfer_search_fetch.urls import Url, domain_matches
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address

@@ -19,11 +19,11 @@ import h11
 
 from deepinfer_search_fetch.admission import WorkThreads
 from deepinfer_search_fetch.config import Limits
+from deepinfer_search_fetch.egress import READ_BYTES, EgressProxy
 from deepinfer_search_fetch.errors import LimitError, UpstreamError
 from deepinfer_search_fetch.net.decode import ACCEPT_ENCODING, decode_body
 from deepinfer_search_fetch.net.dial import Dialer
 from deepinfer_search_fetch.net.guard import AddressPolicy
-from deepinfer_search_fetch.net.proxy import READ_BYTES, EgressProxy
 from deepinfer_search_fetch.net.resolver import Resolver
 from deepinfer_search_fetch.urls import Url, registrable_domain
 

@@ -1,4 +1,4 @@
-"""The table of addresses, names and ports that are denied by default: `address_rules.json`.
+"""The table of addresses, names and ports denied by default: `net/address_rules.json`.
 
 It is data, so that another program that fetches can ship the same table.
 """
