@@ -6,9 +6,9 @@ The whole way of a prompt in one process: scheduler, lookup, load, prefill, publ
 thread of torch. The model is random, of the released V4.1 structure (40 layers and 3 of drafts,
 ratios, sources, windows of 128, candidates; small widths), then SmolLM2 at its context where
 `deepinfer pull smollm2` has put it. Beside the gain stands its ceiling: what the prompt took
-without hits over what the model's own cost slope says of the tokens that are left. The slope is fitted to
-the steps of the run without hits and to short steps at several depths. Prints what a context was
-left out for.
+without hits over what the model's own cost slope says of the tokens that are left. The slope is
+fitted to the steps of the run without hits and to short steps at several depths. Prints what a
+context was left out for.
 """
 
 from __future__ import annotations

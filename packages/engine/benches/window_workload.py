@@ -40,6 +40,7 @@ from deepinfer_engine.core.types import (
     TokensEvent,
     TrafficClass,
 )
+from deepinfer_engine.core.windows import Recovery
 from deepinfer_engine.pd.decode import serve_decode
 from deepinfer_engine.pd.prefill import serve_prefill
 from deepinfer_engine.router.client import WorkerStatus
@@ -68,7 +69,8 @@ def work(role: str, directory: str, ttl_s: float) -> None:
         StoreSettings(
             Path(directory),
             window_ttl_s=ttl_s,
-            recovery=made.caps.recovery("exact"),
+            # The toy's replay is short; what one is worth is weighed as of the released model.
+            recovery=Recovery("exact", 2560, 128),
             exchange=WindowExchange(KEY, deadline_s=1.0),
         ),
         made.layout,

@@ -24,6 +24,7 @@ MAX_NAMESPACES = 1024
 COMMIT_DELAY_S = 0.002
 """A prompt's hand-over waits for its blocks to be findable: short groups, little waiting."""
 PUT_TIMEOUT_S = 10.0
+_PULL = kvtier.Cost().tiers["peer"]
 ANNOUNCE_TIMEOUT_S = 0.25
 """How long a publication waits for the window directory to hear of it."""
 
@@ -235,9 +236,12 @@ class KVTierStore:
         return Hit(n_tokens, by_tier, (namespace, match), window, generation)
 
     def _cost(self) -> kvtier.Cost:
-        recovery = self._recovery
+        """What loading has been taking. Of pulls that is not counted: each has one try within a
+        deadline, and a peer that was slow once would never be asked again."""
+        recovery, seen = self._recovery, self._cache.costs.current()
         return replace(
-            self._cache.costs.current(),
+            seen,
+            tiers={**seen.tiers, "peer": _PULL},
             prefill_tok_s=self._prefill_rate,
             replay_tokens=recovery.bounded_tokens,
             exact_replay_tokens=recovery.exact_tokens,
