@@ -2,7 +2,8 @@
 
 Each script of `python/` names what it needs in its own head (PEP 723), each of `node/` in its first
 comment; each runs in an environment of its own, by uv and npm. `python run.py openai_sdk codex`
-runs some of them. Needs the extra `grammar` in the environment that runs this file.
+runs some of them. Needs the extra `grammar` in the environment that runs this file. Each report is
+kept beside the logs; the table is made of all that are there, so a run may be done in parts.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ def long_demo(folder: Path) -> Path:
 def server(model: Path, log: Path) -> Iterator[str]:
     """A three-process server on a free port; its address."""
     command = [sys.executable, "-m", "deepinfer_engine.cli.main", "serve", "--port", "0"]
-    command += ["--model", str(model), "--served-model-name", "deepinfer-demo", "--no-cache"]
-    command += ["--num-blocks", "2200"]
+    command += ["--model", str(model), "--served-model-name", "deepinfer-demo"]
+    command += ["--cache-dir", str(model.parent / "cache"), "--num-blocks", "2200"]
     address: list[str] = []
     ready = threading.Event()
     with log.open("w") as out:
@@ -110,6 +111,11 @@ def run(script: Path, url: str, model: Path, work: Path, logs: Path) -> dict[str
         return {"client": script.stem, "version": "-", "steps": {"install": str(error)[:200]}}
 
 
+def report_of(script: Path, logs: Path) -> Path:
+    """Where the report of a script is kept."""
+    return logs / f"{script.name}.json"
+
+
 def counters(url: str) -> dict[str, float]:
     """The server's token counts."""
     text = urllib.request.urlopen(f"{url}/metrics", timeout=30).read().decode()
@@ -148,6 +154,7 @@ def main() -> int:
     if shutil.which("npm") is None:
         print("npm is not here: the JavaScript clients are left out")
         scripts = [p for p in scripts if p.suffix == ".py"]
+    known = [report_of(script, arguments.logs) for script in scripts]
     if arguments.clients:
         scripts = [p for p in scripts if p.stem in arguments.clients]
     arguments.logs.mkdir(parents=True, exist_ok=True)
@@ -160,6 +167,7 @@ def main() -> int:
             for script in scripts:
                 result = run(script, url, model, work, arguments.logs)
                 results.append(result)
+                report_of(script, arguments.logs).write_text(json.dumps(result))
                 bad = {k: v for k, v in result["steps"].items() if v != "ok"}
                 state = "ok" if not bad else json.dumps(bad)
                 print(f"{result['client']} {result['version']}: {state}", flush=True)
@@ -171,7 +179,8 @@ def main() -> int:
             with server(model, arguments.logs / "server.log") as url:
                 all_of(url)
     if arguments.table:
-        arguments.table.write_text(table(results))
+        kept = [json.loads(path.read_text()) for path in known if path.exists()]
+        arguments.table.write_text(table(kept))
     failed = [r["client"] for r in results if any(v != "ok" for v in r["steps"].values())]
     print(f"{len(results) - len(failed)} passed, {len(failed)} failed")
     return bool(failed)

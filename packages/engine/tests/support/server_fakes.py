@@ -61,7 +61,11 @@ class FakeEngine:
         self.flushed = 0
         self.workers = [
             WorkerStatus(
-                "w0", "single", ready=True, counters={"steps_total": 3.0}, gauges={"running": 1.0}
+                "w0",
+                "single",
+                ready=True,
+                counters={"steps_total": 3.0},
+                gauges={"running": 1.0, "blocks_total": 9.0},
             )
         ]
         self.info = ModelInfo(max_model_len=4096, vocab_size=512, nextn=2, layout_hash="h")

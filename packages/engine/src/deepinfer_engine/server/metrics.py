@@ -260,7 +260,9 @@ class _WorkerCollector(Collector):
             if kind == "counters":
                 family = CounterMetricFamily(metric.removesuffix("_total"), text, labels=labels)
             else:
-                family = GaugeMetricFamily(metric, text, labels=labels)
+                # `_total` is the ending of counters, by the rules of the format.
+                named = re.sub(r"_total$", "_capacity", metric)
+                family = GaugeMetricFamily(named, text, labels=labels)
             for worker in self.snapshot:
                 value = getattr(worker, kind).get(name)
                 if value is not None:

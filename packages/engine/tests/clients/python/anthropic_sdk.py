@@ -3,9 +3,11 @@
 # ///
 """The official Anthropic client: messages, streams, token counts, and its tool runner."""
 
+import os
+
 import anthropic
 from anthropic import Anthropic, beta_tool
-from common import FOX, KEY, MODEL, QUESTION, URL, Report, check, weather
+from common import FOX, KEY, MODEL, QUESTION, URL, Report, check, counters, weather
 
 client = Anthropic(base_url=URL, api_key=KEY)
 report = Report("anthropic")
@@ -28,6 +30,24 @@ def _whole(usage):
         + (usage.cache_read_input_tokens or 0)
         + (usage.cache_creation_input_tokens or 0)
     )
+
+
+def counts():
+    """What the client is told of tokens and the cache is what the server counts."""
+    before = counters()
+    told = {"prompt": 0, "generated": 0, "cached": 0}
+    words = f"{os.getpid()} " + "The owl and the fox walk through the garden. " * 60
+    ask = [{"role": "user", "content": words}]
+    count = client.messages.count_tokens(model=MODEL, messages=ask).input_tokens
+    for _ in range(2):
+        usage = client.messages.create(model=MODEL, max_tokens=20, messages=ask).usage
+        check(_whole(usage) == count, f"{usage} {count}")
+        told["prompt"] += _whole(usage)
+        told["generated"] += usage.output_tokens
+        told["cached"] += usage.cache_read_input_tokens or 0
+    after = counters()
+    check({kind: after[kind] - before[kind] for kind in told} == told, f"{told} {before} {after}")
+    check(told["cached"] > 0, "nothing was cached")
 
 
 def stream():
@@ -81,6 +101,7 @@ def overflow():
 
 
 report.step("messages", messages)
+report.step("token and cache counts", counts)
 report.step("stream", stream)
 for choice in (None, {"type": "any"}, {"type": "tool", "name": "weather"}):
     name = choice["type"] if choice else "auto"

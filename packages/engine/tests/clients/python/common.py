@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import traceback
+import urllib.request
 from collections.abc import Callable
 from importlib import metadata
 from typing import Any
@@ -50,6 +51,14 @@ class Report:
         print(json.dumps({"client": self.client, "version": self.version, "steps": self.steps}))
         sys.stdout.flush()
         os._exit(any(value != "ok" for value in self.steps.values()))
+
+
+def counters() -> dict[str, float]:
+    """What the server says it has read, generated and found in its cache."""
+    text = urllib.request.urlopen(f"{URL}/metrics", timeout=30).read().decode()
+    names = {f"deepinfer_{kind}_tokens_total": kind for kind in ("prompt", "generated", "cached")}
+    lines = (line.split() for line in text.splitlines())
+    return {names[line[0]]: float(line[-1]) for line in lines if line and line[0] in names}
 
 
 def weather(city: str) -> str:

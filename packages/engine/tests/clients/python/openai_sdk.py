@@ -4,9 +4,10 @@
 """The official OpenAI client: chat, streams, tools in a loop, Responses, Completions, models."""
 
 import json
+import os
 
 import openai
-from common import FOX, KEY, MODEL, OPENAI, QUESTION, Report, check, weather
+from common import FOX, KEY, MODEL, OPENAI, QUESTION, Report, check, counters, weather
 from openai import OpenAI, pydantic_function_tool
 from pydantic import BaseModel
 
@@ -107,6 +108,23 @@ def responses(streams):
         check(answer.usage.total_tokens > 0, "no usage")
 
 
+def counts():
+    """What the client is told of tokens and the cache is what the server counts."""
+    before = counters()
+    told = {"prompt": 0, "generated": 0, "cached": 0}
+    words = f"{os.getpid()} " + "The fox and the owl walk through the garden. " * 60
+    for _ in range(2):
+        usage = client.chat.completions.create(
+            model=MODEL, messages=[{"role": "user", "content": words}], max_completion_tokens=20
+        ).usage
+        told["prompt"] += usage.prompt_tokens
+        told["generated"] += usage.completion_tokens
+        told["cached"] += usage.prompt_tokens_details.cached_tokens
+    after = counters()
+    check({kind: after[kind] - before[kind] for kind in told} == told, f"{told} {before} {after}")
+    check(told["cached"] > 0, "nothing was cached")
+
+
 def completions():
     answer = client.completions.create(model=MODEL, prompt="Once upon", max_tokens=8, n=2)
     check(len(answer.choices) == 2, "choices")
@@ -133,6 +151,7 @@ for choice in ("auto", "required", {"type": "function", "function": {"name": "we
 report.step("structured output", parsed)
 report.step("responses", lambda: responses(False))
 report.step("responses stream", lambda: responses(True))
+report.step("token and cache counts", counts)
 report.step("completions", completions)
 report.step("models", lambda: check(MODEL in [m.id for m in client.models.list()], "not listed"))
 report.step("errors", errors)
