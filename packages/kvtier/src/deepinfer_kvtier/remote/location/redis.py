@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
-from typing import Any
 
-from deepinfer_kvtier.base.errors import ConfigError
+from deepinfer_kvtier.remote.redis_client import open_redis
 
 
 class RedisShard:
@@ -16,28 +14,16 @@ class RedisShard:
     """
 
     def __init__(self, url: str, prefix: bytes) -> None:
-        try:
-            asyncio_redis: Any = importlib.import_module("redis.asyncio")
-            self._errors: Any = importlib.import_module("redis.exceptions")
-        except ImportError as cause:
-            raise ConfigError(
-                'a directory in Redis needs the extra "redis":'
-                ' pip install "deepinfer-kvtier[redis]"'
-            ) from cause
-        try:
-            # Deadlines are the caller's; a repeated request would only outlive them.
-            self._client: Any = asyncio_redis.from_url(url, retry=None, max_connections=8)
-        except ValueError:
-            raise ConfigError(
-                "a Redis URL looks like redis://host:6379/0, or rediss:// for TLS"
-            ) from None
+        self._client, self._error = open_redis(
+            "a directory", url, in_event_loop=True, max_connections=8
+        )
         self._prefix = b"kvtier:" + prefix + b":"
 
     async def lookup(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """Values in order. raises: OSError."""
         try:
             return list(await self._client.mget([self._prefix + key for key in keys]))
-        except self._errors.RedisError as cause:
+        except self._error as cause:
             raise ConnectionError(type(cause).__name__) from None
 
     async def publish(self, items: Sequence[tuple[bytes, bytes]], ttl_s: int) -> None:
@@ -47,14 +33,14 @@ class RedisShard:
             for key, value in items:
                 pipe.set(self._prefix + key, value, ex=max(1, ttl_s))
             await pipe.execute()
-        except self._errors.RedisError as cause:
+        except self._error as cause:
             raise ConnectionError(type(cause).__name__) from None
 
     async def retract(self, keys: Sequence[bytes]) -> None:
         """raises: OSError."""
         try:
             await self._client.unlink(*(self._prefix + key for key in keys))
-        except self._errors.RedisError as cause:
+        except self._error as cause:
             raise ConnectionError(type(cause).__name__) from None
 
     async def close(self) -> None:

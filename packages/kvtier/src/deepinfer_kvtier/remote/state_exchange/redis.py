@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from deepinfer_kvtier.base.errors import ConfigError
+from deepinfer_kvtier.remote.redis_client import open_redis
 from deepinfer_kvtier.remote.state_exchange.wire import WindowRecord, WireError
 
 _PREFIX = b"kvtier:window:"
@@ -28,18 +28,8 @@ class RedisDirectory:
     """
 
     def __init__(self, url: str, *, lookup_timeout_s: float) -> None:
-        try:
-            import redis
-        except ImportError as cause:
-            raise ConfigError(
-                "a window directory in Redis needs: pip install 'deepinfer-kvtier[redis]'"
-            ) from cause
-        self._errors = redis.RedisError
-        try:
-            self._slow = _client(redis.Redis, url, _PUBLISH_TIMEOUT_S)
-            self._quick = _client(redis.Redis, url, lookup_timeout_s)
-        except ValueError as cause:
-            raise ConfigError(f"windows.redis_url: {cause}") from cause
+        self._slow, self._errors = _client(url, _PUBLISH_TIMEOUT_S)
+        self._quick, _ = _client(url, lookup_timeout_s)
 
     def publish(self, records: Sequence[WindowRecord]) -> None:
         try:
@@ -79,8 +69,6 @@ class RedisDirectory:
         self._quick.close()
 
 
-def _client(kind: Any, url: str, timeout_s: float) -> Any:
-    """A client that tries once: a repeated request would only outlive its deadline."""
-    return kind.from_url(
-        url, socket_timeout=timeout_s, socket_connect_timeout=timeout_s, retry=None
-    )
+def _client(url: str, timeout_s: float) -> tuple[Any, type[Exception]]:
+    limits = {"socket_timeout": timeout_s, "socket_connect_timeout": timeout_s}
+    return open_redis("windows.redis_url: a directory", url, in_event_loop=False, **limits)
