@@ -42,6 +42,7 @@ REPORTED = {
     "messages": {
         "billing_policy",
         "compaction",
+        "context_management",  # coding agents send it with every request
         "diagnostics",
         "fallbacks",
         "fallback_credit_token",

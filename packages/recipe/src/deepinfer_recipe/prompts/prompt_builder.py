@@ -81,11 +81,18 @@ class PromptBuilder:
         segments = message.segments
         self.parts.append(segments[0])
         has_pictures = self.format.has_pictures
-        for segment in segments[1:]:
-            self.parts.append(self.marks[SpecialToken.Image] if has_pictures else UNSUPPORTED_IMAGE)
-            self.parts.append(segment)
+        if len(segments) > 1:
+            mark = self.marks[SpecialToken.Image] if has_pictures else UNSUPPORTED_IMAGE
+            for segment in segments[1:]:
+                self.parts += (mark, segment)
         if has_pictures:
             self.sources += message.image_sources
+
+    def plain_answer(self, text: str) -> None:
+        """A whole turn of the assistant that shows its text alone."""
+        parts = self.parts
+        parts += (self.assistant, self.thinking_end, text, self.eos)
+        self._answers.append((len(parts) - 2, len(parts)))
 
     @property
     def place(self) -> int:

@@ -283,10 +283,16 @@ def _turns(out: PromptBuilder, conversation: Conversation, index: int) -> bool:
     calls: Sequence[ToolCall] = ()
     left_open = False
     roles: list[Role] = [message.role for message in messages]
+    # Most turns are one message without tools; those take the short way.
+    joins = ("user", "tool") if form.system_in_place else ("user", "tool", "system")
+    loses_thinking = not conversation.has_tools
     while index < len(messages):
         message, role = messages[index], roles[index]
         left_open = False
-        if role in ("user", "tool"):
+        if role == "user" and (index + 1 == len(roles) or roles[index + 1] not in joins):
+            out.parts.append(out.user)
+            out.message(message)
+        elif role in ("user", "tool"):
             end = _run_end(form, roles, index)
             run: Sequence[Message] = messages[index:end]
             if not form.system_in_place:
@@ -294,10 +300,12 @@ def _turns(out: PromptBuilder, conversation: Conversation, index: int) -> bool:
             _user_turn(out, run, calls)
             index = end
             continue
-        if role == "assistant":
+        elif role == "assistant":
             calls = _shown_calls(message, form)
             if message.prefix:
                 left_open = _prefix_turn(out, conversation, index, calls)
+            elif loses_thinking and not calls:
+                out.plain_answer(message.segments[0])
             else:
                 _assistant_turn(out, message, conversation, calls)
         elif role == "latest_reminder":

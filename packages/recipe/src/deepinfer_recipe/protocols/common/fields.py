@@ -49,7 +49,6 @@ REFUSED: dict[str, dict[str, str]] = {
     },
     "messages": {
         "container": "this server runs no containers",
-        "context_management": "shorten the conversation before it is sent",
         "mcp_servers": "connect to the MCP server at the client, and declare its tools",
         "thread": "this server keeps no threads; send the whole history in `messages`",
     },
