@@ -1,33 +1,100 @@
-"""What the package pages link to: their READMEs are shown as they are, so the files beside a
-README that it links to become files beside the page.
+"""What the site takes from elsewhere in the repository.
+
+The packages' own pages stand in the site at the paths they have in the repository, so that every
+link between them works in both places; an API page a package is made from its sources; charts are
+drawn from the results that the packages keep.
 """
 
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files, InclusionLevel
 
-PACKAGES = Path(__file__).parent.parent / "packages"
+sys.path.insert(0, str(Path(__file__).parent))
+
+import charts
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("engine", "recipe", "kvtier", "dspark", "eplb", "kernels", "search_fetch")
+ROOT_PAGES = ("ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md")
 LINK = re.compile(r"\]\(([\w./-]+)\)")
+KERNELS = ("errors", "formats", "ops", "registry", "settings", "testing")
+TESTING = ("kvtier", "dspark", "engine")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the relative link targets of every package's README."""
-    for readme in sorted(PACKAGES.glob("*/README.md")):
-        package = readme.parent
-        for target in sorted(set(LINK.findall(readme.read_text(encoding="utf-8")))):
-            path = (package / target).resolve()
-            if path.is_file() and path.is_relative_to(package):
-                uri = f"packages/{package.name}/{target}"
-                files.append(
-                    File.generated(
-                        config,
-                        uri,
-                        abs_src_path=str(path),
-                        inclusion=InclusionLevel.NOT_IN_NAV,
-                    )
+    """Add the pages of packages, what they link to, the API pages and the charts."""
+    shown = {name: ROOT / name for name in ROOT_PAGES}
+    for package in PACKAGES:
+        folder = ROOT / "packages" / package
+        pages = [*folder.glob("*.md"), *folder.glob("docs/*.md")]
+        shown |= {str(page.relative_to(ROOT)): page for page in pages}
+        api = File.generated(config, f"packages/{package}/api.md", content=_api(package))
+        files.append(api)
+    linked: dict[str, Path] = {}
+    own = [(ROOT, page) for page in (ROOT / "docs" / "pages").glob("*.md")]
+    for folder, page in [*((page.parent, page) for page in shown.values()), *own]:
+        for target in LINK.findall(page.read_text(encoding="utf-8")):
+            path = (folder / target).resolve()
+            if path.is_file() and path.is_relative_to(ROOT):
+                linked.setdefault(str(path.relative_to(ROOT)), path)
+    for uri, path in {**linked, **shown}.items():
+        if files.get_file_from_path(uri) is None:
+            files.append(
+                File.generated(
+                    config,
+                    uri,
+                    abs_src_path=str(path),
+                    inclusion=InclusionLevel.INCLUDED
+                    if uri in shown
+                    else InclusionLevel.NOT_IN_NAV,
                 )
+            )
+    for name, drawn in charts.drawn(ROOT).items():
+        files.append(File.generated(config, f"img/{name}.svg", content=drawn))
     return files
+
+
+def on_page_markdown(markdown: str, page: object, config: MkDocsConfig, files: Files) -> str:
+    """Links to files that are no pages of the site lead nowhere there: they become plain text."""
+    uri = Path(page.file.src_uri)  # type: ignore[attr-defined]  # mkdocs passes a Page
+
+    def kept(match: re.Match[str]) -> str:
+        target = (uri.parent / match.group(2)).as_posix()
+        known = files.get_file_from_path(str(_normal(target)))
+        return match.group(0) if known is not None else match.group(1)
+
+    return re.sub(r"(?<!!)\[([^\]]+)\]\(((?!https?:|#|mailto:)[^)#\s]+)\)", kept, markdown)
+
+
+def _normal(path: str) -> Path:
+    parts: list[str] = []
+    for part in Path(path).parts:
+        if part == ".." and parts:
+            parts.pop()
+        elif part != ".":
+            parts.append(part)
+    return Path(*parts)
+
+
+def _api(package: str) -> str:
+    """The API page: what the package exports, in the order of its modules' sources."""
+    name = f"deepinfer_{package}"
+    title = package.replace("_", " ")
+    text = f"# {title}: API\n\nImport from `{name}`. "
+    if package == "kernels":
+        modules = [f"{name}.{part}" for part in KERNELS]
+        text = f"# {title}: API\n\n"
+    else:
+        modules = [name]
+    for module in modules:
+        heading = f"## {module}\n\n" if len(modules) > 1 else ""
+        text += f"\n\n{heading}::: {module}\n"
+    if package in TESTING:
+        text += f"\n## {name}.testing\n\nFor tests of what others build on it.\n\n"
+        text += f"::: {name}.testing\n    options:\n      heading_level: 3\n"
+    return text
