@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import ipaddress
 import logging
 import os
 import secrets
@@ -25,6 +24,7 @@ from deepinfer_engine.pd.supervise import (
     Supervisor,
     cluster_key_from_environ,
 )
+from deepinfer_engine.pd.transport import check_key, is_loopback
 from deepinfer_engine.settings import Settings, split_address
 
 if TYPE_CHECKING:
@@ -196,20 +196,19 @@ def build_store(
                 f"cannot create the cache directory {directory}: {exc.strerror}; "
                 "choose another with --cache-dir, or --no-cache"
             ) from exc
-    secret = read_cache_secret(settings.cache_secret_file)
     return open_store(
         StoreSettings(
             directory,
             shared=settings.cache_shared,
             location=settings.cache_location,
             tiers=settings.cache_tiers,
-            secret=secret,
+            secret=read_cache_secret(settings.cache_secret_file),
             memory_bytes=settings.cache_memory_bytes,
             window_bytes=settings.window_memory_bytes,
             window_ttl_s=settings.window_ttl_s,
             recovery=runner.caps.recovery(settings.window_recovery),
             prefill_rate=settings.prefill_rate,
-            exchange=None if listen is None else _exchange(settings, listen, secret),
+            exchange=None if listen is None else window_exchange(settings, listen),
         ),
         runner.layout,
     )
@@ -231,25 +230,27 @@ def read_cache_secret(path: Path | None) -> bytes | None:
     return secret
 
 
-def _exchange(settings: Settings, listen: str, secret: bytes | None) -> WindowExchange | None:
+def window_exchange(settings: Settings, listen: str) -> WindowExchange | None:
     """How a worker and its peers find each other's windows; None where they must not.
 
-    Its bytes are authenticated and not sealed, so beyond this machine it is asked for by address.
+    Its bytes are authenticated and not sealed, so beyond this machine it is asked for by address,
+    and wants the cluster key. Raises ConfigError.
     """
     from deepinfer_engine.adapters.kvtier import WindowExchange, shared_key
 
+    if not settings.window_exchange:
+        return None
     own = settings.window_listen
     if own is None:
-        host = split_address(listen)[0]
-        if host != "localhost" and not ipaddress.ip_address(host).is_loopback:
+        if not is_loopback(split_address(listen)[0]):
             log.info("windows are not exchanged: name the address with window_listen")
             return None
         own = "127.0.0.1:0"
-    cluster = cluster_key_from_environ(os.environ) or secret
-    if not settings.window_exchange:
-        return None
+    key = cluster_key_from_environ(os.environ)
+    check_key(split_address(own)[0], key)
     return WindowExchange(
-        key=shared_key(cluster or b"one machine", "windows"),
+        # Without a key all peers are on this machine, where a digest has to be known as well.
+        key=shared_key(key or b"this machine", "windows"),
         listen=own,
         directory=settings.window_directory,
         deadline_s=settings.window_deadline_ms / 1000,

@@ -7,7 +7,12 @@ from pathlib import Path
 import pytest
 
 from deepinfer_engine.cli import main as cli
-from deepinfer_engine.cli.launch import engine_config, read_cache_secret, worker_argv
+from deepinfer_engine.cli.launch import (
+    engine_config,
+    read_cache_secret,
+    window_exchange,
+    worker_argv,
+)
 from deepinfer_engine.core.config import ALL_WINDOWS
 from deepinfer_engine.errors import ConfigError
 from deepinfer_engine.settings import Settings, load_settings
@@ -148,3 +153,30 @@ def test_a_secret_file_that_holds_none_is_refused(tmp_path, text):
     path.write_text("5b" * 32)
     assert read_cache_secret(path) == b"[" * 32
     assert read_cache_secret(None) is None
+
+
+KEY = "ab" * 32
+
+
+@pytest.mark.parametrize(
+    ("listen", "changes", "key", "own"),
+    [
+        ("127.0.0.1:0", {}, None, "127.0.0.1:0"),
+        ("127.0.0.1:0", {"window_exchange": False}, None, None),
+        ("10.0.0.2:7000", {}, KEY, None),
+        ("worker-3:7000", {}, KEY, None),
+        ("10.0.0.2:7000", {"window_listen": "10.0.0.2:7001"}, KEY, "10.0.0.2:7001"),
+    ],
+)
+def test_windows_leave_this_machine_only_by_name(monkeypatch, listen, changes, key, own):
+    monkeypatch.delenv("DEEPINFER_CLUSTER_KEY", raising=False)
+    if key is not None:
+        monkeypatch.setenv("DEEPINFER_CLUSTER_KEY", key)
+    found = window_exchange(Settings.model_validate(changes), listen)
+    assert (None if found is None else found.listen) == own
+
+
+def test_and_only_with_the_cluster_key(monkeypatch):
+    monkeypatch.delenv("DEEPINFER_CLUSTER_KEY", raising=False)
+    with pytest.raises(ConfigError, match="cluster key"):
+        window_exchange(Settings(window_listen="10.0.0.2:7001"), "127.0.0.1:0")
