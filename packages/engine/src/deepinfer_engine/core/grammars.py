@@ -51,8 +51,11 @@ async def constraint_of(
         if submitted is None:
             return None
         future, prefix = submitted
+        waiting = asyncio.wrap_future(future)
+        # What becomes of a grammar whose request has gone is nobody's error.
+        waiting.add_done_callback(_looked_at)
         # Shielded: others may wait for the same grammar.
-        return ConstraintState(await asyncio.shield(asyncio.wrap_future(future)), prefix)
+        return ConstraintState(await asyncio.shield(waiting), prefix)
     except _FAILURES:
         if _needed(sampling):
             raise
@@ -73,6 +76,11 @@ def constraint_of_blocking(
         if _needed(sampling):
             raise
         return None
+
+
+def _looked_at(done: asyncio.Future[Grammar]) -> None:
+    if not done.cancelled():
+        done.exception()
 
 
 _FAILURES = (ConstraintError, ConstraintsUnavailable, EngineUnavailable)

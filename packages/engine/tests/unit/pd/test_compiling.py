@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from concurrent.futures import Future
 
 import pytest
@@ -105,6 +106,26 @@ def test_a_compile_that_the_last_of_its_requests_has_left_is_killed():
         assert not fair._wanted
 
     asyncio.run(go())
+
+
+def test_a_compile_that_fails_for_nobody_is_not_told_as_an_error():
+    told = []
+
+    async def go():
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: told.append(context))
+        held = Held()
+        fair = FairCompiler(held)
+        task = asyncio.create_task(fair.compiled(wants("x"), "a"))
+        await turns()
+        task.cancel()
+        await turns()
+        held.futures["x"].set_exception(EngineUnavailable("killed"))
+        await turns()
+        gc.collect()
+        await turns()
+
+    asyncio.run(go())
+    assert told == []
 
 
 def test_too_many_of_one_key_are_told_to_come_back():

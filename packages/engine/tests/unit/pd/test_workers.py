@@ -26,8 +26,9 @@ from deepinfer_engine.core.pictures import picture_digest
 from deepinfer_engine.core.runner import PrefillChunk
 from deepinfer_engine.core.windows import NOTHING
 from deepinfer_engine.errors import ConfigError, TransferError
+from deepinfer_engine.pd import decode as decode_module
 from deepinfer_engine.pd import prefill as prefill_module
-from deepinfer_engine.pd import transport
+from deepinfer_engine.pd import transport, wire
 from deepinfer_engine.pd.decode import DecodeService
 from deepinfer_engine.pd.messages import (
     cached_body,
@@ -38,6 +39,7 @@ from deepinfer_engine.pd.messages import (
 )
 from deepinfer_engine.pd.prefill import PrefillService
 from deepinfer_engine.pd.sending import Outgoing
+from deepinfer_engine.pd.service import MAX_HANDSHAKES
 from deepinfer_engine.pd.wire import FrameType, Xid
 
 TOKENS = prompt(1, 3 * BLOCK + 2)
@@ -698,6 +700,42 @@ def test_aborts_are_heard_during_a_step_by_prompts_that_wait_and_by_the_one_that
             runner.gate.set()
             assert (await router.next(FrameType.ABORT_ACK))["rid"] == "r"
             assert worker.service.loop.scheduler.pools.blocks.owned == 0
+
+    run(body())
+
+
+@pytest.mark.parametrize("arrives", ["as sent", "changed"])
+def test_a_probe_tells_whether_bytes_arrive_as_they_were_sent(monkeypatch, arrives):
+    digest = wire.unit_digest
+    if arrives == "changed":
+        monkeypatch.setattr(decode_module, "unit_digest", lambda views: digest(views) ^ 1)
+
+    async def body():
+        async with decode_worker() as (decode, _, _), prefill_worker() as (_, router, _):
+            body = {"id": 9, "address": decode.address, "epoch": decode.service.epoch}
+            router.send(FrameType.PROBE, body)
+            told = await router.next(FrameType.PROBED)
+            assert told["id"] == 9
+            assert told["detail"] == ("" if arrives == "as sent" else "bytes arrive changed")
+
+    run(body())
+
+
+def test_strangers_that_never_say_who_they_are_push_each_other_out():
+    async def body():
+        async with decode_worker() as (worker, _, _):
+            host, port = transport.parse_address(worker.address)
+            many = range(2 * MAX_HANDSHAKES)
+            strangers = [await asyncio.open_connection(host, port) for _ in many]
+            await until(lambda: len(worker.service._handshakes) == MAX_HANDSHAKES)
+            for reader, _ in strangers[:MAX_HANDSHAKES]:
+                await reader.read()  # to the end: closed
+            late = await Peer.to(worker, "router")
+            reserve(worker, late)
+            assert (await late.next(FrameType.RESERVED))["rid"] == "r"
+            late.close()
+            for _, writer in strangers:
+                writer.close()
 
     run(body())
 

@@ -1,0 +1,75 @@
+"""One sealed frame: opened as it was, where it was, or not at all."""
+
+from __future__ import annotations
+
+import pytest
+
+from deepinfer_engine.errors import TransferError
+from deepinfer_engine.pd.sealing import Cipher, KeyAgreement
+
+KEY, HEADER, BODY = bytes(range(32)), b"sixteen bytes hd", b"what was said"
+
+
+def sealed(seq=3, header=HEADER):
+    return Cipher(KEY).seal(seq, header, [BODY[:4], BODY[4:]])
+
+
+def test_a_frame_is_opened_where_it_was_sealed():
+    assert bytes(Cipher(KEY).open(3, HEADER, sealed())) == BODY
+    assert BODY not in sealed()
+    assert sealed(3) != sealed(4)
+
+
+@pytest.mark.parametrize("at", range(len(BODY) + 16))
+def test_a_changed_byte_is_never_opened(at):
+    body = bytearray(sealed())
+    body[at] ^= 1
+    with pytest.raises(TransferError, match="not what the peer sealed"):
+        Cipher(KEY).open(3, HEADER, bytes(body))
+
+
+@pytest.mark.parametrize(
+    ("key", "seq", "header", "body"),
+    [
+        (KEY, 4, HEADER, sealed()),
+        (KEY, 3, b"another header..", sealed()),
+        (bytes(32), 3, HEADER, sealed()),
+        (KEY, 3, HEADER, sealed()[:-1]),
+        (KEY, 3, HEADER, b""),
+        (KEY, 3, HEADER, BODY + bytes(16)),
+    ],
+    ids=["again, as the next", "header", "key", "cut", "empty", "in clear"],
+)
+def test_a_frame_at_another_place_is_not_opened(key, seq, header, body):
+    with pytest.raises(TransferError, match="not what the peer sealed"):
+        Cipher(key).open(seq, header, body)
+
+
+def hello(agreement):
+    return b"hello of " + agreement.public
+
+
+def test_keys_differ_by_direction_connection_cluster_key_and_every_byte_of_both_hellos():
+    def keys(accepting, connecting, mine, theirs, public=None):
+        there, back = accepting.ciphers(public or connecting.public, mine, theirs)
+        return there.seal(0, HEADER, [BODY]), back.seal(0, HEADER, [BODY])
+
+    one, other = KeyAgreement(KEY), KeyAgreement(KEY)
+    mine, theirs = hello(one), hello(other)
+    there, back = keys(one, other, mine, theirs)
+    assert there != back
+    assert keys(other, one, mine, theirs) == (there, back), "both sides have the same keys"
+    for changed in (
+        keys(one, other, mine + b"x", theirs),
+        keys(one, other, mine, theirs + b"x"),
+        keys(one, other, mine[:-1], mine[-1:] + theirs),
+        keys(one, KeyAgreement(KEY), mine, theirs),
+        keys(KeyAgreement(bytes(32)), other, mine, theirs),
+    ):
+        assert there not in changed
+        assert back not in changed
+
+
+def test_a_public_key_that_is_none_is_refused():
+    with pytest.raises(TransferError, match="unusable"):
+        KeyAgreement(KEY).ciphers(bytes(32), b"a", b"b")
