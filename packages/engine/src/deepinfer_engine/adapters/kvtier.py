@@ -51,7 +51,8 @@ class StoreSettings:
     directory: local, or with `shared` a mount that other machines write too; None = none.
     location: URLs of the location service that knows where in a shared directory records lie.
     tiers: URLs of the stores below, in the order they are asked.
-    secret: 32 bytes that key all identities; None = made and kept in the directory.
+    secret: 32 bytes that key all identities, and the shards of a location service by TCP; None =
+        made and kept in the directory.
     memory_bytes: of blocks; window_bytes, window_ttl_s: of window states in memory.
     prefill_rate: tokens a second that are computed; what loads more slowly is not loaded.
     """
@@ -120,7 +121,7 @@ def _located(settings: StoreSettings) -> kvtier.FleetTierConfig:
         {
             "path": settings.directory,
             "directory": settings.location,
-            "key": shared_key(settings.secret, "location service"),
+            "key": settings.secret,
             "name": "located",
         }
     )

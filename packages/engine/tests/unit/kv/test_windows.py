@@ -6,6 +6,9 @@ continued from the right bytes.
 
 from __future__ import annotations
 
+import socket
+import subprocess
+import sys
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -289,3 +292,34 @@ def test_a_prompt_of_whole_blocks_hits_its_own_stored_window_when_asked_again(tm
     talk(settings(tmp_path), whole)
     again, _ = talk(settings(tmp_path), whole)
     assert (again.usage.window, again.cached) == ("stored", 11 * BLOCK)
+
+
+def test_a_location_service_of_our_own_tells_a_later_process_where_blocks_lie(tmp_path):
+    secret = bytes(range(32))
+    (tmp_path / "key").write_bytes(secret)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    argv = ["serve-directory", "--host", "127.0.0.1", "--port", str(port)]
+    argv += ["--key-file", str(tmp_path / "key")]
+    shard = subprocess.Popen(
+        [sys.executable, "-m", "deepinfer_kvtier", *argv], stdout=subprocess.DEVNULL
+    )
+    try:
+
+        def listens():
+            with socket.socket() as peer:
+                return peer.connect_ex(("127.0.0.1", port)) == 0
+
+        run(until(listens))
+        where = settings(
+            tmp_path / "kv", secret=secret, location=(f"tcp://127.0.0.1:{port}",), prefill_rate=1.0
+        )
+        talk(where, TOKENS)
+        again, counters = talk(where, TOKENS)
+        assert again.cached == 12 * BLOCK
+        assert counters["prefix_hit_tokens_located"] == 12 * BLOCK
+        assert again.tokens == alone(TOKENS, LONG)
+    finally:
+        shard.kill()
+        shard.wait()
