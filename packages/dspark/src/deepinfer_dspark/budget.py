@@ -63,6 +63,8 @@ class BudgetScheduler:
     min_gain:   verify everything unless the chosen budget promises at least this relative gain in
                 tokens per millisecond over verifying everything (the price of a ragged batch).
     group:      choose one batch size for all ranks of a group, see `budget`.
+
+    Raises ShapeError for arguments that do not fit.
     """
 
     def __init__(
@@ -260,7 +262,10 @@ class ConfidenceHistory:
         self._count = np.zeros(slots, dtype=np.int64)
 
     def record(self, slots: Any, conf: npt.NDArray[np.floating[Any]]) -> None:
-        """Store the confidences of drafts just made. slots: int [R] distinct; conf: [R, gamma]."""
+        """Store the confidences of drafts just made. slots: int [R] distinct; conf: [R, gamma].
+
+        Raises ShapeError for arguments that do not fit.
+        """
         at = self._at(slots)
         conf = to_host(conf)
         if conf.shape != (at.size, self._rounds.shape[2]):

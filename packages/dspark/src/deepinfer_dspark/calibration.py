@@ -78,7 +78,10 @@ def ranking_auc(score: Float, hit: Float) -> float:
 
 
 class Calibrator:
-    """Temperatures by position, and a slow correction of what drifts afterwards."""
+    """Temperatures by position, and a slow correction of what drifts afterwards.
+
+    Raises ShapeError for arguments that do not fit.
+    """
 
     def __init__(self, gamma: int, *, drift_rate: float = 0.0) -> None:
         if gamma < 1 or not 0.0 <= drift_rate < 1.0:

@@ -45,6 +45,8 @@ class SpeculationGate:
                 rounds in which nothing was drafted anyway count as such.
 
     What it decides depends on earlier rounds only, so it never changes the distribution.
+
+    Raises ShapeError for arguments that do not fit.
     """
 
     def __init__(

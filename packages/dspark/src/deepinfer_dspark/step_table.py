@@ -63,7 +63,10 @@ class StepTable:
         return cls(sizes, tuple(base_ms + ms_per_token * s for s in sizes))
 
     def cost(self, tokens: int) -> float:
-        """Milliseconds of a step of `tokens` tokens, an integer of at least 0."""
+        """Milliseconds of a step of `tokens` tokens, an integer of at least 0.
+
+        Raises ShapeError for arguments that do not fit.
+        """
         if tokens < 0 or int(tokens) != tokens:
             raise ShapeError(f"StepTable.cost wants an integer of at least 0, got {tokens}")
         return float(self.dense(tokens)[tokens])
@@ -106,6 +109,8 @@ class StepTable:
         step:   runs one target forward of that many tokens and returns when it is finished.
         reduce: averages a list of times over a parallel group (all ranks call it once).
         clock:  seconds; injected by tests.
+
+        Raises TableError for a table that cannot be made or read.
         """
         if repeats < 3:
             raise TableError(f"measure wants at least 3 repeats, got {repeats}")

@@ -22,6 +22,8 @@ class StepTimes:
     top:   largest size the table holds.
     forget: records after which a size that did not come again is unknown again, so that one slow
             step cannot keep it from being tried for ever (the smallest stays); None: never.
+
+    Raises ShapeError for arguments that do not fit.
     """
 
     def __init__(

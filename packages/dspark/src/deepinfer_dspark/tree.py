@@ -92,6 +92,8 @@ def verify_tree(
     logits: [N + 1, V] of any real dtype; row 0 follows the anchor, row i + 1 follows node i.
     sampling: parameters of this one request; max_new and stops are the caller's to apply.
     masks: bool [N + 1, V] or bit words, as `Verifier.verify` takes them.
+
+    Raises ShapeError for arguments that do not fit.
     """
     N = tree.tokens.size
     if len(logits.shape) != 2 or int(logits.shape[0]) != N + 1 or sampling.requests != 1:

@@ -43,6 +43,8 @@ def dispatch(
                       an expert takes the replica whose share covers (i + 1/2) / count.
     slots_per_rank, ranks_per_node, source_rank: where slots lie, for "local".
     Returns int64 [T, k].
+
+    Raises LoadError for loads that are no counts, ShapeError for arguments that do not fit.
     """
     ids = as_ints(topk_logical, "topk_logical")
     table, count = as_ints(log2phy, "log2phy"), as_ints(logcnt, "logcnt")
@@ -141,6 +143,9 @@ def waterfill(loads: Any, phy2log: Any, num_gpus: int, sweeps: int = 8) -> Float
     Each sweep visits the replicated experts and levels the ranks that hold one, all else fixed:
     coordinate descent on sum(rank load ** 2), whose minimum also has the least maximum. All sweeps
     but the last overshoot (successive over-relaxation), since load travels over chains of ranks.
+
+    Raises LoadError for loads that are no counts, PlanError for a placement that is none,
+    ShapeError for arguments that do not fit.
     """
     v = as_numpy(loads)
     slots = as_ints(phy2log, "phy2log")

@@ -68,6 +68,8 @@ def evaluate(loads: Any, phy2log: Any, num_gpus: int, dispatch: str = "even") ->
     phy2log:  int [L, S], slot s lies on rank s // (S // num_gpus).
     dispatch: "even" splits each expert's load evenly over its replicas; "waterfill" chooses the
               split of every step so that the busiest rank gets least (see `dispatch.waterfill`).
+
+    Raises ShapeError for arguments that do not fit.
     """
     v = as_loads(loads, "loads")
     T, L, E = v.shape

@@ -160,7 +160,10 @@ class Registry:
     # -- filling -----------------------------------------------------------------------------
 
     def add_op(self, spec: OpSpec) -> None:
-        """Register an operator; its reference runs on every device type."""
+        """Register an operator; its reference runs on every device type.
+
+        Raises BackendError for a back end that is there already or is not there.
+        """
         if spec.name in self._specs:
             raise BackendError(f"operator {spec.name!r} is already registered")
         self._specs[spec.name] = spec
@@ -172,7 +175,10 @@ class Registry:
         }
 
     def add_impl(self, impl: Impl) -> None:
-        """Register one more way to compute a known operator."""
+        """Register one more way to compute a known operator.
+
+        Raises BackendError for a back end that is there already or is not there.
+        """
         impls = self._impls[self.spec(impl.op).name]
         if impl.backend in impls:
             raise BackendError(f"{impl.op!r} already has a back end {impl.backend!r}")

@@ -40,7 +40,10 @@ def calc_diff(got: Tensor, wanted: Tensor) -> float:
 def compare(
     got: Tensor, wanted: Tensor, tolerance: Tolerance, dtype: torch.dtype, place: str = "output"
 ) -> Mismatch:
-    """Compare one output; shape, dtype and the places of infinities and NaN must be equal."""
+    """Compare one output; shape, dtype and the places of infinities and NaN must be equal.
+
+    Raises NumericsError where results differ in number, shape or type.
+    """
     if got.shape != wanted.shape or got.dtype != wanted.dtype:
         raise NumericsError(
             f"{place}: wanted {wanted.dtype} {list(wanted.shape)}, "
@@ -105,6 +108,8 @@ def check_impl(
 
     Returns the worst of the outputs. Buffers of arguments must be equal bit for bit, but for
     numbers that the operator itself writes into one: they are compared like outputs.
+
+    Raises NumericsError where results differ in number, shape or type.
     """
     args = spec.cases(seeded(seed), dtype)
     wanted = run_case(spec.reference, args)

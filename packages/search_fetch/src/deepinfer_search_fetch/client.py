@@ -158,6 +158,8 @@ class AsyncSearchFetch:
 
         Requests that differ in nothing but the spelling of the URL (tracking parameters, order of
         the query) are fetched once.
+
+        Raises InvalidRequestError for an argument that cannot be used.
         """
         if concurrency < 1:
             raise InvalidRequestError(
@@ -209,6 +211,8 @@ class AsyncSearchFetch:
 
         kind: guessed from `source` when None (".xml" URLs are sitemaps; "feed" and "crawl" are
         never guessed). crawl: limits of a crawl. progress: called with (seen, written).
+
+        Raises InvalidRequestError for an argument that cannot be used.
         """
         location = str(source)
         if not location.strip():  # as a path it would be the current folder

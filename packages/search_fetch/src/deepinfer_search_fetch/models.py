@@ -236,6 +236,8 @@ class BatchRequest(_Strict):
 
 
 class BatchItem(_Strict):
+    """What became of one request of a batch: `response` if `ok`, else `error`."""
+
     index: int
     ok: bool
     response: FetchResponse | None = None
@@ -295,6 +297,9 @@ class Authority(_Strict):
 
 
 class SearchResult(_Strict):
+    """One hit. `highlights` are (start, end) in characters of `snippet`; `tokens` is the size of
+    the page."""
+
     rank: int
     id: str
     url: str
@@ -318,6 +323,8 @@ class SearchResult(_Strict):
 
 
 class SearchResponse(_Strict):
+    """Hits, best first, of one generation of the index."""
+
     query: str
     results: list[SearchResult]
     total_estimate: int

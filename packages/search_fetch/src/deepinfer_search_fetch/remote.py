@@ -30,6 +30,8 @@ class RemoteSearchFetch:
 
     base_url: such as http://127.0.0.1:8900; api_key: sent as a bearer token.
     Errors of the service arrive as the errors they were there.
+
+    Raises ContentError where an extra is missing.
     """
 
     def __init__(

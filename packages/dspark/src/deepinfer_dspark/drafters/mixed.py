@@ -49,6 +49,8 @@ class DraftModelDrafter:
     vocab_size: tokens the target knows; a model whose vocabulary is padded further drafts none of
         the padding. Left out, such a draft is made, and rejected.
     Confidences are `ProxyConfidence`: the model's own top probability, corrected by position.
+
+    Raises ShapeError for arguments that do not fit.
     """
 
     def __init__(
@@ -143,6 +145,8 @@ class MixedDrafter:
 
     The choice between the two looks only at acceptance in *earlier* rounds and at whether a match
     exists: looking at the model's current confidences would let a draft decide on itself.
+
+    Raises ShapeError for arguments that do not fit.
     """
 
     def __init__(self, first: Drafter, model: Drafter, *, ewma: float = 0.1) -> None:

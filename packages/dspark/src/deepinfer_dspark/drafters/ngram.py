@@ -44,6 +44,8 @@ class NGramDrafter:
     Drafts are a function of the prefix (point mass), so any budget rule is lossless with them.
     The confidence of a draft is the share of drafts with as long a match behind them that came
     true. It is learned from the text itself, whether or not the drafts were verified.
+
+    Raises ShapeError for arguments that do not fit.
     """
 
     def __init__(

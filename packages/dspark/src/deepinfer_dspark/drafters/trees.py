@@ -142,6 +142,8 @@ class DraftModelTree:
 
     drawn: draw the branches of sampled requests without replacement; else, and for greedy
     requests, take the most likely ones.
+
+    Raises ShapeError for arguments that do not fit.
     """
 
     def __init__(

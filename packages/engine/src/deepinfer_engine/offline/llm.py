@@ -289,6 +289,7 @@ class LLM:
         """Prefill and decode share their memory here: nothing has to be sent."""
 
     def progress(self, progress: Progress) -> None:
+        """Take what a step made of one sequence."""
         answer = self._answers.get(progress.seq.key)
         if answer is not None and answer.take(progress):
             self._loop.abort(progress.seq.key)

@@ -20,6 +20,8 @@ class LoadWindow:
     """The last `blocks` blocks of `steps_per_block` recorded steps.
 
     All ranks add at the same steps, so that block b means the same steps everywhere.
+
+    Raises ShapeError for arguments that do not fit.
     """
 
     def __init__(

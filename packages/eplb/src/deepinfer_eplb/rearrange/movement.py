@@ -196,6 +196,9 @@ def resize(
     continues, -1 for a newcomer; None: the first ranks continue. leaving: old ranks that still
     serve as sources (scale down); what only lost ranks held has to be loaded. Processes take part
     in this order: the new ranks, then `leaving`.
+
+    Raises ShapeError for arguments that do not fit, TopologyError for ranks and slots that do not
+    fit.
     """
     before, after = as_ints(old, "old"), as_ints(new, "new")
     for name, value in (("old_gpus", old_gpus), ("num_gpus", num_gpus), ("buckets", buckets)):

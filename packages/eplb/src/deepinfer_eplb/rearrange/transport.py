@@ -56,6 +56,7 @@ class Alone:
     size = 1
 
     def all_reduce_sum(self, values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """The values themselves."""
         return values
 
     def batch_p2p(
@@ -63,10 +64,12 @@ class Alone:
         sends: Sequence[tuple[int, npt.NDArray[Any]]],
         receives: Sequence[tuple[int, npt.NDArray[Any]]],
     ) -> None:
+        """Nothing to do. Raises TransportError where a peer is named: there is none."""
         if sends or receives:
             raise TransportError("a group of one has no peers to send to or receive from")
 
     def barrier(self) -> None:
+        """Nobody to wait for."""
         return None
 
 
@@ -119,6 +122,7 @@ class GlooTransport:
         return len(self._ranks)
 
     def all_reduce_sum(self, values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """See `Transport.all_reduce_sum`; the argument stays as it is."""
         tensor = self._torch.from_numpy(values.copy())
         self._call("all_reduce", lambda: self._dist.all_reduce(tensor, group=self._group))
         return tensor.numpy()
@@ -128,6 +132,8 @@ class GlooTransport:
         sends: Sequence[tuple[int, npt.NDArray[Any]]],
         receives: Sequence[tuple[int, npt.NDArray[Any]]],
     ) -> None:
+        """See `Transport.batch_p2p`; returns when all of it has arrived."""
+
         def run() -> None:
             operations = [
                 self._dist.P2POp(call, self._bytes(buffer), self._ranks[peer], self._group)
@@ -141,6 +147,7 @@ class GlooTransport:
         self._call("batch_p2p", run)
 
     def barrier(self) -> None:
+        """See `Transport.barrier`."""
         self._call("barrier", lambda: self._dist.barrier(group=self._group))
 
     def close(self) -> None:

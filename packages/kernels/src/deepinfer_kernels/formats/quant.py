@@ -82,7 +82,10 @@ def pack(x: Tensor, record: str) -> Tensor:
 
 
 def unpack(packed: Tensor, record: str, dim: int, dtype: torch.dtype) -> Tensor:
-    """uint8 [..., record_bytes] back to [..., dim] in ``dtype``; the inverse of `pack`."""
+    """uint8 [..., record_bytes] back to [..., dim] in ``dtype``; the inverse of `pack`.
+
+    Raises RecordError for a record format that is unknown or does not fit.
+    """
     fmt = record_format(record)
     wanted = record_bytes(record, dim, dtype)
     if packed.dtype is not torch.uint8 or packed.shape[-1] != wanted:

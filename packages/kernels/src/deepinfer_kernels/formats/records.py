@@ -47,7 +47,10 @@ class RecordFormat:
             )
 
     def data_bytes(self, dim: int, dtype: torch.dtype | None = None) -> int:
-        """Payload bytes of one entry. ``raw`` needs the dtype."""
+        """Payload bytes of one entry. ``raw`` needs the dtype.
+
+        Raises RecordError for a record format that is unknown or does not fit.
+        """
         self.check_dim(dim)
         if self.name != "raw":
             return dim * self.value_bits // 8

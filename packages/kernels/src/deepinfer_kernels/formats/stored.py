@@ -30,7 +30,10 @@ STORED = {"q8_0": 34, "q4_0": 18, "q4_1": 20}
 
 
 def stored_row_bytes(stored: str, channels: int) -> int:
-    """Bytes of one weight row."""
+    """Bytes of one weight row.
+
+    Raises RecordError for a record format that is unknown or does not fit.
+    """
     if stored == "bf16":
         return 2 * channels
     if stored not in STORED:

@@ -57,6 +57,8 @@ class Cache(TierSet):
 
     Open it after forking: threads and the writer's folder belong to one process. In a child an
     inherited cache is closed.
+
+    Raises ConfigError for a setting that cannot be used.
     """
 
     def __init__(

@@ -326,6 +326,8 @@ class Namespace:
 
         Other processes follow at their next refresh, `gc_interval_s` at the latest. Opened with
         `read_only`, only this process forgets.
+
+        Raises ConfigError for a setting that cannot be used.
         """
         self.cache.check_open()
         _length("digests", digests)

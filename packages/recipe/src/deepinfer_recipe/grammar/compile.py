@@ -224,6 +224,8 @@ def compile_grammar(
 
     Nothing bounds the time: a schema of a kilobyte can take minutes, and this call cannot be
     interrupted. Use `GrammarService` for what clients send.
+
+    Raises GrammarError for a grammar that cannot be compiled.
     """
     compiler = _library().GrammarCompiler(vocabulary.info, max_threads=threads, cache_enabled=False)
     # Inside a JSON string the quotes would be escaped: this can only be the node itself.

@@ -50,6 +50,8 @@ class ImageResolver:
 
         A failed call leaves the quota unchanged. Errors name the picture's place in the
         request when its source knows it.
+
+        Raises ImageError for a picture that cannot be had.
         """
         quota.check_count(len(sources))
         images: list[ImageInfo] = []

@@ -65,6 +65,8 @@ class TemplateModel:
     special_tokens: spellings of the tokenizer's added vocabulary.
     dialect: how the model writes tool calls: `hermes`, `llama3` or `mistral`; found out from the
         template by default.
+
+    Raises TemplateUnusableError for a template that cannot be used.
     """
 
     def __init__(

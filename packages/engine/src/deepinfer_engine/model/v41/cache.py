@@ -186,7 +186,10 @@ class Cache:
         self._earliest = max(self._earliest, self.length - spare)
 
     def lost_window(self, memory: CacheMemory) -> int:
-        """Tokens that must run again because their window was not imported."""
+        """Tokens that must run again because their window was not imported.
+
+        Raises RequestError for a request that cannot be served.
+        """
         self._require_open()
         if self._memory is not memory:
             raise RequestError("this cache belongs to another model")

@@ -74,6 +74,8 @@ class ResponsesRequest(ProtocolRequest[ParsedResponses]):
     ) -> None:
         """In the extended profile, `history` holds the items that `previous_response_id` stands
         for, and `stores` tells whether the answer will be kept; see `ResponseTurn`.
+
+        Raises RequestParseError for a body that is no such request.
         """
         policy = policy_of(profile)
         fields = load_body(body)
