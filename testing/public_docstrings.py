@@ -1,7 +1,8 @@
 """Whether what a package exports says what it is, and what it raises.
 
 Every exported function and class has a docstring, and so has every public method of an exported
-class. Who raises an error that the package exports names it, or says `raises`, in its own
+class, or that of the class names it. Who raises an error that the package exports names it, or
+says `raises`, in its own
 docstring or in that of its class.
 """
 
@@ -123,7 +124,8 @@ def problems(source: Path, package: str) -> list[str]:
             where = (
                 f"{export.path.relative_to(source)}:{member.lineno}: {export.name}.{member.name}"
             )
-            inherited = own or inherits(source, export, member.name)
+            told = f"`{member.name}`" in (about or "")
+            inherited = own or told or inherits(source, export, member.name)
             if public and not inherited and not speaks_for_itself(member):
                 out.append(f"{where} has no docstring")
             if public or member.name == "__init__":

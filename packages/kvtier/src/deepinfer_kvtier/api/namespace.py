@@ -326,8 +326,7 @@ class Namespace:
 
         Other processes follow at their next refresh, `gc_interval_s` at the latest. Opened with
         `read_only`, only this process forgets.
-
-        Raises ConfigError for a setting that cannot be used.
+        raises: ConfigError for digests or kinds that are none.
         """
         self.cache.check_open()
         _length("digests", digests)

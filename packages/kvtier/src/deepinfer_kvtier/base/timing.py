@@ -16,24 +16,18 @@ LATEST_S: Final = (1 << 32) - 1
 class Clock(Protocol):
     """`wall` in seconds since 1970 for what goes to disk, `monotonic` in seconds for leases."""
 
-    def wall(self) -> float:
-        """Seconds since 1970."""
-        ...
+    def wall(self) -> float: ...
 
-    def monotonic(self) -> float:
-        """Seconds since some moment; never goes back."""
-        ...
+    def monotonic(self) -> float: ...
 
 
 class SystemClock:
-    """The machine's clocks."""
+    """The machine's clocks: `wall` and `monotonic`."""
 
     def wall(self) -> float:
-        """See `Clock.wall`; within what the format can hold."""
         return _bounded(time.time())
 
     def monotonic(self) -> float:
-        """See `Clock.monotonic`."""
         return time.monotonic()
 
 
