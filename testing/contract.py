@@ -169,6 +169,20 @@ class PackageContract:
         assert section, f"CHANGELOG.md has no heading for {self.package.__version__}"
         assert section[1].strip(), "its section is empty"
 
+    def test_every_command_tells_its_version(self) -> None:
+        for name, place in self.project.get("scripts", {}).items():
+            module, _, function = place.partition(":")
+            script = f"import sys, {module} as m; sys.argv = [{name!r}, '--version']; "
+            done = subprocess.run(
+                [sys.executable, "-c", f"{script} sys.exit(m.{function}())"],
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=120,
+            )
+            assert (done.returncode, done.stderr) == (0, ""), f"{name} --version: {done.stderr}"
+            assert self.package.__version__ in done.stdout, f"{name} --version: {done.stdout}"
+
     def test_every_module_imports_alone(self) -> None:
         names = self.modules()
         optional = sorted(self.declared() - self.declared(extras=False))

@@ -12,6 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from deepinfer_dspark import __version__
 from deepinfer_dspark.check import check_budget, check_completions, check_verify
 from deepinfer_dspark.check.completions import http_post
 from deepinfer_dspark.errors import DsparkError, TableError
@@ -29,6 +30,7 @@ TITLES = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of the console script; returns the exit code."""
     parser = argparse.ArgumentParser(prog="deepinfer-dspark", description=__doc__)
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
     sim = commands.add_parser("sim", help="gain of scheduled over full verification, by batch size")
     sim.add_argument("--requests", type=int, nargs="+", default=[16, 24, 32, 48, 64, 96])

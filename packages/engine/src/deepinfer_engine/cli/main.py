@@ -38,6 +38,28 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 config_app = typer.Typer(help="Show the configuration in force.", no_args_is_help=True)
+
+
+def _say_version(asked: bool) -> None:
+    if asked:
+        from deepinfer_engine import __version__
+
+        print(f"deepinfer {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    _version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_say_version, is_eager=True, help="Print the version and leave."
+        ),
+    ] = False,
+) -> None:
+    """Options in front of the command."""
+
+
 app.add_typer(config_app, name="config")
 app.add_typer(model_app, name="model")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import Annotated
 
 import typer
 
@@ -30,6 +31,26 @@ for command in (
 ):
     app.command()(command)
 app.command("serve-directory")(serve_directory)
+
+
+def _say_version(asked: bool) -> None:
+    if asked:
+        from deepinfer_kvtier import __version__
+
+        print(f"kvtier {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    _version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_say_version, is_eager=True, help="Print the version and leave."
+        ),
+    ] = False,
+) -> None:
+    pass
 
 
 def main() -> None:
