@@ -185,5 +185,8 @@ ANSWERS: dict[str, dict[str, Schema]] = {
 }
 """By path and method, the body of a 200 in JSON."""
 
+EVENT = thing({"event": TEXT, "id": TEXT}, data=TEXT)
+"""One server-sent event; `data` is JSON, or `[DONE]`."""
+
 STREAMED = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
 """With `stream`, these answer as server-sent events."""

@@ -9,7 +9,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from deepinfer_engine.codec.schemas import request_schemas
-from deepinfer_engine.server.answer_schemas import ANSWERS, ERROR, READINESS, STREAMED
+from deepinfer_engine.server.answer_schemas import ANSWERS, ERROR, EVENT, READINESS, STREAMED
 
 _BODIES = {
     "/v1/chat/completions": "ChatCompletionsRequest",
@@ -80,7 +80,7 @@ def _responses(path: str, method: str) -> dict[str, Any]:
     if answer is not None:
         content = {"application/json": {"schema": answer}}
         if path in STREAMED:
-            content["text/event-stream"] = {"schema": {"type": "string"}}
+            content["text/event-stream"] = {"schema": EVENT}
         found["200"] = {"description": "the answer", "content": content}
     elif path == "/metrics":
         types = ("text/plain", "application/openmetrics-text")

@@ -20,6 +20,7 @@ from toy_engine import (
     toy,
     until,
 )
+from toy_grammar import TENS, ToyCompiler
 
 from deepinfer_engine.core.config import EngineConfig
 from deepinfer_engine.core.pictures import picture_digest
@@ -143,6 +144,33 @@ class Computed:
             "cached": cached_body(NOTHING),
         }
         peer.send(FrameType.COMMIT, {**body, **changes})
+
+
+@pytest.mark.parametrize("ended", ["abort", "router"])
+def test_what_decode_compiles_for_a_request_that_goes_is_given_up(ended):
+    async def test():
+        compiler = ToyCompiler()
+        compiler.hold("tens")
+        worker = await start_worker(DecodeService(toy(), None, EngineConfig(), KEY, compiler))
+        router = await Peer.to(worker, "router")
+        body = request_body(request("r", TOKENS, greedy(12, constraint=TENS)))
+        reserve(worker, router, **body)
+        await router.next(FrameType.RESERVED)
+        await until(lambda: compiler.submitted)
+        assert compiler.abandoned == []
+        if ended == "abort":
+            router.send(FrameType.ABORT, xid_body(XID))
+            await router.next(FrameType.ABORT_ACK)
+        else:
+            router.close()
+            await until(lambda: not worker.service.unfinished())
+        for _ in range(5):  # turns of the loop, in which a cancelled task ends
+            await asyncio.sleep(0)
+        assert compiler.abandoned == ["tens"]
+        router.close()
+        await worker.end()
+
+    run(test())
 
 
 async def whole_answer(router, first):

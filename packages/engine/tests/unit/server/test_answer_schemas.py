@@ -99,6 +99,9 @@ def test_a_stream_and_metrics_have_content_types_of_their_own(app):
     assert kind in documented(app, "/v1/chat/completions", "post", 200)
     chunks = [line for line in reply.text.splitlines() if line.startswith("data: {")]
     assert json.loads(chunks[0].removeprefix("data: "))["object"] == "chat.completion.chunk"
+    event = {"event": "message", "data": chunks[0].removeprefix("data: ")}
+    schema = documented(app, "/v1/chat/completions", "post", 200)[kind]
+    jsonschema_rs.validate(schema, event)
     kind = ask(app, "get", "/metrics", None).headers["content-type"].partition(";")[0]
     assert kind in documented(app, "/metrics", "get", 200)
 
