@@ -224,6 +224,15 @@ def oracle(session: nox.Session) -> None:
     session.run("pytest", "packages/engine/tests/oracle", templates, *session.posargs)
 
 
+@nox.session
+def smollm2(session: nox.Session) -> None:
+    """A real model of 135 M parameters: pull, serve, official clients, hits, tools (a minute)."""
+    session.env.update(OMP_NUM_THREADS="1")
+    install(session, "engine[test,grammar]", "recipe[grammar]")
+    tests = "packages/engine/tests/integration/test_smollm2.py"
+    session.run("pytest", tests, "-m", "slow or not slow", *session.posargs)
+
+
 @nox.session(name="api-fuzz")
 def api_fuzz(session: nox.Session) -> None:
     """schemathesis over the OpenAPI document: no 5xx, bodies described."""

@@ -122,6 +122,10 @@ def main() -> None:
             )
             plain = TorchRunner(runner.model, replace(runner.caps, nextn=0))
             off = Side(plain, 1 + most, prompts[:batch], params)
+            for side in (on, off):  # a server has learnt before
+                side.turn(PROMPT + options.tokens)
+                side.tokens = side.drafted = side.accepted = 0
+                side.seconds = 0.0
             length = PROMPT + options.tokens
             while True:
                 if not on.turn(length) | off.turn(length):

@@ -16,7 +16,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from deepinfer_kernels import formats, ops
 from deepinfer_kernels.draw import seeded
 from deepinfer_kernels.errors import RecordError, ShapeError
-from deepinfer_kernels.formats.stored import int8_rounded
+from deepinfer_kernels.formats.stored import int8_rounded, unpack_weight
 from deepinfer_kernels.registry import default_registry, use
 
 RUNNABLE = [
@@ -208,6 +208,28 @@ def test_panels_with_rows_left_over_compute_every_product(stored: str, n: int, r
     got = ops.quant_linear(x, weight, stored, bias)
     wanted = int8_rounded(x).double() @ wide.T + bias
     torch.testing.assert_close(got.double(), wanted, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("stored", list(formats.STORED))
+@pytest.mark.parametrize("n", [1, 7, 8, 9])
+@pytest.mark.parametrize("exact", [False, True])
+def test_packed_rows_give_the_bits_of_plain_ones(stored: str, n: int, exact: bool) -> None:
+    g = seeded(n)
+    x = torch.randn(n, 96, generator=g)
+    plain = formats.store_weight(torch.randn(48, 96, generator=g), stored)
+    packed = formats.pack_weight(plain, stored)
+    assert packed.shape == plain.shape
+    assert torch.equal(unpack_weight(packed, stored + formats.PACKED), plain)
+    got = ops.quant_linear(x, packed, stored + formats.PACKED, None, exact)
+    assert torch.equal(got, ops.quant_linear(x, plain, stored, None, exact))
+
+
+def test_rows_that_make_no_group_are_not_packed() -> None:
+    weight = formats.store_weight(torch.randn(17, 32), "q8_0")
+    with pytest.raises(RecordError, match="16 rows"):
+        formats.pack_weight(weight, "q8_0")
+    with pytest.raises(ShapeError, match="groups of 16"):
+        ops.quant_linear(torch.randn(1, 32), weight, "q8_0x16")
 
 
 def test_nan_and_infinity_in_an_activation_make_its_row_nan_and_no_other() -> None:

@@ -43,6 +43,7 @@ class Operators:
         self.engram_gate = resolved("engram_gate")
         self.moe_layer = resolved("moe_layer")
         self.add_rms_norm = resolved("add_rms_norm")
+        self.quant_linear = resolved("quant_linear")
         self.silu_mul = resolved("silu_mul")
         self.qkv_rope_store = resolved("qkv_rope_store")
         self.gqa_attention = resolved("gqa_attention")

@@ -144,6 +144,9 @@ class Checkpoint:
         refuse_damage(out, f"{self._dir / file}: {name}")
         return out
 
+    def stored(self, name: str) -> None:
+        """Nothing here is in a form that products read as it is."""
+
     def rows(self, name: str, dtype: torch.dtype) -> RowTable:
         """One expected matrix as a table on disk that is read by row."""
         quantised = self._expected[name].storage == "fp8_rows"

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 CodecKind = Literal["deepseek_v41", "template"]
 """How conversations become prompts: the V4.1 encoding, or the chat template of the checkpoint."""
 CacheQuant = Literal["reference", "none"]
+WeightForm = Literal["stored", "wide"]
+"""`stored`: matrices that a GGUF file holds in 8 or 4 bits stay so, and their products round
+activations to int8 per 32 channels, as GGUF's own do. `wide`: all are widened to `dtype`."""
 ReplayMode = Literal["off", "mask", "compact"]
 """`off`: exact. `mask`: every row runs, windows are cut as in `compact` (for comparison).
 `compact`: early rows are dropped at the first consumer layer."""
@@ -61,6 +64,7 @@ class LoadOptions:
     replay: ReplayMode = "off"
     keep: int | None = None
     device: Device = CPU
+    weights: WeightForm = "stored"
 
 
 class DraftSource(Protocol):

@@ -17,6 +17,7 @@ from torch import Tensor
 from deepinfer_engine.errors import CheckpointError
 from deepinfer_engine.model.checkpoint import TensorSpec, refuse_damage
 from deepinfer_engine.model.gguf_file import INDEX, StoredTensor
+from deepinfer_engine.model.weights import StoredMatrix
 
 _WHOLE = {"embed_tokens": "token_embd", "norm": "output_norm", "lm_head": "output"}
 _PARTS = {
@@ -35,6 +36,9 @@ _PARTS = {
 _LAYER = re.compile(r"layers\.(\d+)\.(.+)\.(weight|bias)$")
 _INTERLEAVED = frozenset({"llama", "mistral"})
 """These files hold the rows of q and k in rotation pairs side by side; ours are halves."""
+
+_FORMS = {"Q8_0": "q8_0", "Q4_0": "q4_0", "Q4_1": "q4_1"}
+"""Types that products read as they are stored."""
 
 
 def gguf_name(name: str) -> str:
@@ -82,11 +86,26 @@ class GgufWeights:
         out = decoded(raw, stored.kind).view(stored.shape).to(dtype, copy=True)
         del raw  # the map cannot be closed under a view
         refuse_damage(out, f"{self._file}: {stored.name}")
+        return self._ordered(name, out)
+
+    def stored(self, name: str) -> StoredMatrix | None:
+        stored = self._stored[gguf_name(name)]
+        form = _FORMS.get(stored.kind)
+        if form is None or len(stored.shape) != 2:
+            return None
+        raw = np.frombuffer(self._map, np.uint8, stored.nbytes, stored.offset)
+        rows = torch.from_numpy(raw.copy()).view(stored.shape[0], -1)
+        refuse_damage(decoded(raw, stored.kind), f"{self._file}: {stored.name}")
+        del raw
+        return StoredMatrix(self._ordered(name, rows), form)
+
+    def _ordered(self, name: str, x: Tensor) -> Tensor:
+        """Rows, or the bytes of rows, in our order."""
         if self._interleaved and ".q_proj." in name:
-            return _halves(out, self._heads[0])
+            return _halves(x, self._heads[0])
         if self._interleaved and ".k_proj." in name:
-            return _halves(out, self._heads[1])
-        return out
+            return _halves(x, self._heads[1])
+        return x
 
     def _check(self, expected: Mapping[str, TensorSpec]) -> None:
         for name, spec in expected.items():

@@ -16,6 +16,8 @@ def arithmetic(options: LoadOptions) -> torch.dtype:
         raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}, got {options.dtype!r}")
     if options.cache_quant not in ("reference", "none"):
         raise ConfigError(f"cache_quant must be 'reference' or 'none', got {options.cache_quant!r}")
+    if options.weights not in ("stored", "wide"):
+        raise ConfigError(f"weights must be 'stored' or 'wide', got {options.weights!r}")
     return DTYPES[options.dtype]
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,7 +24,13 @@ from deepinfer_engine.core.runner import (
 )
 from deepinfer_engine.errors import ConfigError
 from deepinfer_engine.model.calibration import step_key, steps_home
-from deepinfer_engine.model.family import CacheQuant, LoadedModel, LoadOptions, ReplayMode
+from deepinfer_engine.model.family import (
+    CacheQuant,
+    LoadedModel,
+    LoadOptions,
+    ReplayMode,
+    WeightForm,
+)
 from deepinfer_engine.model.placement import tensors_on
 from deepinfer_engine.model.registry import family_of
 from deepinfer_engine.model.sequence_rows import SequenceRows
@@ -44,6 +51,7 @@ def build_runner(
     replay: ReplayMode = "off",
     keep: int | None = None,
     device: Device = CPU,
+    weights: WeightForm = "stored",
 ) -> TorchRunner:
     """Load a checkpoint directory and allocate its pools.
 
@@ -53,10 +61,11 @@ def build_runner(
     vision: load the tower of a checkpoint that has one; False serves text alone.
     replay, keep: bounded replay of prompts; `keep` defaults to the least that is legal and a block
         more, so that the last border of every prompt has a whole state to store.
+    weights: "stored" keeps 8- and 4-bit matrices of a GGUF file as they are, "wide" widens them.
 
     Raises ConfigError for an unusable argument, CheckpointError for an unusable model directory.
     """
-    options = LoadOptions(dtype, cache_quant, vision, replay, keep, device)
+    options = LoadOptions(dtype, cache_quant, vision, replay, keep, device, weights)
     family = family_of(model_dir)
     with tensors_on(device):
         model = family.load(model_dir, options, num_blocks=num_blocks, num_slots=num_state_slots)
@@ -94,12 +103,15 @@ class TorchRunner:
         caps: Caps,
         device: Device = CPU,
         times: StepTimes | None = None,
+        clock: Callable[[], float] = time.thread_time,
     ) -> None:
-        """times: measured step times; they decide how many drafts pay."""
+        """times: measured step times; they and those of its own steps decide how many drafts pay.
+        clock: seconds, by default of this thread's work: neighbours do not count."""
         self._model = model
         self._caps = caps
         self._device = device
         self._drafts = model.drafts if caps.nextn else None
+        self._clock = clock
         self._sampler = Sampler(caps.eos_token_ids, coupled=model.drafts is not None)
         self._budget = DraftBudget(times or StepTimes.assumed(), max(caps.nextn, 1))
 
@@ -147,15 +159,20 @@ class TorchRunner:
 
     def decode(self, rows: Sequence[DecodeRow]) -> list[StepOutput]:
         """Draft, run the target over anchors and drafts, verify, emit."""
+        began = self._clock()
         with tensors_on(self._device):
             sampling = self._sampler.arrays(rows)
             lens, proposal = self._propose(rows, sampling)
             fed = [self._rows_of(r, proposal.tokens[i, : lens[i]]) for i, r in enumerate(rows)]
             logits = self._model.forward(fed, None)
             outputs = self._sampler.verify(rows, logits, proposal, lens, sampling)
-            if lens.any():
-                self._budget.observe(lens, np.array([o.n_accepted for o in outputs]))
-            return outputs
+        drafted = proposal.tokens.shape[1] > 0
+        if drafted:
+            self._budget.observe(lens, np.array([o.n_accepted for o in outputs]))
+        if self._drafts is not None:
+            spent = (self._clock() - began) * 1e3
+            self._budget.timed(len(rows), int(lens.sum()), spent, drafted=drafted)
+        return outputs
 
     def block_bytes(self, block_id: int) -> memoryview:
         """Writable view of one block's bytes."""

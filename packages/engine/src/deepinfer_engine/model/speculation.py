@@ -23,7 +23,10 @@ PROBE_STEPS = 64
 """Where drafts do not pay, one step in so many drafts all the same: the text may have changed."""
 MOST_PROBE_STEPS = 512
 """The steps between probes double up to here while probes fail: they cost time."""
-EWMA = 0.05
+MEMORY = 100
+"""Drafts of one offset that count; older ones fade."""
+PRIOR, PRIOR_WEIGHT = 0.6, 4.0
+"""Share of drafts that come true before any was tried, and how many drafts that is worth."""
 LEAST_GAIN = 0.03
 """Expected gain below which drafts are left out: the measurements are not better than that."""
 
@@ -75,8 +78,10 @@ class DraftBudget:
         self._times = times
         self._length = length
         self._scheduler = BudgetScheduler(times.forward, length, draft_ms=times.drafting.cost)
-        self._accepted = np.full(length, 0.8)
-        """Share of drafts at each offset that come true once those before them did."""
+        self._tried, self._true = np.zeros(length), np.zeros(length)
+        """Drafts at each offset behind drafts that came true, and those of them that did too."""
+        self._slower: dict[tuple[int, bool], float] = {}
+        """By size of the batch and whether it drafted: measured time of a step / that expected."""
         self._idle, self._patience = 0, PROBE_STEPS
 
     def pays(self, sequences: int) -> bool:
@@ -94,23 +99,36 @@ class DraftBudget:
         """Drafts to verify of each sequence, at most `most`."""
         if confidence is None:
             return most
-        expected = np.broadcast_to(self._accepted, confidence.shape)
+        expected = np.broadcast_to(self._accepted(), confidence.shape)
         total = self._scheduler.budget(expected, most)
         chosen = self._scheduler.allocate(total, confidence, most)
         return np.asarray(chosen, dtype=np.int64)
 
     def observe(self, lengths: IntArray, accepted: IntArray) -> None:
         """What became of a step's drafts."""
-        for offset in range(self._length):
-            tried = int(((lengths > offset) & (accepted >= offset)).sum())
-            if tried:
-                share = float(((lengths > offset) & (accepted > offset)).sum()) / tried
-                weight = 1 - (1 - EWMA) ** tried
-                self._accepted[offset] += weight * (share - self._accepted[offset])
+        at = np.arange(self._length)[:, None]
+        tried = ((lengths > at) & (accepted >= at)).sum(axis=1)
+        kept = (1 - 1 / MEMORY) ** tried
+        self._tried = kept * self._tried + tried
+        self._true = kept * self._true + ((lengths > at) & (accepted > at)).sum(axis=1)
+
+    def timed(self, sequences: int, drafts: int, milliseconds: float, *, drafted: bool) -> None:
+        """How long a step took. Sampling and verification are in no table."""
+        expected = self._times.forward.cost(sequences + drafts)
+        expected += self._times.drafting.cost(sequences) if drafted else 0.0
+        key, ratio = (sequences.bit_length(), drafted), milliseconds / expected
+        before = self._slower.get(key, ratio)
+        self._slower[key] = before + 0.2 * (ratio - before)
+
+    def _accepted(self) -> np.ndarray:
+        """Expected share at each offset; where little was tried, that of all offsets."""
+        true, tried = self._true.sum(), self._tried.sum()
+        mean = (true + PRIOR * PRIOR_WEIGHT) / (tried + PRIOR_WEIGHT)
+        return (self._true + mean * PRIOR_WEIGHT) / (self._tried + PRIOR_WEIGHT)
 
     def _gain(self, sequences: int) -> float:
         """Best expected ratio of tokens a millisecond with drafts to without, minus 1."""
-        survives = np.cumprod(self._accepted)
+        survives = np.cumprod(self._accepted())
         made = 1 + np.concatenate([[0.0], np.cumsum(survives)])
         drafting = self._times.drafting.cost(sequences)
         cost = [
@@ -118,4 +136,7 @@ class DraftBudget:
             for k in range(self._length + 1)
         ]
         plain = 1 / self._times.forward.cost(sequences)
-        return float((made[1:] / np.array(cost[1:])).max() / plain - 1)
+        size = sequences.bit_length()
+        apart = self._slower.get((size, False)), self._slower.get((size, True))
+        dearer = apart[1] / apart[0] if apart[0] and apart[1] else 1.0
+        return float((made[1:] / np.array(cost[1:])).max() / plain / dearer - 1)

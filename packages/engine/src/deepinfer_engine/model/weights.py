@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -13,12 +14,24 @@ from torch import Tensor
 from deepinfer_engine.model.checkpoint import Checkpoint, TensorSpec
 
 
+@dataclass(frozen=True, slots=True)
+class StoredMatrix:
+    """Rows of blocks, uint8 [out, bytes of a row], and the name of their form, such as `q4_1`."""
+
+    rows: Tensor
+    form: str
+
+
 class Weights(Protocol):
     """Every expected tensor is there with the right shape. Close it, or use it in a `with`."""
 
     def tensor(self, name: str, dtype: torch.dtype) -> Tensor:
         """Read one expected tensor, decoded and cast. Raises CheckpointError for one that is
         damaged or holds NaN."""
+        ...
+
+    def stored(self, name: str) -> StoredMatrix | None:
+        """A matrix as the file holds it, where products can read it so; else None."""
         ...
 
     def __enter__(self) -> Weights: ...

@@ -161,7 +161,9 @@ class LLM:
         Ctrl-C ends the requests of this call and raises KeyboardInterrupt.
         """
         jobs = self._jobs("generate", prompts, params, images)
-        self._finish(jobs, progress)
+        with progress_bar(len(jobs), progress) as tell:
+            for _ in self._drive(jobs):
+                tell(sum(job.answer.over for job in jobs), self._loop)
         return _in_order([job.answer for job in jobs])
 
     def stream(
@@ -201,9 +203,9 @@ class LLM:
             self._codec.prepare(c, p, tools, thinking)
             for c, p in zip(conversations, sets, strict=True)
         ]
-        jobs = self._jobs("chat", [p.token_ids for p in prepared], [p.params for p in prepared])
-        self._finish(jobs, progress)
-        done = _in_order([job.answer for job in jobs])
+        done = self.generate(
+            [p.token_ids for p in prepared], [p.params for p in prepared], progress=progress
+        )
         return [p.finished(c) for p, c in zip(prepared, done, strict=True)]
 
     def close(self) -> None:
@@ -239,7 +241,18 @@ class LLM:
                 while waiting and len(live) < self._window:
                     live.append(waiting.popleft())
                     self._submit(live[-1])
-                self._step(live)
+                with self._stepping:
+                    if self._failure is not None or self._closed:
+                        raise EngineLost(f"the engine has stopped: {self._failure or 'closed'}")
+                    if not any(job.answer.over for job in live):  # another thread's step was ours
+                        with deferred_interrupt(self._loop.wake):
+                            try:
+                                if self._loop.step(time.monotonic()) is None:
+                                    self._loop.wait_for_work()
+                            except BaseException as error:
+                                self._failure = error
+                                self._loop.abort_all("error")
+                                raise EngineLost(f"a step failed: {error}") from error
                 yield
                 live = [job for job in live if not job.answer.over]
         finally:
@@ -248,30 +261,10 @@ class LLM:
                     self._loop.abort(job.request.request_id)
                 self._answers.pop(job.request.request_id, None)
 
-    def _step(self, live: Sequence[_Job]) -> None:
-        with self._stepping:
-            if self._failure is not None or self._closed:
-                raise EngineLost(f"the engine has stopped: {self._failure or 'closed'}")
-            if any(job.answer.over for job in live):
-                return  # another thread's step was also ours
-            with deferred_interrupt(self._loop.wake):
-                try:
-                    if self._loop.step(time.monotonic()) is None:
-                        self._loop.wait_for_work()
-                except BaseException as error:
-                    self._failure = error
-                    self._loop.abort_all("error")
-                    raise EngineLost(f"a step failed: {error}") from error
-
     def _submit(self, job: _Job) -> None:
         key = job.request.request_id
         self._answers[key] = job.answer
         self._loop.submit(job.request, key, time.monotonic(), job.constraint)
-
-    def _finish(self, jobs: Sequence[_Job], progress: bool | None) -> None:
-        with progress_bar(len(jobs), progress) as tell:
-            for _ in self._drive(jobs):
-                tell(sum(job.answer.over for job in jobs), self._loop)
 
     def _pieces(self, jobs: Sequence[_Job]) -> Iterator[Delta]:
         for _ in self._drive(jobs):

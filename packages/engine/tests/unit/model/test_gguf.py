@@ -63,6 +63,25 @@ def test_a_quantised_file_gives_the_logits_of_its_values(kind: str, tmp_path: Pa
     assert 0 < apart < (0.2 if kind in ("F16", "BF16", "Q8_0") else 5)
 
 
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1"])
+def test_matrices_stay_as_the_file_holds_them(kind: str, tmp_path: Path) -> None:
+    folder = write_dense(tmp_path / "hf", "llama-tied")
+    made = opened(write_gguf(tmp_path / "q.gguf", folder, "llama", kind), tmp_path / "home")
+    rows = [SequenceRows(IDS, 0, (), [1], 0)]
+    by_form = {
+        form: build_runner(made, num_blocks=4, num_state_slots=1, weights=form)
+        for form in ("stored", "wide")
+    }
+    held = {k: sum(t.nbytes for t in r.dense_weights()) for k, r in by_form.items()}
+    assert held["stored"] < 0.4 * held["wide"]
+    stored, wide = (r.model.forward(rows, None) for r in by_form.values())
+    assert not torch.equal(stored, wide)  # activations are rounded to 8 bits
+    spread = wide.std()
+    assert ((stored - wide).abs().mean() / spread) < 0.05
+    alone = by_form["stored"].model.forward([SequenceRows(IDS[:7], 0, (), [2], 0)], None)
+    assert torch.equal(alone, stored[:7])  # a row's product does not depend on its neighbours
+
+
 def test_a_file_is_described_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = write_gguf(tmp_path / "m.gguf", write_dense(tmp_path / "hf"), "llama")
     made = opened(file, tmp_path / "home")

@@ -59,6 +59,16 @@ def test_what_is_accepted_decides_what_is_drafted() -> None:
     assert budget.pays(2)
 
 
+def test_what_steps_really_cost_decides_too() -> None:
+    budget = DraftBudget(FLAT, 5)
+    assert budget.pays(4)
+    budget.timed(4, 0, 10.0, drafted=False)
+    assert budget.pays(4)
+    budget.timed(4, 20, 60.0, drafted=True)
+    assert not budget.pays(4)
+    assert budget.pays(32)  # of that size nothing was seen
+
+
 def test_the_likelier_drafts_are_verified_first() -> None:
     rising = StepTimes(between((1, 4, 5, 100), (10.0, 12.0, 30.0, 400.0)), FLAT.drafting)
     budget = DraftBudget(rising, 3)

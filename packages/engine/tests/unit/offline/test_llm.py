@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -73,7 +74,9 @@ def test_leaving_a_stream_ends_what_runs(llm: LLM) -> None:
     next(pieces)
     assert llm._loop.unfinished == 3
     pieces.close()  # type: ignore[attr-defined]
-    assert llm._loop.unfinished == 0
+    while llm._loop.unfinished:  # a block on its way to the prefix cache is held a moment longer
+        assert llm._loop.step(time.monotonic()) is None, "nothing is left to compute"
+        llm._loop.wait_for_work()
 
 
 def test_a_stop_text_ends_an_answer_and_is_no_part_of_it(llm: LLM) -> None:

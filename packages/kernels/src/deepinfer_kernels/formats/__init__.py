@@ -13,20 +13,24 @@ from deepinfer_kernels.formats.records import (
     section_bytes,
 )
 from deepinfer_kernels.formats.stored import (
+    PACKED,
     STORED,
     STORED_BLOCK,
+    pack_weight,
     store_weight,
     stored_row_bytes,
     widen_weight,
 )
 
 __all__ = [
+    "PACKED",
     "RECORDS",
     "STORED",
     "STORED_BLOCK",
     "RecordFormat",
     "fake_quant",
     "pack",
+    "pack_weight",
     "record_bytes",
     "record_format",
     "section_bytes",

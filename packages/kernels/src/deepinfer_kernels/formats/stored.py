@@ -6,6 +6,9 @@
 | q4_0 | float16 d, 16 bytes: low nibbles are values 0..15, high nibbles 16..31 | d * (q - 8) |
 | q4_1 | float16 d, float16 m, 16 bytes likewise | d * q + m |
 | bf16 | no blocks | bfloat16 |
+
+`q8_0x16`, `q4_0x16` and `q4_1x16` are the same bytes with rows packed by 16, for products on CPUs:
+block by block the 16 scales, the 16 offsets of q4_1, then 4 bytes of each row in turn.
 """
 
 from __future__ import annotations
@@ -16,24 +19,73 @@ from torch import Tensor
 from deepinfer_kernels.errors import RecordError
 
 __all__ = [
+    "PACKED",
     "STORED",
     "STORED_BLOCK",
     "int8_rounded",
+    "pack_weight",
+    "plain_form",
     "store_weight",
     "stored_row_bytes",
+    "unpack_weight",
     "widen_weight",
 ]
 
 STORED_BLOCK = 32
 STORED = {"q8_0": 34, "q4_0": 18, "q4_1": 20}
 """Bytes of a block by name; ``bf16`` is stored without blocks."""
+PACKED = "x16"
+"""Ends the name of a form whose rows are packed by 16."""
+
+
+def plain_form(stored: str) -> str:
+    """The form without its packing."""
+    return stored.removesuffix(PACKED)
+
+
+def pack_weight(weight: Tensor, stored: str) -> Tensor:
+    """Plain rows [rows, bytes], packed by 16; of the same shape.
+
+    Raises RecordError unless the rows are a multiple of 16 and stored in blocks.
+    """
+    groups = _in_fields(weight, stored, packed=False)
+    parts = [part.permute(0, 2, 3, 1, 4) for part in groups]  # [groups, blocks, ., 16, .]
+    return torch.cat([p.flatten(2) for p in parts], dim=2).reshape(weight.shape).contiguous()
+
+
+def unpack_weight(weight: Tensor, stored: str) -> Tensor:
+    """The inverse of `pack_weight`; stored: the packed form's name."""
+    groups = _in_fields(weight, plain_form(stored), packed=True)
+    parts = [part.permute(0, 3, 1, 2, 4) for part in groups]  # [groups, 16, blocks, ., .]
+    return torch.cat([p.flatten(3) for p in parts], dim=3).reshape(weight.shape).contiguous()
+
+
+def _in_fields(weight: Tensor, stored: str, *, packed: bool) -> list[Tensor]:
+    """Scales, offsets and bytes: plain [groups, 16, blocks, pieces, width of a piece], packed
+    [groups, blocks, pieces, 16, width]."""
+    rows, width = weight.shape
+    if rows % 16 or stored not in STORED:
+        raise RecordError(f"16 rows of {', '.join(STORED)} are packed, got {rows} of {stored!r}")
+    size = STORED[stored]
+    head = 2 if stored == "q4_1" else 1
+    blocks = width // size
+    if packed:
+        whole = weight.reshape(rows // 16, blocks, 16 * size)
+        first = whole[..., : 32 * head].unflatten(-1, (head, 16, 2))
+        rest = whole[..., 32 * head :].unflatten(-1, (-1, 16, 4))
+    else:
+        whole = weight.reshape(rows // 16, 16, blocks, size)
+        first = whole[..., : 2 * head].unflatten(-1, (head, 2))
+        rest = whole[..., 2 * head :].unflatten(-1, (-1, 4))
+    return [first, rest]
 
 
 def stored_row_bytes(stored: str, channels: int) -> int:
-    """Bytes of one weight row.
+    """Bytes of one weight row; of packed rows their share.
 
     Raises RecordError for a record format that is unknown or does not fit.
     """
+    stored = plain_form(stored)
     if stored == "bf16":
         return 2 * channels
     if stored not in STORED:
@@ -70,6 +122,8 @@ def store_weight(weight: Tensor, stored: str) -> Tensor:
 
 def widen_weight(weight: Tensor, stored: str, channels: int, dtype: torch.dtype) -> Tensor:
     """Stored bytes [rows, bytes] to [rows, channels] of a dtype."""
+    if stored.endswith(PACKED):
+        weight, stored = unpack_weight(weight, stored), plain_form(stored)
     rows = weight.shape[0]
     if stored == "bf16":
         return weight.contiguous().view(torch.bfloat16).to(dtype)

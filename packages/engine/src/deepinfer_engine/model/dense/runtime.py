@@ -9,7 +9,6 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
 
 from deepinfer_engine.adapters.kernels import Operators
 from deepinfer_engine.core.runner import CacheLayout, PrefillChunk
@@ -17,11 +16,12 @@ from deepinfer_engine.model.checkpoint import TensorSpec
 from deepinfer_engine.model.dense.config import DenseConfig
 from deepinfer_engine.model.family import LoadOptions
 from deepinfer_engine.model.files import checked, model_fingerprint
+from deepinfer_engine.model.linear import Matrix, MatrixReader
 from deepinfer_engine.model.options import arithmetic, blocks_of, refuse_replay
 from deepinfer_engine.model.paged import PagedBatch, PagedCache, paged_layout
 from deepinfer_engine.model.rotary import Rotary
 from deepinfer_engine.model.sequence_rows import SequenceRows
-from deepinfer_engine.model.weights import Weights, open_weights
+from deepinfer_engine.model.weights import open_weights
 
 _UNREAD = re.compile(r"layers\.\d+\.self_attn\.rotary_emb\.inv_freq$")
 _UNREAD_TIED = re.compile(rf"{_UNREAD.pattern}|lm_head\.weight$")
@@ -29,20 +29,16 @@ _UNREAD_TIED = re.compile(rf"{_UNREAD.pattern}|lm_head\.weight$")
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """Matrices [out, in]. qkv and gate_up are fused from the files' three and two."""
+    """qkv and gate_up are fused from the files' three and two."""
 
     attn_norm: Tensor
-    qkv: Tensor
-    qkv_bias: Tensor | None
+    qkv: Matrix
     q_norm: Tensor | None
     k_norm: Tensor | None
-    wo: Tensor
-    wo_bias: Tensor | None
+    wo: Matrix
     mlp_norm: Tensor
-    gate_up: Tensor
-    gate_up_bias: Tensor | None
-    down: Tensor
-    down_bias: Tensor | None
+    gate_up: Matrix
+    down: Matrix
 
 
 def expected_tensors(c: DenseConfig) -> dict[str, TensorSpec]:
@@ -86,10 +82,12 @@ def load(
         fingerprint=model_fingerprint(model_dir),
     )
     ignored = _UNREAD_TIED if config.tie_word_embeddings else _UNREAD
+    ops = Operators(options.device.kind)
     with open_weights(model_dir, expected_tensors(config), ignored=ignored) as weights:
+        keep = options.weights == "stored"
         return DenseModel(
             config,
-            _Reader(weights, config, dtype),
+            MatrixReader(weights, dtype, ops.quant_linear, keep_stored=keep),
             PagedCache(
                 layout,
                 num_blocks=blocks_of(num_blocks, layout.block_bytes),
@@ -99,39 +97,23 @@ def load(
                 head_dim=config.head_width,
                 dtype=dtype,
             ),
-            Operators(options.device.kind),
+            ops,
         )
 
 
-class _Reader:
-    def __init__(self, weights: Weights, config: DenseConfig, dtype: torch.dtype) -> None:
-        self._weights = weights
-        self.config = config
-        self.dtype = dtype
-
-    def tensor(self, name: str) -> Tensor:
-        return self._weights.tensor(name, self.dtype)
-
-    def joined(self, prefix: str, names: Sequence[str], part: str) -> Tensor:
-        return torch.cat([self.tensor(f"{prefix}{name}_proj.{part}") for name in names])
-
-    def layer(self, index: int) -> LayerWeights:
-        c, p = self.config, f"layers.{index}."
-        attn, mlp = p + "self_attn.", p + "mlp."
-        return LayerWeights(
-            attn_norm=self.tensor(p + "input_layernorm.weight"),
-            qkv=self.joined(attn, "qkv", "weight"),
-            qkv_bias=self.joined(attn, "qkv", "bias") if c.qkv_bias else None,
-            q_norm=self.tensor(attn + "q_norm.weight") if c.qk_norm else None,
-            k_norm=self.tensor(attn + "k_norm.weight") if c.qk_norm else None,
-            wo=self.tensor(attn + "o_proj.weight"),
-            wo_bias=self.tensor(attn + "o_proj.bias") if c.output_bias else None,
-            mlp_norm=self.tensor(p + "post_attention_layernorm.weight"),
-            gate_up=self.joined(mlp, ("gate", "up"), "weight"),
-            gate_up_bias=self.joined(mlp, ("gate", "up"), "bias") if c.mlp_bias else None,
-            down=self.tensor(mlp + "down_proj.weight"),
-            down_bias=self.tensor(mlp + "down_proj.bias") if c.mlp_bias else None,
-        )
+def _layer(reader: MatrixReader, c: DenseConfig, index: int) -> LayerWeights:
+    p = f"layers.{index}."
+    attn, mlp = p + "self_attn.", p + "mlp."
+    return LayerWeights(
+        attn_norm=reader.tensor(p + "input_layernorm.weight"),
+        qkv=reader.matrix(*(f"{attn}{n}_proj" for n in "qkv"), bias=c.qkv_bias),
+        q_norm=reader.tensor(attn + "q_norm.weight") if c.qk_norm else None,
+        k_norm=reader.tensor(attn + "k_norm.weight") if c.qk_norm else None,
+        wo=reader.matrix(attn + "o_proj", bias=c.output_bias),
+        mlp_norm=reader.tensor(p + "post_attention_layernorm.weight"),
+        gate_up=reader.matrix(mlp + "gate_proj", mlp + "up_proj", bias=c.mlp_bias),
+        down=reader.matrix(mlp + "down_proj", bias=c.mlp_bias),
+    )
 
 
 class DenseModel:
@@ -141,23 +123,25 @@ class DenseModel:
     drafts = None
 
     def __init__(
-        self, config: DenseConfig, reader: _Reader, cache: PagedCache, ops: Operators
+        self, config: DenseConfig, reader: MatrixReader, cache: PagedCache, ops: Operators
     ) -> None:
         self._config = config
         self._cache = cache
         self._ops = ops
         self._scale = config.head_width**-0.5
         self._embed = reader.tensor("embed_tokens.weight")
-        self._layers = [reader.layer(i) for i in range(config.num_hidden_layers)]
+        self._layers = [_layer(reader, config, i) for i in range(config.num_hidden_layers)]
         self._norm = reader.tensor("norm.weight")
-        tied = config.tie_word_embeddings
-        self._head = self._embed if tied else reader.tensor("lm_head.weight")
+        head = "embed_tokens" if config.tie_word_embeddings else "lm_head"
+        self._head = reader.matrix(head, bias=False)
+        if config.tie_word_embeddings and self._head.form is None:
+            self._embed = self._head.weight
         self._rotary = Rotary(
             config.head_width,
             config.rope_theta,
             config.rope_scaling,
             config.max_position_embeddings,
-            wide=reader.dtype == torch.float64,
+            wide=self._embed.dtype == torch.float64,
         )
 
     @property
@@ -188,7 +172,7 @@ class DenseModel:
         hidden = ops.rms_norm(x, self._layers[0].attn_norm, eps)
         norms = [*(w.attn_norm for w in self._layers[1:]), self._norm]
         for i, (w, next_norm) in enumerate(zip(self._layers, norms, strict=True)):
-            fused = linear(hidden, w.qkv, w.qkv_bias).view(len(x), -1, c.head_width)
+            fused = w.qkv(hidden).view(len(x), -1, c.head_width)
             keys, values = cache.keys[i], cache.values[i]
             q = ops.qkv_rope_store(
                 fused, w.q_norm, w.k_norm, eps, cos, sin, False, keys, values, batch.slot
@@ -198,15 +182,18 @@ class DenseModel:
             )
             if logit_rows is not None and i + 1 == len(self._layers):
                 out, x = out[logit_rows], x[logit_rows]  # nobody reads the others any more
-            out = linear(out.flatten(1), w.wo, w.wo_bias)
+            out = w.wo(out.flatten(1))
             hidden, x = ops.add_rms_norm(out, x, w.mlp_norm, eps)
-            gated = ops.silu_mul(linear(hidden, w.gate_up, w.gate_up_bias))
-            hidden, x = ops.add_rms_norm(linear(gated, w.down, w.down_bias), x, next_norm, eps)
+            gated = ops.silu_mul(w.gate_up(hidden))
+            hidden, x = ops.add_rms_norm(w.down(gated), x, next_norm, eps)
         # Ties and verification are decided by the logits: they are float32 whatever the dtype.
         wide = torch.float64 if x.dtype == torch.float64 else torch.float32
-        return linear(hidden, self._head).to(wide)
+        return self._head(hidden).to(wide)
 
     def dense_weights(self) -> list[Tensor]:
-        fields = LayerWeights.__dataclass_fields__
-        held = [getattr(w, name) for w in self._layers for name in fields]
-        return [t for t in [*held, self._norm, self._head] if isinstance(t, Tensor)]
+        held = [
+            getattr(w, name) for w in self._layers for name in LayerWeights.__dataclass_fields__
+        ]
+        held += [self._norm, self._head]
+        tensors = [t for h in held for t in (h.tensors if isinstance(h, Matrix) else [h])]
+        return [t for t in tensors if isinstance(t, Tensor)]

@@ -1,6 +1,9 @@
 // Products with weights that stay as they are stored: blocks of 32 along a row (Q8_0, Q4_0, Q4_1 of
 // GGUF), or bfloat16.
 //
+// Rows may also be packed by 16: their blocks side by side, field by field and four bytes by four, so
+// that one load reads a piece of every row. Gathering it from plain rows costs several times as much.
+//
 // The activations are rounded to int8 per 32 (scale amax / 127), so that a block is an integer dot
 // product; `exact` keeps them as they are and widens the weights instead.
 #pragma once
@@ -18,6 +21,7 @@ namespace di {
 enum Stored { kQ8_0 = 0, kQ4_0 = 1, kQ4_1 = 2, kBf16 = 3 };
 
 constexpr int64_t kBlock = 32;
+constexpr int64_t kPacked = 16;
 
 DI_INLINE int64_t block_bytes(int stored) {
   return stored == kQ8_0 ? 34 : stored == kQ4_0 ? 18 : 20;
@@ -47,25 +51,6 @@ DI_INLINE void unpack_stored(const uint8_t* block, int stored, int8_t* to, float
   for (int i = 0; i < 16; ++i) {
     to[i] = static_cast<int8_t>((data[i] & 15) - zero);
     to[i + 16] = static_cast<int8_t>((data[i] >> 4) - zero);
-  }
-}
-
-// One weight row widened, for the exact product.
-template <class A>
-void widen_stored(const uint8_t* row, int stored, int64_t k, A* to) {
-  if (stored == kBf16) {
-    for (int64_t i = 0; i < k; ++i) {
-      bf16 value;
-      std::memcpy(&value, row + 2 * i, 2);
-      to[i] = load(value);
-    }
-    return;
-  }
-  int8_t q[kBlock];
-  float scale, offset;
-  for (int64_t b = 0; b < k / kBlock; ++b, row += block_bytes(stored)) {
-    unpack_stored(row, stored, q, &scale, &offset);
-    for (int i = 0; i < kBlock; ++i) to[b * kBlock + i] = A(scale) * A(q[i]) + A(offset);
   }
 }
 
@@ -107,6 +92,24 @@ struct StoredRows {
   const uint8_t* data;
   int64_t row_bytes, rows;
   int stored;
+  bool packed;
+
+  // The packed block `b` of the 16 rows around `row`: 16 scales, 16 offsets where there are any, and
+  // then the bytes.
+  const uint8_t* group(int64_t row, int64_t b) const {
+    return data + row / kPacked * kPacked * row_bytes + b * kPacked * block_bytes(stored);
+  }
+  // Block b of one row, its bytes together.
+  const uint8_t* block(int64_t row, int64_t b, uint8_t* space) const {
+    if (!packed) return data + row * row_bytes + b * block_bytes(stored);
+    const uint8_t* from = group(row, b);
+    const int64_t lane = row % kPacked, bytes = block_bytes(stored);
+    uint8_t* to = space;
+    for (int64_t i = stored == kQ4_1 ? 2 : 1; i > 0; --i, from += 2 * kPacked, to += 2)
+      std::memcpy(to, from + 2 * lane, 2);
+    for (; to < space + bytes; to += 4, from += 4 * kPacked) std::memcpy(to, from + 4 * lane, 4);
+    return space;
+  }
 };
 
 // c[i][lane] = sum over blocks, in their order, of scale_w * scale_x * (q_w . q_x) + offset_w *
@@ -115,10 +118,10 @@ template <int M>
 inline void panel_plain(const StoredRows& w, int64_t panel, const Rounded& x, int64_t row,
                         float* c) {
   int8_t q[kBlock];
+  uint8_t space[40];
   float scale, offset, sums[M] = {};
-  const uint8_t* block = w.data + panel * w.row_bytes;
-  for (int64_t b = 0; b < x.blocks; ++b, block += block_bytes(w.stored)) {
-    unpack_stored(block, w.stored, q, &scale, &offset);
+  for (int64_t b = 0; b < x.blocks; ++b) {
+    unpack_stored(w.block(panel, b, space), w.stored, q, &scale, &offset);
     for (int i = 0; i < M; ++i) {
       const int8_t* own = x.q + (row + i) * x.channels + b * kBlock;
       const int64_t at = (row + i) * x.blocks + b;
@@ -160,12 +163,20 @@ inline void panel_avx2(const StoredRows& w, int64_t panel, const Rounded& x, int
   };
   __m256 sums[M];
   for (int i = 0; i < M; ++i) sums[i] = _mm256_setzero_ps();
+  const auto near = [](const uint8_t* at) {  // 8 float16
+    return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at)));
+  };
+  const int64_t lane = panel % kPacked;
   for (int64_t b = 0; b < x.blocks; ++b, base += bytes) {
-    const __m256i head = gather(base);
-    const __m256 scale = halves(_mm256_and_si256(head, _mm256_set1_epi32(0xFFFF)));
+    const uint8_t* group = w.group(panel, b);
+    const __m256i head = w.packed ? _mm256_setzero_si256() : gather(base);
+    const __m256 scale = w.packed ? near(group + 2 * lane)
+                                  : halves(_mm256_and_si256(head, _mm256_set1_epi32(0xFFFF)));
     __m256i q[8];
     for (int g = 0; g < (w.stored == kQ8_0 ? 8 : 4); ++g) {
-      const __m256i raw = gather(base + header + 4 * g);
+      const uint8_t* at = group + kPacked * (header + 4 * g) + 4 * lane;
+      const __m256i raw = w.packed ? _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at))
+                                   : gather(base + header + 4 * g);
       q[g] = raw;
       if (w.stored != kQ8_0) {
         q[g] = _mm256_and_si256(raw, nibble);
@@ -188,7 +199,8 @@ inline void panel_avx2(const StoredRows& w, int64_t panel, const Rounded& x, int
       const __m256 own_scale = _mm256_set1_ps(x.scale[at]);
       sums[i] = _mm256_fmadd_ps(_mm256_mul_ps(scale, own_scale), _mm256_cvtepi32_ps(dots), sums[i]);
       if (w.stored == kQ4_1) {
-        const __m256 offset = halves(_mm256_srli_epi32(head, 16));
+        const __m256 offset = w.packed ? near(group + 2 * (kPacked + lane))
+                                       : halves(_mm256_srli_epi32(head, 16));
         const float total = x.scale[at] * static_cast<float>(x.total[at]);
         sums[i] = _mm256_fmadd_ps(offset, _mm256_set1_ps(total), sums[i]);
       }
@@ -200,7 +212,7 @@ inline void panel_avx2(const StoredRows& w, int64_t panel, const Rounded& x, int
 
 #if defined(__AVX512F__) && defined(__AVX512BW__)
 // As panel_avx2 with 16 rows and one instruction for four products and their sum.
-template <int M, int STORED>
+template <int M, int STORED, bool PACKED>
 __attribute__((target("avx512vnni"))) inline void panel_vnni_of(const StoredRows& w, int64_t panel,
                                                                 const Rounded& x, int64_t row,
                                                                 float* c) {
@@ -215,12 +227,18 @@ __attribute__((target("avx512vnni"))) inline void panel_vnni_of(const StoredRows
   const uint8_t* base = w.data + panel * w.row_bytes;
   __m512 sums[M];
   for (int i = 0; i < M; ++i) sums[i] = _mm512_setzero_ps();
+  const auto near = [](const uint8_t* at) {  // 16 float16
+    return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at));
+  };
   for (int64_t b = 0; b < x.blocks; ++b, base += kBytes) {
-    const __m512i head = _mm512_i32gather_epi32(index, base, 1);
-    const __m512 scale = _mm512_cvtph_ps(_mm512_cvtepi32_epi16(head));
+    const uint8_t* group = w.group(panel, b);
+    __m512i head = _mm512_setzero_si512();
+    if (!PACKED) head = _mm512_i32gather_epi32(index, base, 1);
+    const __m512 scale = _mm512_cvtph_ps(PACKED ? near(group) : _mm512_cvtepi32_epi16(head));
     __m512i q[8];
     for (int g = 0; g < (STORED == kQ8_0 ? 8 : 4); ++g) {
-      const __m512i raw = _mm512_i32gather_epi32(index, base + kHeader + 4 * g, 1);
+      const __m512i raw = PACKED ? _mm512_loadu_si512(group + kPacked * (kHeader + 4 * g))
+                                 : _mm512_i32gather_epi32(index, base + kHeader + 4 * g, 1);
       if (STORED == kQ8_0) {
         q[g] = _mm512_xor_si512(raw, _mm512_set1_epi8(static_cast<char>(128)));  // plus 128
       } else {
@@ -229,7 +247,9 @@ __attribute__((target("avx512vnni"))) inline void panel_vnni_of(const StoredRows
       }
     }
     __m512 offset = _mm512_setzero_ps();
-    if (STORED == kQ4_1) offset = _mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_srli_epi32(head, 16)));
+    if (STORED == kQ4_1)
+      offset = _mm512_cvtph_ps(PACKED ? near(group + 2 * kPacked)
+                                      : _mm512_cvtepi32_epi16(_mm512_srli_epi32(head, 16)));
     for (int i = 0; i < M; ++i) {
       const int64_t at = (row + i) * x.blocks + b;
       const int8_t* own = x.q + (row + i) * x.channels + b * kBlock;
@@ -250,9 +270,14 @@ __attribute__((target("avx512vnni"))) inline void panel_vnni_of(const StoredRows
 template <int M>
 inline void panel_vnni(const StoredRows& w, int64_t panel, const Rounded& x, int64_t row,
                        float* c) {
-  if (w.stored == kQ8_0) return panel_vnni_of<M, kQ8_0>(w, panel, x, row, c);
-  if (w.stored == kQ4_0) return panel_vnni_of<M, kQ4_0>(w, panel, x, row, c);
-  return panel_vnni_of<M, kQ4_1>(w, panel, x, row, c);
+  const auto of = [&](auto stored) {
+    constexpr int kStored = decltype(stored)::value;
+    return w.packed ? panel_vnni_of<M, kStored, true>(w, panel, x, row, c)
+                    : panel_vnni_of<M, kStored, false>(w, panel, x, row, c);
+  };
+  if (w.stored == kQ8_0) return of(std::integral_constant<int, kQ8_0>());
+  if (w.stored == kQ4_0) return of(std::integral_constant<int, kQ4_0>());
+  return of(std::integral_constant<int, kQ4_1>());
 }
 #endif
 
@@ -306,12 +331,34 @@ void linear_rounded(const T* x, const StoredRows& w, const float* bias, int64_t 
   });
 }
 
+// One weight row widened, for the exact product.
+template <class A>
+void widen_stored(const StoredRows& w, int64_t row, int64_t k, A* to) {
+  if (w.stored == kBf16) {
+    const uint8_t* from = w.data + row * w.row_bytes;
+    for (int64_t i = 0; i < k; ++i) {
+      bf16 value;
+      std::memcpy(&value, from + 2 * i, 2);
+      to[i] = load(value);
+    }
+    return;
+  }
+  int8_t q[kBlock];
+  uint8_t space[40];
+  float scale, offset;
+  for (int64_t b = 0; b < k / kBlock; ++b) {
+    unpack_stored(w.block(row, b, space), w.stored, q, &scale, &offset);
+    for (int i = 0; i < kBlock; ++i) to[b * kBlock + i] = A(scale) * A(q[i]) + A(offset);
+  }
+}
+
 constexpr int64_t kWidenedRows = 4;
 
 // out [n, m] = x . weight^T + bias with the weights widened; x as it is.
 template <class T>
-void linear_exact(const T* x, const uint8_t* weight, int64_t row_bytes, int stored,
-                  const acc_t<T>* bias, int64_t n, int64_t m, int64_t k, T* out) {
+void linear_exact(const T* x, const StoredRows& w, const acc_t<T>* bias, int64_t n, int64_t k,
+                  T* out) {
+  const int64_t m = w.rows;
   using A = acc_t<T>;
   std::vector<A> copy;
   const A* wide;
@@ -322,12 +369,12 @@ void linear_exact(const T* x, const uint8_t* weight, int64_t row_bytes, int stor
     widen(x, copy.data(), n * k);
     wide = copy.data();
   }
-  parallel_rows(m, 2 * n * k, [=](int64_t row, int64_t last) {
+  parallel_rows(m, 2 * n * k, [=, &w](int64_t row, int64_t last) {
     std::vector<A> rows(kWidenedRows * k), c(n * kWidenedRows);
     for (; row < last; row += kWidenedRows) {
       const int64_t count = std::min(kWidenedRows, last - row);
       for (int64_t i = 0; i < count; ++i)
-        widen_stored(weight + (row + i) * row_bytes, stored, k, rows.data() + i * k);
+        widen_stored(w, row + i, k, rows.data() + i * k);
       // Always four rows, so that a row's sum runs in one order whatever slice it is in.
       product(rows.data(), kWidenedRows, wide, n, k, c.data());
       for (int64_t j = 0; j < n; ++j)

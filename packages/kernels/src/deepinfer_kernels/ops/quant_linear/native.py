@@ -7,7 +7,7 @@ from torch import Tensor
 
 from deepinfer_kernels.accumulate import acc_dtype
 from deepinfer_kernels.errors import ShapeError
-from deepinfer_kernels.formats.stored import stored_row_bytes
+from deepinfer_kernels.formats.stored import PACKED, plain_form, stored_row_bytes
 from deepinfer_kernels.native.call import CODE, LIBRARY, as_dtype, dense, torch_form
 from deepinfer_kernels.ops.quant_linear.reference import quant_linear as reference_quant_linear
 
@@ -28,6 +28,11 @@ def quant_linear(
         raise ShapeError(
             f"quant_linear: a {stored} row of {k} channels, got {weight.shape[1]} bytes"
         )
+    packed = stored.endswith(PACKED)
+    if packed and (weight.shape[0] % 16 or weight.stride(0) != weight.shape[1]):
+        raise ShapeError(
+            f"quant_linear: {stored} rows lie in whole groups of 16, got {weight.shape}"
+        )
     if stored == "bf16" and n >= MANY_ROWS and x.dtype is not torch.float64:
         return reference_quant_linear(x, weight, stored, bias, exact)
     x = dense(x)
@@ -41,7 +46,8 @@ def quant_linear(
         x.data_ptr(),
         weight.data_ptr(),
         weight.stride(0),
-        _STORED[stored],
+        _STORED[plain_form(stored)],
+        packed,
         None if bias is None else bias.data_ptr(),
         exact,
         n,

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from deepinfer_kernels.formats.stored import STORED
+from deepinfer_kernels.formats.stored import PACKED, STORED
 from deepinfer_kernels.ops.quant_linear.reference import quant_linear as reference_quant_linear
 from deepinfer_kernels.triton_support.lang import half_at, nearest
 from deepinfer_kernels.triton_support.launch import launch, torch_form
@@ -70,7 +70,7 @@ _STORED = {"q8_0": 0, "q4_0": 1, "q4_1": 2, "bf16": 3}
 def quant_linear(
     x: Tensor, weight: Tensor, stored: str, bias: Tensor | None = None, exact: bool = False
 ) -> Tensor:
-    if torch_form(x, bias):
+    if torch_form(x, bias) or stored.endswith(PACKED):
         return reference_quant_linear(x, weight, stored, bias, exact)
     n, k = x.shape
     m = weight.shape[0]
