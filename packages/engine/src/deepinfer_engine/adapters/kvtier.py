@@ -213,8 +213,9 @@ class KVTierStore:
             return self._hit(namespace, match, match.n_blocks, None)
         plan = namespace.plan(match, cost=self._cost(), mode=self._recovery.mode)
         if plan.n_blocks == 0:
+            lost = match.state is None and not self._can_rebuild(match.block_prefix)
             match.release()
-            return Hit(0, {}, None, "miss")
+            return Hit(0, {}, None, "miss") if lost else None  # else loading would take longer
         source = _SOURCES.get(plan.state)
         if source is None:
             assert match.state is not None, "a plan that loads a state that is not there"
@@ -263,15 +264,18 @@ class KVTierStore:
         return Loaded(min(good, hit.n_tokens), result.state is kvtier.Status.OK)
 
     def without_state(self, hit: Hit) -> Hit | None:
-        recovery = self._recovery
-        window: WindowSource = "exact_replay"
-        needed, generation = recovery.exact_tokens, hit.generation
-        if recovery.mode == "bounded":
-            window, needed = "bounded_replay", recovery.bounded_tokens
-            generation += 1
-        if recovery.mode == "none" or hit.n_tokens <= needed:
+        if not self._can_rebuild(hit.n_tokens // self._layout.block_tokens):
             return None
-        return replace(hit, window=window, generation=generation)
+        if self._recovery.mode == "bounded":
+            return replace(hit, window="bounded_replay", generation=hit.generation + 1)
+        return replace(hit, window="exact_replay")
+
+    def _can_rebuild(self, n_blocks: int) -> bool:
+        """Whether the state behind so many blocks takes fewer tokens than they hold."""
+        recovery = self._recovery
+        bounded = recovery.mode == "bounded"
+        needed = recovery.bounded_tokens if bounded else recovery.exact_tokens
+        return recovery.mode != "none" and n_blocks * self._layout.block_tokens > needed
 
     def release(self, hit: Hit) -> None:
         if hit.handle is not None:

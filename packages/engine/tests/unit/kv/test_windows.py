@@ -107,6 +107,14 @@ def test_a_replay_that_would_be_the_whole_hit_is_a_miss_and_says_so(tmp_path):
     assert again.tokens == alone(short, LONG)
 
 
+def test_what_loads_more_slowly_than_it_is_computed_is_no_lost_window(tmp_path):
+    talk(settings(tmp_path), TOKENS, persist="none")
+    again, counters = talk(settings(tmp_path, prefill_rate=1e12), TOKENS, persist="none")
+    assert (again.cached, again.usage.window) == (0, None)
+    assert "window_miss" not in counters
+    assert again.tokens == alone(TOKENS, LONG)
+
+
 def test_a_beginning_shared_with_others_is_rebuilt_once(tmp_path):
     talk(settings(tmp_path), TOKENS)
     others = [[*TOKENS[: 9 * BLOCK], *prompt(seed, 20)] for seed in (5, 6)]
