@@ -105,7 +105,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="keep the figures here too")
     args = parser.parse_args()
     figures: dict[str, Any] = overheads(200 if args.quick else 2000, 5 if args.quick else 20)
-    steps, fit, seeds = 1000, range(4), range(20, 24)
+    steps, fit, seeds = 600, range(4), range(20, 24)
     if args.quick:
         steps, fit, seeds = 200, range(3), range(20, 22)
     elif args.long:
