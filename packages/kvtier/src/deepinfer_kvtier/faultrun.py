@@ -273,6 +273,8 @@ def main() -> None:
         reads = min(_STORE_READS, given.reads - run.reads)
         run += _one_store(given.where, reads, seed, given.compression)
         seed += 1
+        # A run of many minutes that is stopped has still said how far it came.
+        print(f"{run.reads:,} compared, wrong: {run.wrong}", file=sys.stderr, flush=True)
     for title, counter in (
         ("injected", run.injected),
         ("noticed", run.noticed),

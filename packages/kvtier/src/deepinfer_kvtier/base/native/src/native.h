@@ -7,6 +7,10 @@
 #include <stdint.h>
 #include <sys/uio.h>
 
+#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "numbers in files are little endian: this machine takes the pure form"
+#endif
+
 #define SUM_BYTES 16
 #define LEAST_BYTES 241 /* shorter payloads have another sum, which the library takes */
 #define PAGE 4096
