@@ -70,6 +70,17 @@ def settings(path):
     return {"path": str(path), "host_bytes": 0, "min_free_share": 0.0}
 
 
+def test_evictions_from_the_cache_and_preemptions_change_nothing(model, tmp_path):
+    """Four long answers at a time where vLLM has room for two, and a cache that evicts."""
+    chooser = random.Random(2)
+    prompts = [[chooser.randrange(3, 500) for _ in range(300)] for _ in range(4)]
+    batches = [(prompts, 120), (prompts, 120)]
+    expected = live(model, batches[:1], blocks=36)[0]["texts"]
+    cache = settings(tmp_path / "kv") | {"quota_bytes": 8 << 20, "gc_interval_s": 0.2, "floor_s": 0}
+    answers = live(model, batches, cache=cache, blocks=36)
+    assert [answer["texts"] for answer in answers] == [expected, expected]
+
+
 def test_a_prompt_is_found_again_and_its_text_is_the_same_also_in_another_process(
     model, plain, tmp_path
 ):
@@ -94,17 +105,6 @@ def test_a_damaged_block_is_computed_again(model, plain, tmp_path):
     assert damaged
     again, after = live(model, [([PROMPT], 24), ([PROMPT], 24)], cache=cache)
     assert again["texts"] == after["texts"] == plain
-
-
-def test_evictions_from_the_cache_and_preemptions_change_nothing(model, tmp_path):
-    """Four long answers at a time where vLLM has room for two, and a cache that evicts."""
-    chooser = random.Random(2)
-    prompts = [[chooser.randrange(3, 500) for _ in range(300)] for _ in range(4)]
-    batches = [(prompts, 120), (prompts, 120)]
-    expected = live(model, batches[:1], blocks=36)[0]["texts"]
-    cache = settings(tmp_path / "kv") | {"quota_bytes": 8 << 20, "gc_interval_s": 0.2, "floor_s": 0}
-    answers = live(model, batches, cache=cache, blocks=36)
-    assert [answer["texts"] for answer in answers] == [expected, expected]
 
 
 def test_time_to_first_token_beside_vllms_own_prefix_cache(model, tmp_path, capsys):

@@ -7,149 +7,65 @@ from typing import Any, Literal
 
 Kind = Literal["counter", "gauge"]
 
-# metric, type, help, section of stats(), key in it
-_PLAIN: tuple[tuple[str, Kind, str, str, str], ...] = (
-    ("matches_total", "counter", "Prefix lookups.", "hits", "matches"),
-    ("prompt_tokens_total", "counter", "Tokens of looked-up prompts.", "hits", "prompt_tokens"),
-    ("hit_blocks_total", "counter", "Blocks that lookups found.", "hits", "hit_blocks"),
-    ("missed_blocks_total", "counter", "Blocks they did not find.", "hits", "missed_blocks"),
-    ("state_hits_total", "counter", "Lookups that found a state slot.", "hits", "state_hits"),
-    ("state_misses_total", "counter", "Lookups that found none.", "hits", "state_misses"),
-    ("shared_reads_total", "counter", "Records another load read.", "loads", "shared_reads"),
-    ("host_capacity_bytes", "gauge", "Size of the memory tier.", "host", "capacity_bytes"),
-    ("host_block_bytes", "gauge", "Blocks in memory.", "host", "block_bytes"),
-    ("host_state_bytes", "gauge", "State slots in memory.", "host", "state_bytes"),
-    ("host_policy_failures_total", "counter", "Policies replaced.", "host", "policy_failures"),
-    ("host_corrupt_total", "counter", "Records damaged in memory.", "host", "corrupt"),
-    ("disk_entries", "gauge", "Records in the index.", "disk", "entries"),
-    ("disk_index_bytes", "gauge", "Memory of the index.", "disk", "index_bytes"),
-    ("disk_segments", "gauge", "Segment files.", "disk", "segments"),
-    (
-        "disk_write_breaker_open",
-        "gauge",
-        "1 while nothing is written to the disk.",
-        "disk",
-        "write_breaker_open",
-    ),
-    ("disk_breaker_open", "gauge", "1 while the disk is left alone.", "disk", "breaker_open"),
-    ("disk_read_bytes_total", "counter", "Verified bytes read.", "disk", "read_bytes"),
-    (
-        "disk_written_payload_bytes_total",
-        "counter",
-        "Payload written by this process.",
-        "disk",
-        "written_payload_bytes",
-    ),
-    (
-        "disk_written_file_bytes_total",
-        "counter",
-        "File bytes written by this process.",
-        "disk",
-        "written_file_bytes",
-    ),
-    ("disk_corrupt_total", "counter", "Records with a wrong checksum.", "disk", "corrupt"),
-    ("disk_quarantined_total", "counter", "Slots never read again.", "disk", "quarantined"),
-    ("disk_digest_mismatch_total", "counter", "Other records met.", "disk", "digest_mismatch"),
-    ("disk_short_reads_total", "counter", "Reads that ended early.", "disk", "short_reads"),
-    ("disk_read_errors_total", "counter", "Reads that failed.", "disk", "read_errors"),
-    ("disk_gc_bytes_total", "counter", "Bytes collected.", "disk", "gc_bytes"),
-    (
-        "disk_gc_copied_bytes_total",
-        "counter",
-        "Rewritten while collecting.",
-        "disk",
-        "gc_copied_bytes",
-    ),
-    ("disk_spared_records_total", "counter", "Kept from eviction.", "disk", "gc_spared_records"),
-    ("disk_gc_low_space_total", "counter", "Collections short of space.", "disk", "gc_low_space"),
-    ("disk_low_space", "gauge", "1 while the file system is short.", "disk", "low_space"),
-    ("disk_write_amplification", "gauge", "File per put byte.", "disk", "write_amplification"),
-    (
-        "disk_evicted_before_floor_total",
-        "counter",
-        "Records evicted younger than the floor.",
-        "disk",
-        "evicted_before_floor",
-    ),
-    ("io_fallbacks_total", "counter", "Segments opened without O_DIRECT.", "io", "fallbacks"),
-    ("io_timeouts_total", "counter", "Requests 3FS did not answer in time.", "io", "timeouts"),
-    (
-        "l2_readback_ok_ratio",
-        "gauge",
-        "Of the written records that were read back as a test.",
-        "readback",
-        "l2_readback_ok_ratio",
-    ),
-    (
-        "l2_readback_bad_total",
-        "counter",
-        "Of those, not as written.",
-        "readback",
-        "l2_readback_bad",
-    ),
-    ("l2_silent", "gauge", "1 = written to and asked, no hit for 10 min.", "readback", "l2_silent"),
-    (
-        "disk_expanded_bytes_total",
-        "counter",
-        "Bytes of compressed records read.",
-        "disk",
-        "expanded_bytes",
-    ),
-    ("disk_expand_seconds_total", "counter", "Time of expanding them.", "disk", "expand_s"),
-    ("disk_codec_missing_total", "counter", "Not expandable here.", "disk", "codec_missing"),
-    (
-        "compression_bytes_before_total",
-        "counter",
-        "Bytes given to codecs.",
-        "compression",
-        "bytes_before",
-    ),
-    (
-        "compression_bytes_after_total",
-        "counter",
-        "What was stored of them.",
-        "compression",
-        "bytes_after",
-    ),
-    ("compression_records_total", "counter", "Records compressed.", "compression", "records"),
-    (
-        "compression_plain_records_total",
-        "counter",
-        "Records that did not shrink.",
-        "compression",
-        "plain_records",
-    ),
-    ("compression_seconds_total", "counter", "Time of codecs.", "compression", "seconds"),
-    ("queue_bytes", "gauge", "Bytes waiting for the directory.", "queue", "queued_bytes"),
-    ("queue_failed_records_total", "counter", "Records given up on.", "queue", "failed_records"),
-    (
-        "queue_source_changed_total",
-        "counter",
-        "Sources changed too early.",
-        "queue",
-        "source_changed",
-    ),
-    ("queue_write_errors_total", "counter", "Writes that failed.", "queue", "write_errors"),
-    ("approximate_share", "gauge", "Of the blocks put.", "replay", "approximate_share"),
-    ("approximate_blocks_total", "counter", "Put as such.", "replay", "approximate_blocks"),
-    ("window_dead_peers", "gauge", "Machines left alone now.", "windows", "dead_peers"),
-    (
-        "window_directory_records",
-        "gauge",
-        "Hints this machine keeps for all.",
-        "windows",
-        "directory_records",
-    ),
-    (
-        "window_waiting_announcements",
-        "gauge",
-        "Changes the directory has not been told.",
-        "windows",
-        "waiting_announcements",
-    ),
-    ("leases_active", "gauge", "Matches that hold pins.", "leases", "active"),
-    ("leases_expired_total", "counter", "Leases that ran out.", "leases", "expired"),
-)
+# Metric (those that end in "_total" are counters, the others gauges), section of `stats()` and key
+# in it, help.
+_PLAIN = """
+matches_total hits.matches Prefix lookups.
+prompt_tokens_total hits.prompt_tokens Tokens of looked-up prompts.
+hit_blocks_total hits.hit_blocks Blocks that lookups found.
+missed_blocks_total hits.missed_blocks Blocks they did not find.
+state_hits_total hits.state_hits Lookups that found a state slot.
+state_misses_total hits.state_misses Lookups that found none.
+shared_reads_total loads.shared_reads Records another load read.
+host_capacity_bytes host.capacity_bytes Size of the memory tier.
+host_block_bytes host.block_bytes Blocks in memory.
+host_state_bytes host.state_bytes State slots in memory.
+host_policy_failures_total host.policy_failures Policies replaced.
+host_corrupt_total host.corrupt Records damaged in memory.
+disk_entries disk.entries Records in the index.
+disk_index_bytes disk.index_bytes Memory of the index.
+disk_segments disk.segments Segment files.
+disk_write_breaker_open disk.write_breaker_open 1 while nothing is written to the disk.
+disk_breaker_open disk.breaker_open 1 while the disk is left alone.
+disk_read_bytes_total disk.read_bytes Verified bytes read.
+disk_written_payload_bytes_total disk.written_payload_bytes Payload written by this process.
+disk_written_file_bytes_total disk.written_file_bytes File bytes written by this process.
+disk_corrupt_total disk.corrupt Records with a wrong checksum.
+disk_quarantined_total disk.quarantined Slots never read again.
+disk_digest_mismatch_total disk.digest_mismatch Other records met.
+disk_short_reads_total disk.short_reads Reads that ended early.
+disk_read_errors_total disk.read_errors Reads that failed.
+disk_gc_bytes_total disk.gc_bytes Bytes collected.
+disk_gc_copied_bytes_total disk.gc_copied_bytes Rewritten while collecting.
+disk_spared_records_total disk.gc_spared_records Kept from eviction.
+disk_gc_low_space_total disk.gc_low_space Collections short of space.
+disk_low_space disk.low_space 1 while the file system is short.
+disk_write_amplification disk.write_amplification File per put byte.
+disk_evicted_before_floor_total disk.evicted_before_floor Records evicted younger than the floor.
+io_fallbacks_total io.fallbacks Segments opened without O_DIRECT.
+l2_readback_ok_ratio readback.l2_readback_ok_ratio Of the written records read back as a test.
+l2_readback_bad_total readback.l2_readback_bad Of those, not as written.
+l2_silent readback.l2_silent 1 = written to and asked, no hit for 10 min.
+disk_expanded_bytes_total disk.expanded_bytes Bytes of compressed records read.
+disk_expand_seconds_total disk.expand_s Time of expanding them.
+disk_codec_missing_total disk.codec_missing Not expandable here.
+compression_bytes_before_total compression.bytes_before Bytes given to codecs.
+compression_bytes_after_total compression.bytes_after What was stored of them.
+compression_records_total compression.records Records compressed.
+compression_plain_records_total compression.plain_records Records that did not shrink.
+compression_seconds_total compression.seconds Time of codecs.
+queue_bytes queue.queued_bytes Bytes waiting for the directory.
+queue_failed_records_total queue.failed_records Records given up on.
+queue_source_changed_total queue.source_changed Sources changed too early.
+queue_write_errors_total queue.write_errors Writes that failed.
+approximate_share replay.approximate_share Of the blocks put.
+approximate_blocks_total replay.approximate_blocks Put as such.
+window_dead_peers windows.dead_peers Machines left alone now.
+window_directory_records windows.directory_records Hints this machine keeps for all.
+window_waiting_announcements windows.waiting_announcements Changes the directory has not been told.
+leases_active leases.active Matches that hold pins.
+leases_expired_total leases.expired Leases that ran out.
+"""
 
 HOST_REMOVAL_REASONS = {
     "evicted": "evicted",
@@ -175,7 +91,10 @@ def render(stats: Mapping[str, Any]) -> str:
 
 
 def _lines(stats: Mapping[str, Any]) -> Iterator[str]:
-    for name, kind, text, section, key in _PLAIN:
+    for row in _PLAIN.strip().splitlines():
+        name, place, text = row.split(" ", 2)
+        section, key = place.split(".")
+        kind: Kind = "counter" if name.endswith("_total") else "gauge"
         yield from _family(name, kind, text, [("", stats[section].get(key, 0))])
     yield from _rates(stats["hits"])
     yield from _family(

@@ -274,16 +274,11 @@ def _items(
     # later is not stored.
     places = [_place(request, i, held.get(i)) for i in which]
     sums = [None] * len(which) if copy else checksums_of(places)
-    origin, digests, parents, depth = (
-        request.origin,
-        request.digests,
-        request.parents,
-        request.first_depth,
-    )
+    origin, digests, parents = request.origin, request.digests, request.parents
     items: list[QueueEntry] = []
     for i, views, content in zip(which, places, sums, strict=True):
         record = held.get(i)
-        out = EncodedRecord(origin, digests[i], parents[i], depth + i, views, nbytes)
+        out = EncodedRecord(origin, digests[i], parents[i], request.first_depth + i, views, nbytes)
         out.content_checksum, out.borrowed = content, not copy
         item = QueueEntry(out, record, copy, now, () if copy else views, copy and record is None)
         item.encoding = request.encoding

@@ -242,10 +242,6 @@ class HostTier:
                 record.touched = now
                 self._order[_STATE].used(Use((digest,), 1, 1, 1, now))
 
-    def verified(self, record: HostRecord) -> bool:
-        """Check every 64th read against the checksum taken when the record was written or read."""
-        return not self.damaged([record])
-
     def damaged(self, records: Sequence[HostRecord]) -> list[HostRecord]:
         """Those of these records, just copied, that the sample of every 64th read finds changed."""
         first = self._gets
