@@ -24,7 +24,9 @@ def load():
         "--synthetic-input-tokens-mean", "64", "--output-tokens-mean", "16",
         "--tokenizer", os.environ["DEEPINFER_TOKENIZER"], "--ui", "none",
     ]  # fmt: skip
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=900)
+    # Where the hub is switched off it takes the folder of a tokenizer for a name of the hub.
+    env = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"}
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=900)
     text = done.stdout + done.stderr
     check(done.returncode == 0, text[-400:])
 

@@ -3,7 +3,6 @@
 # ///
 """EvalScope's performance test: two at a time, eight requests."""
 
-import os
 import shutil
 import subprocess
 import sys
@@ -20,9 +19,8 @@ def load():
     folder = tempfile.mkdtemp()
     command = [
         program, "perf", "--url", f"{OPENAI}/chat/completions", "--model", MODEL, "--api", "openai",
-        "--api-key", KEY, "--parallel", "2", "--number", "8", "--dataset", "random",
-        "--tokenizer-path", os.environ["DEEPINFER_TOKENIZER"], "--max-tokens", "16",
-        "--min-prompt-length", "32", "--max-prompt-length", "64", "--outputs-dir", folder,
+        "--api-key", KEY, "--parallel", "2", "--number", "8", "--max-tokens", "16",
+        "--prompt", "Tell me a story about a fox.", "--outputs-dir", folder,
     ]  # fmt: skip
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=900)
     text = done.stdout + done.stderr

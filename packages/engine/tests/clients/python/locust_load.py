@@ -18,18 +18,23 @@ BODY = {"model": MODEL, "max_tokens": 16, "messages": [{"role": "user", "content
     f"""
 import itertools
 from locust import HttpUser, task
+from locust.exception import StopUser
 
-count = itertools.count(1)
+answered = itertools.count(1)
 
 
 class Caller(HttpUser):
+    left = 3
+
     @task
     def chat(self):
-        if next(count) > 12:
-            self.environment.runner.quit()
-            return
         self.client.post("/v1/chat/completions", json={BODY!r},
                          headers={{"authorization": "Bearer {KEY}"}})
+        if next(answered) == 12:
+            self.environment.runner.quit()
+        self.left -= 1
+        if not self.left:
+            raise StopUser
 """
 )
 
