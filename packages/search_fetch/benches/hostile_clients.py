@@ -28,6 +28,13 @@ class Attack:
 
     def __init__(self, name: str, service: int, site: int, keys: list[str]) -> None:
         self.name, self.service, self.site, self.keys = name, service, site, keys
+        # Every client has an address of its own, as on a network.
+        self.address = (f"127.0.1.{1 + list(ATTACKS).index(name)}", 0)
+
+    async def connect(self, **more: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_connection(
+            "127.0.0.1", self.service, local_addr=self.address, **more
+        )
 
     def page(self, path: str, host: str = "") -> str:
         """A URL nobody has asked for yet, on a host of its own."""
@@ -53,7 +60,7 @@ class Attack:
         """One request; leave: without waiting for the answer."""
         data = json.dumps(body).encode()
         sent[self.name] += 1
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.service)
+        reader, writer = await self.connect()
         try:
             writer.write(self.head(path, len(data), self.keys[0] if key == "" else key) + data)
             await writer.drain()
@@ -77,7 +84,7 @@ async def slow_bodies(a: Attack) -> None:
     """A body a byte a second, with a key and without one."""
     for key in (a.keys[0], None):
         sent[a.name] += 1
-        _, writer = await asyncio.open_connection("127.0.0.1", a.service)
+        _, writer = await a.connect()
         writer.write(a.head("/v1/search", 100, key))
         for _ in range(20):
             writer.write(b" ")
@@ -136,7 +143,7 @@ async def redirect_loops(a: Attack) -> None:
 async def slow_readers(a: Attack) -> None:
     """Long answers of which one byte a second is read."""
     sent[a.name] += 1
-    reader, writer = await asyncio.open_connection("127.0.0.1", a.service, limit=64)
+    reader, writer = await a.connect(limit=64)
     data = json.dumps({"query": "voles", "count": 50, "content": "full"}).encode()
     writer.write(a.head("/v1/search", len(data), a.keys[0]) + data)
     for _ in range(30):
@@ -190,5 +197,5 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    os.nice(5)  # the machine is the service's; elsewhere these clients have their own
+    os.nice(10)  # the machine is the service's; elsewhere these clients have their own
     asyncio.run(main())

@@ -20,7 +20,7 @@ from deepinfer_search_fetch.service.metering import Ledger
 from deepinfer_search_fetch.service.run import server_config
 from deepinfer_search_fetch.service.settings import ServiceSettings
 
-FAST = ServiceSettings(rate_per_second=1e6, rate_burst=10**6)
+FAST = ServiceSettings(rate_per_second=1e6, rate_burst=10**6, connections_per_second=1e6)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import stat
 import threading
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from service_harness import Service, call, read_reply
+from service_harness import Service, call, read_reply, request_bytes
 
 import deepinfer_search_fetch
 from deepinfer_search_fetch import AsyncSearchFetch, Config, FetchRequest, SearchRequest
@@ -34,6 +35,7 @@ from deepinfer_search_fetch.service.ratelimit import (
     DELAY_SECONDS,
     DELAYED_PER_CLIENT,
     FREE_REFUSALS,
+    ConnectionPace,
     RefusalDelays,
 )
 from deepinfer_search_fetch.service.settings import ServiceSettings
@@ -477,6 +479,33 @@ def test_who_goes_on_after_many_refusals_waits_and_nobody_else_does() -> None:
         assert slept == [DELAY_SECONDS] * DELAYED_PER_CLIENT
 
     asyncio.run(run())
+
+
+def test_an_address_that_opens_too_many_connections_waits_its_turn_and_is_then_refused() -> None:
+    now = [100.0]
+    pace = ConnectionPace(10.0, clock=lambda: now[0])
+    waits = [pace.wait("eager") for _ in range(50)]
+    assert waits[:20] == [0.0] * 20  # two seconds' worth at once
+    assert [w for w in waits[20:41] if w is not None] == pytest.approx([i / 10 for i in range(21)])
+    assert waits[41:] == [None] * 9
+    assert pace.wait("modest") == 0.0
+    now[0] += 1.0
+    assert pace.wait("eager") == pytest.approx(1.1)
+
+
+def test_connections_beyond_the_pace_are_read_later_or_cut(
+    serve: Callable[..., Service],
+) -> None:
+    service = serve(settings=ServiceSettings(connections_per_second=20.0))
+    opened = [socket.create_connection(("127.0.0.1", service.port), timeout=30) for _ in range(90)]
+    for connection in opened:
+        with contextlib.suppress(OSError):
+            connection.sendall(request_bytes("GET", "/healthz"))
+    statuses = Counter(read_reply(connection).status for connection in opened)
+    assert statuses[200] >= 80  # 40 at once, 40 more within two seconds
+    assert statuses[0] + statuses[200] == 90
+    for connection in opened:
+        connection.close()
 
 
 def test_a_flood_of_refused_requests_is_delayed_by_the_service(

@@ -94,11 +94,16 @@ class Delivery:
         try:
             self._service.identify(call, headers)
         except RefusedError:
-            peer = (scope.get("client") or ("",))[0]
+            peer = self._client_of(call, scope)
             await self._refusals.wait(peer)
             self._refusals.note(peer)
             raise
         await self._refusals.wait(call.key_id)
+
+    @staticmethod
+    def _client_of(call: Call, scope: Scope) -> str:
+        """The key's id, or the address of a client without a key."""
+        return call.key_id if call.key else (scope.get("client") or ("",))[0]
 
     def _admit(self, call: Call) -> None:
         settings, key = self._service.settings, call.key_id
@@ -172,7 +177,10 @@ class Delivery:
         seconds = time.monotonic() - call.started
         self._service.metrics.responses.labels(route, str(call.status)).inc()
         self._service.metrics.seconds.labels(route).observe(seconds)
-        log.info(
+        # A flood of refused requests is counted above, not written out line by line.
+        flood = call.status in (401, 429) and self._refusals.delayed(self._client_of(call, scope))
+        log.log(
+            logging.DEBUG if flood else logging.INFO,
             "%s %s %d %.1fms request=%s key=%s",
             *(scope["method"], route, call.status, seconds * 1000, call.request_id, call.key_id),
         )

@@ -108,9 +108,13 @@ class RefusalDelays:
             if len(self._until) > MAX_KEYS:
                 self._until.popitem(last=False)
 
+    def delayed(self, client: str) -> bool:
+        """Whether this client was refused too often lately."""
+        return self._until.get(client, 0.0) > self._clock()
+
     async def wait(self, client: str) -> None:
         """Return at once, or after DELAY_SECONDS for a client that was refused too often lately."""
-        if self._until.get(client, 0.0) <= self._clock():
+        if not self.delayed(client):
             return
         if self._waiting[client] >= DELAYED_PER_CLIENT or self._waiting.total() >= DELAYED:
             return
@@ -121,3 +125,30 @@ class RefusalDelays:
             self._waiting[client] -= 1
             if not self._waiting[client]:
                 del self._waiting[client]
+
+
+class ConnectionPace:
+    """How long a new connection of an address waits before anything is read from it.
+
+    Each address has `per_second` connections, and twice as many at once. More of them wait for
+    their turn, up to MAX_WAIT_SECONDS; what would wait longer is refused.
+    """
+
+    MAX_WAIT_SECONDS = 2.0
+
+    def __init__(self, per_second: float, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._interval = 1.0 / per_second
+        self._clock = clock
+        self._next: OrderedDict[str, float] = OrderedDict()
+
+    def wait(self, address: str) -> float | None:
+        """Seconds to wait; None to refuse."""
+        now = self._clock()
+        turn = max(self._next.pop(address, 0.0), now - 2.0)
+        self._next[address] = turn
+        if turn - now > self.MAX_WAIT_SECONDS:
+            return None
+        self._next[address] = turn + self._interval
+        if len(self._next) > MAX_KEYS:
+            self._next.popitem(last=False)
+        return max(0.0, turn - now)

@@ -25,6 +25,7 @@ from deepinfer_search_fetch.service.auth import KeyStore
 from deepinfer_search_fetch.service.delivery import new_request_id
 from deepinfer_search_fetch.service.metering import Ledger
 from deepinfer_search_fetch.service.problems import problem
+from deepinfer_search_fetch.service.ratelimit import ConnectionPace
 from deepinfer_search_fetch.service.settings import ServiceSettings
 
 log = logging.getLogger("deepinfer_search_fetch.service")
@@ -44,6 +45,7 @@ class FlushingProtocol(H11Protocol):
     """
 
     settings = ServiceSettings()
+    pace = ConnectionPace(settings.connections_per_second)
     waiting: ClassVar[dict[FlushingProtocol, None]] = {}
     _overdue: asyncio.TimerHandle | None = None
 
@@ -58,6 +60,20 @@ class FlushingProtocol(H11Protocol):
             oldest = next(iter(self.waiting), self)
             oldest.transport.abort()
         self._wait_for_request()
+        self._keep_pace()
+
+    def _keep_pace(self) -> None:
+        """Read nothing of a connection whose address opens too many, until its turn comes."""
+        seconds = self.pace.wait(self.client[0] if self.client else "")
+        if seconds is None:
+            self.transport.abort()
+        elif seconds > 0:
+            self.transport.pause_reading()
+            self.loop.call_later(seconds, self._begin_reading)
+
+    def _begin_reading(self) -> None:
+        if not self.transport.is_closing():
+            self.transport.resume_reading()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -106,7 +122,9 @@ class FlushingProtocol(H11Protocol):
 
 def server_config(app: ASGIApp, settings: ServiceSettings) -> uvicorn.Config:
     """uvicorn as this service needs it."""
-    protocol = type("Protocol", (FlushingProtocol,), {"settings": settings, "waiting": {}})
+    pace = ConnectionPace(settings.connections_per_second)
+    own = {"settings": settings, "waiting": {}, "pace": pace}
+    protocol = type("Protocol", (FlushingProtocol,), own)
     return uvicorn.Config(
         app,
         http=protocol,

@@ -64,7 +64,8 @@ class ServiceSettings(BaseModel):
     rate_per_second, rate_burst: token bucket of each key; max_concurrent: requests at work at once,
     max_concurrent_per_key: of one key. header_seconds, body_seconds: time a client may take to send
     the head and the body of a request; answer_seconds: for which it may take none of the answer;
-    max_connections: open at once.
+    max_connections: open at once; connections_per_second: new ones of one address (behind a proxy
+    that is everyone's), beyond which they wait up to two seconds and are then refused.
     shutdown_seconds: time for running requests after SIGTERM; the rest gets a 503.
     public_hosts: host names clients reach the service by, for MCP's Host and Origin check.
     cors_origins: origins whose pages may call the service from a browser ("https://app.example").
@@ -79,6 +80,7 @@ class ServiceSettings(BaseModel):
     max_concurrent: int = Field(default=64, ge=1)
     max_concurrent_per_key: int = Field(default=16, ge=1)
     max_connections: int = Field(default=1024, ge=1)
+    connections_per_second: float = Field(default=50.0, gt=0)
     max_body_bytes: int = Field(default=1024 * 1024, ge=1024)
     header_seconds: float = Field(default=10.0, gt=0)
     body_seconds: float = Field(default=15.0, gt=0)
