@@ -75,7 +75,7 @@ def term_places(text: str, wanted: WantedTerms) -> list[tuple[int, str]]:
                     found.append((at + 2 * c + 1, pair))
             at += 2 * len(token) - 1
         else:
-            for term in _TERMS_OF_WORD(token):
+            for term in _word_terms(token):
                 if term in wanted:
                     found.append((at, term))
                 at += 1
@@ -123,7 +123,6 @@ def _terms_of_word(word: str) -> tuple[str, ...]:
 
 
 _TERMS_OF = _TermsOf()
-_TERMS_OF_WORD = lru_cache(maxsize=20_000)(lambda word: _word_terms(word))
 
 
 def _cjk_terms(run: str) -> tuple[str, ...]:
@@ -131,6 +130,7 @@ def _cjk_terms(run: str) -> tuple[str, ...]:
     return (*pairs, run[-1])
 
 
+@lru_cache(maxsize=20_000)
 def _word_terms(word: str) -> tuple[str, ...]:
     folded = fold(word)
     if _PLAIN.fullmatch(folded) and (word.islower() or word.istitle() or word.isupper()):

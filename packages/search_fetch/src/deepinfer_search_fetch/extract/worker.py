@@ -19,6 +19,7 @@ import traceback
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
+from types import FrameType
 from typing import Any, BinaryIO, NoReturn
 
 from deepinfer_search_fetch.config import Limits
@@ -50,7 +51,7 @@ def fork_workers(control: socket.socket, limits: Limits) -> None:
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_read, False)
     os.set_blocking(wake_write, False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.signal(signal.SIGCHLD, _noticed)
     signal.set_wakeup_fd(wake_write)
     statuses: dict[int, int] = {}
     control.send(b"w")
@@ -82,6 +83,11 @@ def fork_workers(control: socket.socket, limits: Limits) -> None:
         else:
             os.close(status)
         control.send(NUMBER.pack(pid))
+
+
+def _noticed(number: int, frame: FrameType | None) -> None:
+    """The wake-up pipe has it already."""
+    del number, frame
 
 
 def _report_ended(statuses: dict[int, int]) -> None:

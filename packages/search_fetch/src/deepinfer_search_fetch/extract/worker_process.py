@@ -195,13 +195,14 @@ class WorkerProcess:
     def _exit_code(self) -> int:
         """How it ended, which it is about to; 1 if nobody can tell."""
         with self._guard:
-            if self._ended is None:
-                self._ended = 1
-                if _readable(self._status, _END_SECONDS):
-                    told = os.read(self._status, STATUS.size)
-                    if len(told) == STATUS.size:
-                        (self._ended,) = STATUS.unpack(told)
-            return self._ended
+            if self._ended is not None:
+                return self._ended
+            told = b""
+            if _readable(self._status, _END_SECONDS):
+                told = os.read(self._status, STATUS.size)
+            code = int(STATUS.unpack(told)[0]) if len(told) == STATUS.size else 1
+            self._ended = code
+            return code
 
     def _read(self) -> tuple[dict[str, Any], bytes]:
         lengths = self._stdout.read(LENGTHS.size)
