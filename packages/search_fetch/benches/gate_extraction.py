@@ -146,8 +146,8 @@ def tables(results: Results) -> dict[str, str]:
 def write_readme(page: Path, results: Results) -> None:
     text = page.read_text("utf-8")
     for name, table in tables(results).items():
-        pattern = re.compile(rf"(<!-- {name} -->\n).*?(\n<!-- end -->)", re.S)
-        text, count = pattern.subn(lambda m, t=table: m[1] + t + m[2], text)
+        pattern = re.compile(rf"(<!-- {name} -->\n)(?:[^<].*?\n)?(<!-- end -->)", re.S)
+        text, count = pattern.subn(lambda m, t=table: f"{m[1]}{t}\n{m[2]}", text)
         if count != 1:
             raise SystemExit(f"{page} has {count} places marked <!-- {name} -->, not 1")
     page.write_text(text, "utf-8")
