@@ -30,6 +30,7 @@ TESTS = {"engine": ("packages/engine/tests/unit", "packages/engine/tools/train_d
 FUZZ = "packages/recipe/tools/conformance_fuzz.py"
 TORCH_FREE = ("recipe", "kvtier", "eplb", "search_fetch")
 OTHER_PYTHONS = ("3.12", "3.13")
+LONGEST = ("soak", "commands", "constrained_clients", "identity", "failures", "shared_cache")
 
 nox.needs_version = ">=2024.4.15"
 nox.options.default_venv_backend = "uv|venv"  # uv where it is installed: much faster
@@ -172,7 +173,10 @@ def integration(session: nox.Session) -> None:
     )
     extras = [*(engine / "unit").rglob("test_web_search.py"), *recipe.glob("test_grammar*.py")]
     extras += [kvtier / f"test_{name}.py" for name in ("vllm", "sglang", "pools")]
-    run_tests(session, engine / "integration", *sorted(path for path in extras if path.exists()))
+    # The files that take longest first, so that no process works on one of them alone at the end.
+    longest = [engine / "integration" / f"test_{name}.py" for name in LONGEST]
+    rest = sorted({*(engine / "integration").glob("test_*.py"), *extras} - {*longest})
+    run_tests(session, "--no-loadscope-reorder", *longest, *rest)
 
 
 @nox.session
