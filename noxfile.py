@@ -198,8 +198,9 @@ def clients(session: nox.Session) -> None:
     """
     install(session, "engine[test,grammar]", "recipe[grammar]", also=("openai", "anthropic"))
     session.run("pytest", "packages/recipe/tests/test_fields.py", "-m", "slow or not slow")
-    table = [] if session.posargs else ["--table", "packages/engine/docs/clients.md"]
-    session.run("python", "packages/engine/tests/clients/run.py", *table, *session.posargs)
+    logs = Path(session.create_tmp()).resolve() / "reports"  # parts of a run add to one table
+    options = ["--table", "packages/engine/docs/clients.md", "--logs", str(logs)]
+    session.run("python", "packages/engine/tests/clients/run.py", *options, *session.posargs)
 
 
 @nox.session(name="conformance-fuzz")

@@ -128,9 +128,16 @@ def counters(url: str) -> dict[str, float]:
     }
 
 
+HEAD = """# Clients that were tried
+
+Made by `nox -s clients`, or by parts of it (`nox -s clients -- codex`): real clients, unmodified
+and at their defaults, against a server of the embedded model with a context of 131,072 tokens.
+"""
+
+
 def table(results: list[dict[str, Any]]) -> str:
-    """Markdown, one row a client."""
-    rows = ["| client | version | what was done | held |", "|---|---|---|---|"]
+    """The page: Markdown, one row a client."""
+    rows = [HEAD, "| client | version | what was done | held |", "|---|---|---|---|"]
     for result in results:
         steps = result["steps"]
         good = sum(value == "ok" for value in steps.values())
