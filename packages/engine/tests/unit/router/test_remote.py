@@ -43,7 +43,9 @@ from deepinfer_engine.errors import (
 from deepinfer_engine.kv.memory import MemoryStore
 from deepinfer_engine.pd.decode import DecodeService
 from deepinfer_engine.pd.prefill import PrefillService
-from deepinfer_engine.pd.wire import FrameType
+from deepinfer_engine.pd.wire import FrameType, Xid
+from deepinfer_engine.router.attempt import Placement, _Attempt
+from deepinfer_engine.router.link import Mail
 from deepinfer_engine.router.remote import RemoteEngine
 
 LONG = greedy(LONG_TOKENS, ignore_eos=True)
@@ -380,6 +382,37 @@ def test_a_failure_is_counted_against_the_worker_that_failed_and_not_who_told():
             assert failures["prefill", it.prefills[0].address] in (0, 1)
             assert sum(failures.values()) == 1
             await until(it.idle)
+
+    run(body())
+
+
+@pytest.mark.parametrize("told_by", ["prefill", "decode"])
+@pytest.mark.parametrize("blame", ["prefill", "decode"])
+def test_whom_a_worker_blames_is_who_failed(told_by, blame):
+    async def body():
+        async with cluster() as it:
+            links = {link.role: link for link in it.engine._links.values()}
+            placement = Placement(links["prefill"], links["decode"])
+            attempt = _Attempt(request("r", prompt(1, 20)), Xid("r", 1), placement, None)
+            text = {"reason": "lost", "message": "it went away", "blame": blame}
+            retry = attempt._aborted(Mail(links[told_by], FrameType.ABORT, text))
+            assert retry.failed is links[blame]
+            assert retry.told_by is links[told_by]
+            assert links[blame].address in str(retry.final)
+
+    run(body())
+
+
+def test_a_pair_that_nobody_has_tried_is_not_used():
+    async def body():
+        async with cluster() as it:
+            pairs, tried = it.engine._pairs, dict(it.engine._pairs._tried)
+            pairs._tried.clear()
+            with pytest.raises(EngineUnavailable, match="no transfer has been tried yet"):
+                it.engine._place(request("r", prompt(1, 20)), (), ())
+            assert not [s for s in await it.engine.status() if s.ready]
+            pairs._tried.update(tried)
+            assert (await ask(it.engine, request("r", prompt(1, 20)))).tokens
 
     run(body())
 
