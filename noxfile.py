@@ -416,6 +416,22 @@ def docs(session: nox.Session) -> None:
 
 
 @nox.session
+def examples(session: nox.Session) -> None:
+    """Every package's examples, each in an environment of its own package (a few minutes)."""
+    needs = {"recipe": "recipe", "kvtier": "kvtier[torch]", "dspark": "dspark[hf]"}
+    needs |= {
+        "eplb": "eplb[torch]",
+        "search_fetch": "search_fetch[mcp]",
+        "engine": "engine[grammar]",
+    }
+    for package, wanted in needs.items():
+        also = ("pydantic-ai-slim[openai]>=1",) if package == "engine" else ()
+        install(session, wanted, also=also)
+        for script in sorted((ROOT / "packages" / package / "examples").glob("*.py")):
+            session.run("python", str(script))
+
+
+@nox.session
 def demo(session: nox.Session) -> None:
     """Main job: start the disaggregated server on the embedded model and hold a conversation."""
     install(session, "engine")

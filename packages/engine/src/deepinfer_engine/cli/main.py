@@ -233,7 +233,8 @@ def main() -> None:
 def run(argv: Sequence[str]) -> int:
     """Run one command; every failure is one line on standard error and an exit code."""
     try:
-        result = app(args=list(argv), standalone_mode=False, prog_name="deepinfer")
+        args = list(argv) or ["--help"]
+        result = app(args=args, standalone_mode=False, prog_name="deepinfer")
     except typer.Exit as exc:
         return exc.exit_code
     except (KeyboardInterrupt, typer.Abort):
