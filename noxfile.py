@@ -30,7 +30,9 @@ TESTS = {"engine": ("packages/engine/tests/unit", "packages/engine/tools/train_d
 FUZZ = "packages/recipe/tools/conformance_fuzz.py"
 TORCH_FREE = ("recipe", "kvtier", "eplb", "search_fetch")
 OTHER_PYTHONS = ("3.12", "3.13")
-LONGEST = ("soak", "commands", "constrained_clients", "identity", "failures", "shared_cache")
+LONGEST = (
+    "soak", "commands", "constrained_clients", "identity", "recoveries", "failures", "shared_cache",
+)  # fmt: skip
 
 nox.needs_version = ">=2024.4.15"
 nox.options.default_venv_backend = "uv|venv"  # uv where it is installed: much faster
