@@ -162,7 +162,7 @@ class ExtractPool:
         worker: Worker | None = None
         whole = False
         try:
-            worker = await self._take_worker(lane)
+            worker = await self._take_worker(lane, client)
             asked = asyncio.get_running_loop().run_in_executor(
                 self._waiting, worker.ask, header, body
             )
@@ -218,7 +218,8 @@ class ExtractPool:
                 self._note_heavy(client, host)
             place = self._overtime.slots.take_now(client, host)
             if place is not None:
-                worker.yield_cpu()
+                if client:  # a process of its own has nobody to give way to
+                    worker.yield_cpu()
                 held.move(self._overtime, place)
                 self._refill(self._pages)
             elif overtime and held.lane.slots.others_wait(client):
@@ -236,13 +237,16 @@ class ExtractPool:
         # A library's process is no client that could be told from others: its sites are.
         self._heavy[(client, "" if client else host)] = self._clock() + HEAVY_SECONDS
 
-    async def _take_worker(self, lane: _Lane) -> Worker:
+    async def _take_worker(self, lane: _Lane, client: str) -> Worker:
         while lane.idle and not lane.idle[-1].alive():
             self._end(lane.idle.pop())
         if lane.idle:
-            return lane.idle.pop()
+            worker = lane.idle.pop()
+            if client and lane is self._overtime:
+                worker.yield_cpu()
+            return worker
         return await asyncio.get_running_loop().run_in_executor(
-            self._threads, self._make, lane.nice
+            self._threads, self._make, lane.nice if client else 0
         )
 
     def _make(self, nice: int) -> Worker:
