@@ -29,6 +29,8 @@ def shipped() -> dict[str, set[str]]:
         package = folder.parent.parent.name
         for path in folder.rglob("*"):
             name = path.relative_to(folder).as_posix()
+            if "__pycache__" in path.parts:
+                continue  # what compilers leave in a checkout
             if path.is_file() and path.suffix not in BUILT and path.name != "py.typed":
                 found.setdefault(package, set()).add(name)
     return found

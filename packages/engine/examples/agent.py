@@ -2,9 +2,9 @@
 
 python agent.py [BASE URL] [MODEL]
 
-Without arguments it starts `deepinfer serve` with the embedded model, which knows no tools and tells
-a child's story instead of calling one. The framework declares strict tools: those need the extra
-`grammar`.
+Without arguments it starts `deepinfer serve` with the embedded model, which knows no tools and
+tells a child's story instead of calling one. The framework declares strict
+tools: those need the extra `grammar`.
 """
 
 from __future__ import annotations
