@@ -240,6 +240,19 @@ def smollm2(session: nox.Session) -> None:
     session.run("pytest", tests, "-m", "slow or not slow", *session.posargs)
 
 
+@nox.session(name="peers-smollm2")
+def peers_smollm2(session: nox.Session) -> None:
+    """SmolLM2's rates beside llama.cpp, which compiles for ten minutes where it has no wheel."""
+    session.env.update(OMP_NUM_THREADS="1")
+    install(session, "engine")
+    try:
+        session.install("llama-cpp-python>=0.3,<0.4")
+    except CommandFailed:
+        session.warn("llama-cpp-python cannot be installed here: our rows alone")
+    session.run("deepinfer", "pull", "smollm2")
+    session.run("python", "packages/engine/benches/peers_smollm2.py", *session.posargs)
+
+
 @nox.session(name="api-fuzz")
 def api_fuzz(session: nox.Session) -> None:
     """schemathesis over the OpenAPI document: no 5xx, bodies described."""

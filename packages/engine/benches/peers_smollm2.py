@@ -1,0 +1,141 @@
+"""SmolLM2-135M beside llama.cpp, on this machine, in one run: `nox -s peers-smollm2`.
+
+    deepinfer pull smollm2
+    pip install llama-cpp-python
+    python packages/engine/benches/peers_smollm2.py [--threads 1] [--batches 1 8 32]
+
+Both read the same 4-bit file. Tokens a CPU second, prompts of 256 tokens and 64 new ones, the two
+in turns at batch 1; llama-cpp-python has no batches, so larger ones stand alone. Then the second
+turn of a conversation of 2,000 tokens beside the same turn without a cache. Without
+llama-cpp-python only our rows are printed, and that is said.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from deepinfer_engine import LLM, SamplingParams
+from deepinfer_engine.core import types
+from deepinfer_engine.core.runner import BLOCK_TOKENS, DecodeRow, PrefillChunk
+from deepinfer_engine.model.names import model_directory
+from deepinfer_engine.model.runner import build_runner
+
+PROMPT, NEW = 256, 64
+BLOCKS = -(-(PROMPT + NEW + 1) // BLOCK_TOKENS)
+
+
+def cpu(action: Callable[[], object]) -> float:
+    """CPU seconds of all threads."""
+    before = time.process_time()
+    action()
+    return time.process_time() - before
+
+
+class Ours:
+    """The runner, fed as the scheduler feeds it."""
+
+    def __init__(self, directory: Path, prompts: list[list[int]]) -> None:
+        self.runner = build_runner(
+            directory, num_blocks=1 + BLOCKS * len(prompts), num_state_slots=1 + len(prompts)
+        )
+        self.params = types.SamplingParams(temperature=0.0, max_tokens=10_000, ignore_eos=True)
+        self.prompts, self.histories = prompts, list[list[int]]()
+        self.tables = [range(1 + BLOCKS * i, 1 + BLOCKS * (i + 1)) for i in range(len(prompts))]
+
+    def prefill(self) -> None:
+        self.histories = []
+        for i, prompt in enumerate(self.prompts):
+            chunk = PrefillChunk(
+                np.array(prompt), 0, (), self.tables[i], 1 + i, self.params, True,
+                prompt_len=len(prompt), prompt=prompt,
+            )  # fmt: skip
+            (output,) = self.runner.prefill([chunk])
+            assert output is not None
+            self.histories.append([*prompt, *output.tokens])
+
+    def decode(self) -> None:
+        for _ in range(NEW):
+            rows = [
+                DecodeRow(h, PROMPT, table, 1 + i, self.params, 0)
+                for i, (h, table) in enumerate(zip(self.histories, self.tables, strict=True))
+            ]
+            for history, output in zip(self.histories, self.runner.decode(rows), strict=True):
+                history.extend(output.tokens)
+
+
+class LlamaCpp:
+    """llama-cpp-python, one sequence."""
+
+    def __init__(self, file: Path, prompt: list[int], threads: int) -> None:
+        from llama_cpp import Llama  # pyright: ignore[reportMissingImports]
+
+        self.llm = Llama(
+            str(file), n_ctx=512, n_threads=threads, n_threads_batch=threads, verbose=False
+        )
+        self.prompt = prompt
+
+    def prefill(self) -> None:
+        self.llm.reset()
+        self.llm.eval(self.prompt)
+
+    def decode(self) -> None:
+        for _ in range(NEW):
+            self.llm.eval([self.llm.sample(temp=0.0)])
+
+
+def second_turn(directory: Path) -> str:
+    """A prompt of 2,000 tokens of which all but the last block was read before."""
+    prompt = [5 + i * 7919 % 40_000 for i in range(2000)]
+    few = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    with LLM(directory) as cached, LLM(directory, prefix_cache_bytes=0) as plain:
+        cached.generate(prompt[:1930], few)
+        with_cache = cpu(lambda: cached.generate(prompt, few))
+        without = cpu(lambda: plain.generate(prompt, few))
+    return f"second turn of 2,000 tokens: {without / with_cache:.1f}x the tokens/s (goal 15x)"
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--batches", nargs="+", type=int, default=[1, 8, 32])
+    parser.add_argument("--repeats", type=int, default=2)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    directory = model_directory("smollm2")
+    draw = np.random.default_rng(0)
+    prompts = [draw.integers(5, 40_000, PROMPT).tolist() for _ in range(max(options.batches))]
+    peer = importlib.util.find_spec("llama_cpp") is not None
+    table = Table(title=f"SmolLM2-135M, 4 bits, tokens a CPU second, {options.threads} thread(s)")
+    for column in ("engine", "batch", "prefill", "decode"):
+        table.add_column(column, justify="right")
+    for batch in options.batches:
+        sides: dict[str, Ours | LlamaCpp] = {"ours": Ours(directory, prompts[:batch])}
+        if peer and batch == 1:
+            file = directory / "model.gguf"
+            sides["llama.cpp"] = LlamaCpp(file, prompts[0], options.threads)
+        best = {name: (float("inf"), float("inf")) for name in sides}
+        for _ in range(options.repeats):
+            for name, side in sides.items():
+                spent = cpu(side.prefill), cpu(side.decode)
+                best[name] = min(best[name][0], spent[0]), min(best[name][1], spent[1])
+        for name, (prefill, decode) in best.items():
+            rates = f"{batch * PROMPT / prefill:.0f}", f"{batch * NEW / decode:.0f}"
+            table.add_row(name, str(batch), *rates)
+    Console().print(table)
+    if not peer:
+        print("skipped: llama-cpp-python is not installed")
+    print(second_turn(directory))
+
+
+if __name__ == "__main__":
+    main()
