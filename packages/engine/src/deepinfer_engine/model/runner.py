@@ -171,7 +171,8 @@ class TorchRunner:
             self._budget.observe(lens, np.array([o.n_accepted for o in outputs]))
         if self._drafts is not None:
             spent = (self._clock() - began) * 1e3
-            self._budget.timed(len(rows), int(lens.sum()), spent, drafted=drafted)
+            made = sum(len(o.tokens) for o in outputs)
+            self._budget.timed(len(rows), made, spent, drafted=drafted)
         return outputs
 
     def block_bytes(self, block_id: int) -> memoryview:

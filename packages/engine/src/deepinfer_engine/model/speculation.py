@@ -19,7 +19,9 @@ from deepinfer_engine.adapters.dspark import BudgetScheduler, StepTable, TableEr
 from deepinfer_engine.core.runner import IntArray
 
 FOREVER_S = 1e12
-PROBE_STEPS = 64
+ENOUGH_STEPS, FADE = 4, 0.97
+"""Steps of a kind before their rate is believed, and what a step before counts beside the next."""
+PROBE_STEPS = 128
 """Where drafts do not pay, one step in so many drafts all the same: the text may have changed."""
 MOST_PROBE_STEPS = 512
 """The steps between probes double up to here while probes fail: they cost time."""
@@ -71,6 +73,23 @@ class StepTimes:
         self.drafting.save(directory, {**key, "part": "drafting"})
 
 
+@dataclass(slots=True)
+class Seen:
+    """Faded sums over steps of one kind; tokens of one sequence."""
+
+    steps: float = 0.0
+    tokens: float = 0.0
+    milliseconds: float = 0.0
+
+    @property
+    def enough(self) -> bool:
+        return self.steps > ENOUGH_STEPS - 1  # faded: four steps are 3.8
+
+    @property
+    def rate(self) -> float:
+        return self.tokens / max(self.milliseconds, 1e-9)
+
+
 class DraftBudget:
     """Decides step by step. Learns from what was accepted."""
 
@@ -80,12 +99,14 @@ class DraftBudget:
         self._scheduler = BudgetScheduler(times.forward, length, draft_ms=times.drafting.cost)
         self._tried, self._true = np.zeros(length), np.zeros(length)
         """Drafts at each offset behind drafts that came true, and those of them that did too."""
-        self._slower: dict[tuple[int, bool], float] = {}
-        """By size of the batch and whether it drafted: measured time of a step / that expected."""
+        self._seen: dict[tuple[int, bool], Seen] = {}
+        """Steps of this model, by size of the batch and whether they drafted."""
         self._idle, self._patience = 0, PROBE_STEPS
 
     def pays(self, sequences: int) -> bool:
         """Whether drafting for so many sequences is expected to make tokens faster."""
+        if self._tries(sequences):
+            return False
         if self._gain(sequences) > LEAST_GAIN:
             self._idle, self._patience = 0, PROBE_STEPS
             return True
@@ -112,13 +133,12 @@ class DraftBudget:
         self._tried = kept * self._tried + tried
         self._true = kept * self._true + ((lengths > at) & (accepted > at)).sum(axis=1)
 
-    def timed(self, sequences: int, drafts: int, milliseconds: float, *, drafted: bool) -> None:
-        """How long a step took. Sampling and verification are in no table."""
-        expected = self._times.forward.cost(sequences + drafts)
-        expected += self._times.drafting.cost(sequences) if drafted else 0.0
-        key, ratio = (sequences.bit_length(), drafted), milliseconds / expected
-        before = self._slower.get(key, ratio)
-        self._slower[key] = before + 0.2 * (ratio - before)
+    def timed(self, sequences: int, tokens: int, milliseconds: float, *, drafted: bool) -> None:
+        """What a step made and how long it took: sampling and verification are in no table."""
+        seen = self._seen.setdefault((sequences.bit_length(), drafted), Seen())
+        seen.steps = FADE * seen.steps + 1
+        seen.tokens = FADE * seen.tokens + tokens / sequences
+        seen.milliseconds = FADE * seen.milliseconds + milliseconds
 
     def _accepted(self) -> np.ndarray:
         """Expected share at each offset; where little was tried, that of all offsets."""
@@ -126,8 +146,19 @@ class DraftBudget:
         mean = (true + PRIOR * PRIOR_WEIGHT) / (tried + PRIOR_WEIGHT)
         return (self._true + mean * PRIOR_WEIGHT) / (self._tried + PRIOR_WEIGHT)
 
+    def _tries(self, sequences: int) -> bool:
+        """Whether a step without drafts is wanted: there are some with, and none to compare."""
+        size = sequences.bit_length()
+        with_, without = self._seen.get((size, True)), self._seen.get((size, False))
+        return with_ is not None and with_.enough and not (without and without.enough)
+
     def _gain(self, sequences: int) -> float:
-        """Best expected ratio of tokens a millisecond with drafts to without, minus 1."""
+        """Ratio of tokens a millisecond with drafts to without, minus 1: as it was, or where too
+        little was seen, as the tables have it."""
+        size = sequences.bit_length()
+        with_, without = self._seen.get((size, True)), self._seen.get((size, False))
+        if with_ and without and with_.enough and without.enough:
+            return with_.rate / without.rate - 1
         survives = np.cumprod(self._accepted())
         made = 1 + np.concatenate([[0.0], np.cumsum(survives)])
         drafting = self._times.drafting.cost(sequences)
@@ -136,7 +167,4 @@ class DraftBudget:
             for k in range(self._length + 1)
         ]
         plain = 1 / self._times.forward.cost(sequences)
-        size = sequences.bit_length()
-        apart = self._slower.get((size, False)), self._slower.get((size, True))
-        dearer = apart[1] / apart[0] if apart[0] and apart[1] else 1.0
-        return float((made[1:] / np.array(cost[1:])).max() / plain / dearer - 1)
+        return float((made[1:] / np.array(cost[1:])).max() / plain - 1)

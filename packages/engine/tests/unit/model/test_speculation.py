@@ -14,7 +14,13 @@ from deepinfer_engine.core.runner import DecodeRow, PrefillChunk
 from deepinfer_engine.core.types import SamplingParams
 from deepinfer_engine.model.calibration import SEQUENCES, measure, step_key
 from deepinfer_engine.model.runner import TorchRunner, build_runner
-from deepinfer_engine.model.speculation import PROBE_STEPS, DraftBudget, StepTimes, between
+from deepinfer_engine.model.speculation import (
+    ENOUGH_STEPS,
+    PROBE_STEPS,
+    DraftBudget,
+    StepTimes,
+    between,
+)
 
 
 def line(first: float, last: float) -> StepTable:
@@ -59,14 +65,19 @@ def test_what_is_accepted_decides_what_is_drafted() -> None:
     assert budget.pays(2)
 
 
-def test_what_steps_really_cost_decides_too() -> None:
+def test_what_steps_really_made_and_cost_decides() -> None:
     budget = DraftBudget(FLAT, 5)
-    assert budget.pays(4)
-    budget.timed(4, 0, 10.0, drafted=False)
-    assert budget.pays(4)
-    budget.timed(4, 20, 60.0, drafted=True)
-    assert not budget.pays(4)
+    for _ in range(ENOUGH_STEPS):
+        assert budget.pays(4)
+        budget.timed(4, 8, 60.0, drafted=True)
+    for _ in range(ENOUGH_STEPS):
+        assert not budget.pays(4)  # some without drafts, to compare
+        budget.timed(4, 4, 10.0, drafted=False)
+    assert not budget.pays(4)  # twice the tokens in six times the time
     assert budget.pays(32)  # of that size nothing was seen
+    for _ in range(200):
+        budget.timed(4, 8, 12.0, drafted=True)
+    assert budget.pays(4)
 
 
 def test_the_likelier_drafts_are_verified_first() -> None:
