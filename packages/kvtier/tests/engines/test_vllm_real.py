@@ -52,7 +52,7 @@ def live(model, batches, *, cache=None, **orders):
         input=json.dumps(orders),
         capture_output=True,
         text=True,
-        timeout=400,
+        timeout=1_500,  # ends what hangs; beside other work a life takes many minutes
     )
     lines = [line for line in done.stdout.splitlines() if line.startswith("ANSWER ")]
     assert lines, done.stdout[-2_000:] + done.stderr[-4_000:]
