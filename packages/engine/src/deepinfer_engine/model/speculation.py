@@ -101,6 +101,8 @@ class DraftBudget:
         """Drafts at each offset behind drafts that came true, and those of them that did too."""
         self._seen: dict[tuple[int, bool], Seen] = {}
         """Steps of this model, by size of the batch and whether they drafted."""
+        self._expected: dict[int, float] = {}
+        """Gains by the tables, by sequences; forgotten when drafts were verified."""
         self._idle, self._patience = 0, PROBE_STEPS
 
     def pays(self, sequences: int) -> bool:
@@ -127,6 +129,7 @@ class DraftBudget:
 
     def observe(self, lengths: IntArray, accepted: IntArray) -> None:
         """What became of a step's drafts."""
+        self._expected.clear()
         at = np.arange(self._length)[:, None]
         tried = ((lengths > at) & (accepted >= at)).sum(axis=1)
         kept = (1 - 1 / MEMORY) ** tried
@@ -159,6 +162,11 @@ class DraftBudget:
         with_, without = self._seen.get((size, True)), self._seen.get((size, False))
         if with_ and without and with_.enough and without.enough:
             return with_.rate / without.rate - 1
+        if sequences not in self._expected:
+            self._expected[sequences] = self._expected_gain(sequences)
+        return self._expected[sequences]
+
+    def _expected_gain(self, sequences: int) -> float:
         survives = np.cumprod(self._accepted())
         made = 1 + np.concatenate([[0.0], np.cumsum(survives)])
         drafting = self._times.drafting.cost(sequences)
