@@ -33,8 +33,9 @@ def imported(path: Path) -> set[str]:
         if isinstance(node, ast.Import):
             found |= {a.name for a in node.names if a.name.startswith(f"{PACKAGE}.")}
         elif isinstance(node, ast.ImportFrom) and f"{node.module}.".startswith(f"{PACKAGE}."):
-            names = {f"{node.module}.{a.name}" for a in node.names}
-            found |= names & MODULES or {node.module or ""}
+            names = {f"{node.module}.{a.name}" for a in node.names if a.name != "__version__"}
+            if names:
+                found |= names & MODULES or {node.module or ""}
     return found
 
 
