@@ -22,6 +22,8 @@ LIGHT = {
     # These find a page in a table, or choose the lane of a job.
     ("tokens.py", "paginate"),
     ("tokens.py", "_page_end"),
+    # These ask the system about a process, or end it.
+    *(("worker_process.py", name) for name in ("alive", "_readable", "yield_cpu", "stop", "_kill")),
 }
 JSON_FILES = str(Path(json.__file__).parent)
 LARGE_JSON = 16 * 1024

@@ -107,8 +107,10 @@ def test_no_callback_of_mcp_decodes_parses_or_searches(service: Service, site: L
 
 def test_the_hook_sees_what_it_should() -> None:
     async def run() -> Counter[str]:
+        job = Job("", "text/html", HtmlOptions(mode="fast"))
+        make_document(PAGE, job, Limits())  # reads the model, once a process
         with heavy_calls_on_this_thread() as found:
-            make_document(PAGE, Job("", "text/html", HtmlOptions(mode="fast")), Limits())
+            make_document(PAGE, job, Limits())
             json.loads(json.dumps("a" * LARGE_JSON))
         return found
 
