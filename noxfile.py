@@ -127,7 +127,8 @@ def run_tests(session: nox.Session, *paths: str | Path) -> None:
     session.env.update(OMP_NUM_THREADS="1", PYTHONDONTWRITEBYTECODE="1")
     cores = len(os.sched_getaffinity(0))
     workers = ["-n", str(min(max(2, cores), 4)), "--dist", "loadfile"]
-    session.run("pytest", *workers, *map(str, paths), *session.posargs)
+    slowest = ["--durations=8", "--durations-min=3"]  # what to look at when the suite gets long
+    session.run("pytest", *workers, *slowest, *map(str, paths), *session.posargs)
 
 
 def check_package(session: nox.Session, package: str) -> None:
@@ -414,7 +415,8 @@ def lint(session: nox.Session) -> None:
 def types(session: nox.Session) -> None:
     """Strict types over every package's sources."""
     install(session, *(f"{name}[test]" for name in PACKAGES), also=("basedpyright>=1.30,<2",))
-    session.run("basedpyright", "--project", "pyproject.toml", *session.posargs)
+    threads = ["--threads", str(len(os.sched_getaffinity(0)))]
+    session.run("basedpyright", "--project", "pyproject.toml", *threads, *session.posargs)
 
 
 @nox.session
