@@ -32,7 +32,8 @@ CONFIG_EXIT = 3
 _PR_SET_PDEATHSIG = 1
 _ORPHAN_GRACE_S = 10.0
 SILENCE_S = 15.0
-"""A child that was heard once and then not for this long has stopped: it is killed and replaced."""
+"""A child that beat and then was not heard for this long has stopped: it is killed and replaced. So
+is one that does not beat yet, because it loads, if it is found stopped by a signal."""
 _SECOND_LOOK_S = 1.0
 STUCK_EXIT = 70
 """A worker ends itself with this when a step of its never will."""
@@ -247,8 +248,9 @@ class Supervisor:
         assert process.stdout is not None
         lines = _Lines()
         while True:
-            # It is expected to say something only once it beats: loading may take its time.
-            data = await self._heard(process.stdout, self._silence_s if child.beats else None)
+            data = await self._heard(process.stdout)
+            if data is None and not child.beats and not _stopped(process.pid):
+                continue  # loading may take its time
             if data is None:
                 log.error(
                     "the %s process has said nothing for %g s; it is killed",
@@ -268,10 +270,10 @@ class Supervisor:
         await self._end(child)
         await process.wait()
 
-    async def _heard(self, pipe: asyncio.StreamReader, limit: float | None) -> bytes | None:
+    async def _heard(self, pipe: asyncio.StreamReader) -> bytes | None:
         """What a child wrote, empty at its end; None when it was silent for too long."""
         # A second look: where this process was held up itself, the words lie there already.
-        for seconds in (limit, _SECOND_LOOK_S):
+        for seconds in (self._silence_s, _SECOND_LOOK_S):
             try:
                 async with asyncio.timeout(seconds):
                     return await pipe.read(_MAX_LINE)
@@ -296,6 +298,16 @@ class Supervisor:
         elif notice["event"] == "failed":
             child.failure = _failure(notice)
         self._on_notice(child.spec.name, notice)
+
+
+def _stopped(pid: int) -> bool:
+    """Whether a signal holds a process; False where the system does not tell."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            state = file.read().rpartition(b")")[2].split()[0]
+    except (OSError, IndexError):
+        return False
+    return state in (b"T", b"t")
 
 
 class _Lines:

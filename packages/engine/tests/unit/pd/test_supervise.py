@@ -194,6 +194,20 @@ def test_a_child_that_was_stopped_is_killed_and_replaced():
     assert "code -9" in troubles[0][1]
 
 
+def test_a_child_that_was_stopped_before_it_ever_beat_is_replaced_too():
+    early = """
+        import os, signal, time
+        from deepinfer_engine.pd.supervise import die_with_parent, notify
+        die_with_parent()
+        notify("ready", address="127.0.0.1:4711")
+        os.kill(os.getpid(), signal.SIGSTOP)
+        time.sleep(60)
+    """
+    restarts, troubles = restarted(early, silence_s=0.3)
+    assert restarts >= 1
+    assert "code -9" in troubles[0][1]
+
+
 def test_a_child_whose_step_stands_still_ends_itself_and_says_why():
     restarts, troubles = restarted(BEATS.format(then="beat('a step has stood still for 9 s')"))
     assert restarts >= 1
