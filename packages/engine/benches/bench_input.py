@@ -48,6 +48,7 @@ from deepinfer_engine.router.local import LocalEngine
 clock = step_clock = time.perf_counter
 """Of a prompt, and of a step of the model; `--clock cpu` makes them the processor time of this
 process and of the thread that steps."""
+SMOLLM_TOKENS = 8191 // 128 * 128  # whole blocks below its 8,192, for the answer needs a place
 SHARE = 0.96
 GOAL = 0.9
 HITS = 3
@@ -270,7 +271,7 @@ def main() -> None:
     except CheckpointError as error:
         console.print(f"SmolLM2 left out: {error}")
     else:
-        run("SmolLM2", smollm, [8192], 49_000)
+        run("SmolLM2", smollm, [SMOLLM_TOKENS], 49_000)
     if rows:
         worst = min(row.gain / row.ceiling for row in rows)
         middle = statistics.median(row.gain for row in rows)
