@@ -127,18 +127,29 @@ def test_shared_definitions_are_written_once() -> None:
     assert len(grammar("tool_call", doubling(60))) < 2500
 
 
-def test_long_bounds_are_held_in_json_and_not_in_the_text_of_calls() -> None:
-    for bound, is_held in ((20, True), (21, False)):
-        schema = {
-            "type": "object",
-            "properties": {
-                "text": {"type": "string", "maxLength": bound},
-                "list": {"type": "array", "items": {"type": "string", "maxLength": bound}},
-            },
-        }
-        made = grammar("tool_call", schema)
-        assert (f"{{0,{bound}}}" in made) is is_held
-        assert f'"maxLength":{bound}' in made
+def test_long_bounds_are_counted_and_not_unrolled() -> None:
+    schema = {
+        "type": "object",
+        "properties": {
+            "text": {"type": "string", "minLength": 2, "maxLength": 5000},
+            "list": {"type": "array", "items": {"type": "string", "maxLength": 5000}},
+        },
+    }
+    made = grammar("tool_call", schema)
+    assert '"max_chars":4998' in made
+    assert '"maxLength":5000' in made
+
+
+@pytest.mark.parametrize(
+    ("bounds", "named"),
+    [
+        ({"minLength": 33}, "`minLength` 33"),
+        ({"minLength": 4, "maxLength": 3}, "`minLength` 4 and `maxLength` 3"),
+    ],
+)
+def test_a_length_of_text_that_cannot_be_held_is_refused(bounds: Schema, named: str) -> None:
+    with pytest.raises(GrammarError, match=named):
+        grammar("tool_call", {"type": "object", "properties": {"a": {"type": "string", **bounds}}})
 
 
 @pytest.mark.parametrize("kind", ["json", "tool_call"])

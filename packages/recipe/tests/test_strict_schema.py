@@ -7,13 +7,16 @@ from typing import Any
 
 import pytest
 
-from deepinfer_recipe import ConversionError
+from deepinfer_recipe import ConversionError, Exchange, GrammarError, request_grammar
 from deepinfer_recipe.protocols.common.strict_schema import StrictRules
 
 PREFIX, ROOT = "Invalid tool parameters schema : ", "function parameters schema"
-PARITY = StrictRules(PREFIX, ROOT, allows_empty_root=True, keeps_definitions=False, param="p")
-ANSWER = StrictRules(PREFIX, ROOT, allows_empty_root=False, keeps_definitions=False, param="p")
-EXTENDED = StrictRules(PREFIX, ROOT, allows_empty_root=True, keeps_definitions=True, param="p")
+PARITY = StrictRules(PREFIX, ROOT, allows_empty_root=True, keeps_keywords=False, param="p")
+ANSWER = StrictRules(PREFIX, ROOT, allows_empty_root=False, keeps_keywords=False, param="p")
+EXTENDED = StrictRules(PREFIX, ROOT, allows_empty_root=True, keeps_keywords=True, param="p")
+
+
+INT = {"type": "integer"}
 
 
 def of(node: Any, **more: Any) -> dict[str, Any]:
@@ -111,7 +114,79 @@ def test_schema_that_cannot_be_enforced_is_refused_with_the_reason(
     assert message in caught.value.message
 
 
-def test_only_the_extended_rules_keep_definitions() -> None:
-    schema = of({"$ref": "#/$defs/x"}, **{"$defs": {"x": {"type": "string", "minLength": 2}}})
-    assert "$defs" not in PARITY.normalise(schema)
-    assert EXTENDED.normalise(schema)["$defs"] == {"x": {"type": "string"}}
+def closed(**properties: Any) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": properties,
+        "additionalProperties": False,
+        "required": list(properties),
+    }
+
+
+def test_the_extended_rules_keep_every_keyword_and_close_objects() -> None:
+    text = {"type": "string", "minLength": 2, "format": "date", "title": "t"}
+    schema = of(
+        {"oneOf": [{"$ref": "#/$defs/x"}, {"type": ["object", "null"], "properties": {"b": text}}]},
+        minProperties=1,
+        **{"$defs": {"x": {"type": "array", "uniqueItems": True, "items": of(text)}}},
+    )
+    member = closed(b=text) | {"type": ["object", "null"]}
+    assert EXTENDED.normalise(schema) == {
+        **closed(a={"oneOf": [{"$ref": "#/$defs/x"}, member]}),
+        "minProperties": 1,
+        "$defs": {"x": {"type": "array", "uniqueItems": True, "items": closed(a=text)}},
+    }
+    assert "$defs" not in PARITY.normalise(of({"type": "null"}, **{"$defs": {}}))
+
+
+def test_the_extended_rules_pass_over_null_and_leave_members_of_allof_open() -> None:
+    both = {"allOf": [of(INT), {"type": "object", "properties": {"b": INT}}], "pattern": None}
+    assert EXTENDED.normalise(of(both))["properties"] == {"a": {"allOf": both["allOf"]}}
+    assert EXTENDED.normalise(of({"const": None}))["properties"] == {"a": {"const": None}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        ({"anyOf": [{"type": "object"}]}, "The top level of the function parameters schema"),
+        (of({"type": "zzz"}), "zzz"),
+        (of({"type": "object"}), "An object with no properties is not allowed."),
+        (of({"type": "object", "properties": 3}), "field `properties`: expected an object"),
+        (of({"type": "integer", "minimum": "x"}), "Invalid tool parameters schema"),
+        (of({"type": "null"}, additionalProperties=True), "should not be true"),
+        (of({"type": "null"}, required=[]), "must match all properties"),
+        (of({"type": "null"}, required="a"), "field `required`: expected a list of strings"),
+        (of({"type": "null"}, required=["b"]), "Required property 'b' not found"),
+    ],
+)
+def test_the_extended_rules_refuse_what_is_not_strict(schema: Any, message: str) -> None:
+    with pytest.raises(ConversionError) as caught:
+        EXTENDED.normalise(schema)
+    assert message in caught.value.message
+    assert caught.value.param == "p"
+
+
+@pytest.mark.parametrize("where", ["answer", "tool"])
+@pytest.mark.parametrize(
+    ("keyword", "schema"),
+    [
+        ("uniqueItems", {"type": "array", "items": INT, "uniqueItems": True}),
+        ("not", {"type": "string", "not": {"const": "a"}}),
+        ("minProperties", {**of(INT), "minProperties": 3}),
+    ],
+)
+def test_a_strict_promise_that_cannot_be_kept_is_refused_by_name(
+    keyword: str, schema: Any, where: str
+) -> None:
+    body: dict[str, Any] = {
+        "model": "DeepSeek-V4.1-Flash",
+        "messages": [{"role": "user", "content": "json"}],
+    }
+    if where == "tool":
+        function = {"name": "f", "parameters": of(schema), "strict": True}
+        body["tools"] = [{"type": "function", "function": function}]
+    else:
+        form = {"name": "x", "schema": of(schema), "strict": True}
+        body["response_format"] = {"type": "json_schema", "json_schema": form}
+    with pytest.raises(GrammarError, match=f"`{keyword}`"):
+        request_grammar(Exchange("chat", body).request)

@@ -46,8 +46,8 @@ class Policy:
     """Messages: `any` demands a call, `strict` and `output_config.format` are honoured."""
     continues_last_message: bool = False
     """Messages: a final assistant message is a beginning that the model continues."""
-    keeps_strict_definitions: bool = False
-    """Strict schemas keep `$defs`, and `anyOf` of more than plain types."""
+    keeps_strict_keywords: bool = False
+    """Strict schemas keep all their keywords; the grammar holds or refuses each."""
     allows_format_with_strict_tools: bool = False
     honours_sampling_in_thinking: bool = False
     """Explicit temperature and top_p win over the model's defaults, also while thinking."""
@@ -97,7 +97,7 @@ EXTENDED = Policy(
     counts_dropped_tools=False,
     enforces_messages_choices=True,
     continues_last_message=True,
-    keeps_strict_definitions=True,
+    keeps_strict_keywords=True,
     allows_format_with_strict_tools=True,
     honours_sampling_in_thinking=True,
     honours_penalties=True,

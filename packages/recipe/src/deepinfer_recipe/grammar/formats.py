@@ -22,9 +22,15 @@ def token(spelling: str) -> Format:
     return {"type": "token", "token": spelling}
 
 
-def any_text(*excluded: str) -> Format:
-    """Any text in which none of these occurs; may be empty."""
-    return {"type": "any_text", "excludes": list(excluded)}
+def any_text(*excluded: str, max_chars: int | None = None) -> Format:
+    """Any text in which none of these occurs; may be empty.
+
+    max_chars: most code points. Held where each excluded text is one character: behind the
+    beginning of a longer one the library lets the bound go. At the bound itself a character whose
+    bytes are two tokens is cut behind the first.
+    """
+    bound = {} if max_chars is None else {"max_chars": max_chars}
+    return {"type": "any_text", "excludes": list(excluded), **bound}
 
 
 def regex(pattern: str) -> Format:

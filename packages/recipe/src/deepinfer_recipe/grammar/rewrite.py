@@ -29,16 +29,21 @@ ANNOTATIONS = frozenset(
         "nullable",
         "contentEncoding",
         "contentMediaType",
+        "contentSchema",
         "$comment",
         "$schema",
+        "$vocabulary",
         "$id",
+        "$anchor",
+        "$dynamicAnchor",
     )
 )
 _MAX_PAIRS = 64
 _NEVER = (
-    *("not", "if", "contains", "minContains", "maxContains", "propertyNames"),
+    *("not", "if", "minContains", "maxContains", "contains", "propertyNames"),
     *("dependentRequired", "dependentSchemas", "dependencies"),
     *("unevaluatedItems", "unevaluatedProperties", "$dynamicRef", "$recursiveRef"),
+    "additionalItems",
 )
 """Keywords that no grammar here holds an answer to, whatever they say."""
 _LOWER_BOUNDS = ("minimum", "exclusiveMinimum", "minLength", "minItems", "minProperties")
@@ -109,6 +114,7 @@ class SchemaRewriter:
     def __init__(self, root: Any, budget: Budget | None = None) -> None:
         self.root = root
         self.budget = budget or Budget()
+        self._id = root.get("$id") if isinstance(root, dict) else None
 
     def enforceable(self, schema: Any, depth: int = 0) -> Any:
         """A schema that allows the same values and whose keywords xgrammar enforces one by one.
@@ -249,6 +255,17 @@ class SchemaRewriter:
         for key in _NEVER:
             if key in schema and not (key == "if" and not {"then", "else"} & set(schema)):
                 raise _not_held(key)
+        reference = schema.get("$ref")
+        if isinstance(reference, str):
+            _check_local(reference)
+        if "$id" in schema and schema["$id"] != self._id:
+            # References below it would lead into it, not into the document.
+            raise _not_held("$id")
+        if isinstance(schema.get("items"), list):
+            raise GrammarError(
+                "the schema uses `items` with a list, as drafts before 2020-12 did, which cannot "
+                "be enforced; use `prefixItems`"
+            )
         if schema.get("uniqueItems") is True and schema.get("maxItems", 2) > 1:
             raise _not_held("uniqueItems")
         step = schema.get("multipleOf", 1)
@@ -330,15 +347,21 @@ def _not_held(key: str) -> GrammarError:
     return GrammarError(f"the schema uses `{key}`, which cannot be enforced; leave it out")
 
 
+def _check_local(reference: str) -> None:
+    if reference != "#" and not reference.startswith("#/"):
+        raise GrammarError(
+            f"the schema uses `$ref` to {reference!r}; only `#/...` is followed, name it so"
+        )
+
+
 def target(root: Any, reference: str) -> Any:
     """What a reference inside a document leads to. Raises `GrammarError`."""
     found: Any = root
-    if reference != "#" and not reference.startswith("#/"):
-        raise GrammarError(f"the schema refers to {reference!r}; only `#/...` is followed")
+    _check_local(reference)
     for part in reference[1:].split("/")[1:]:
         key = part.replace("~1", "/").replace("~0", "~")
         if not isinstance(found, dict) or key not in found:
-            raise GrammarError(f"the schema refers to {reference!r}, which is no named schema")
+            raise GrammarError(f"the schema uses `$ref` to {reference!r}, which is no named schema")
         found = found[key]
     return found
 

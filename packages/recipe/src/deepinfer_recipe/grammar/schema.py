@@ -21,6 +21,7 @@ from deepinfer_recipe.grammar.formats import (
     either,
     json_schema,
     regex,
+    sequence,
 )
 from deepinfer_recipe.grammar.rewrite import ANNOTATIONS, MAX_DEPTH, SchemaRewriter, target
 from deepinfer_recipe.protocols.common.schema_check import schema_problem
@@ -37,10 +38,12 @@ _LONE_SURROGATES = ("\\ud", "\\uD")
 """Half of a pair is an escape that JSON allows and no UTF-8 text can hold."""
 WHITESPACE = 1
 """Blanks in a row: a model that has lost its way loops in longer runs, and pays for each."""
-_HELD_LENGTH = 20
-"""Longest bound of a string that stands as text in a call. Each character of it costs 20 ms to
-compile for a vocabulary of 129,000 tokens, up to 5 s for a string; in JSON a bound costs nothing.
+_MAX_LEAST = 32
+"""Largest `minLength` of a string that stands as text in a call. Each character that is counted
+one by one costs 20 ms to compile for a vocabulary of 129,000 tokens; in JSON a bound costs nothing.
 """
+_MAX_UNROLLED = 20
+"""Longest `maxLength` of such a string that is counted one by one; longer ones are a budget."""
 
 _NUMBER = 'root ::= "-"? ("0" | [1-9] [0-9]{0,17}) ("." [0-9]{1,17})? ([eE] [+-]? [0-9]{1,2})?'
 """A number that a double holds; JSON's own grammar has no bound on the exponent."""
@@ -180,16 +183,22 @@ class ParameterSplitter:
     def _raw(self, schema: dict[str, Any]) -> Format:
         if isinstance(schema.get("pattern"), str):
             return regex(schema["pattern"])
-        low, high = schema.get("minLength", 0), schema.get("maxLength")
-        if low > _HELD_LENGTH:
-            low = 1
-        if high is not None and high > _HELD_LENGTH:
-            high = None
-        if low or high is not None:
-            # Counting and leaving out a whole word do not go together; one character does.
-            count = f"{{{int(low)},{'' if high is None else int(high)}}}"
-            return ebnf(f"root ::= [^{self._mark[0]}]{count}")
-        return any_text(self._mark)
+        low, high = int(schema.get("minLength", 0)), schema.get("maxLength")
+        if low > _MAX_LEAST:
+            raise GrammarError(
+                f"the schema uses `minLength` {low} of a string that is written as text, of which "
+                f"at most {_MAX_LEAST} can be enforced; ask for less"
+            )
+        if high is not None and high < low:
+            raise GrammarError(f"the schema demands `minLength` {low} and `maxLength` {high}")
+        if not low and high is None:
+            return any_text(self._mark)
+        # Counting and leaving out a whole word do not go together; one character does.
+        first = self._mark[0]
+        if high is not None and high <= _MAX_UNROLLED:
+            return ebnf(f"root ::= [^{first}]{{{low},{int(high)}}}")
+        rest = any_text(first, max_chars=None if high is None else int(high) - low)
+        return sequence(ebnf(f"root ::= [^{first}]{{{low}}}"), rest) if low else rest
 
     def _json(self, schema: dict[str, Any]) -> Format:
         made = self.rewriter.enforceable(schema)
@@ -235,8 +244,8 @@ def _refers(schema: Any) -> bool:
         if isinstance(reference, str):
             if not reference.startswith(("#/$defs/", "#/definitions/")):
                 raise GrammarError(
-                    f"the schema refers to {reference!r} inside a value; move what it means to "
-                    "`$defs`"
+                    f"the schema uses `$ref` to {reference!r} inside a value; move what it means "
+                    "to `$defs`"
                 )
             return True
         return any(list(map(_refers, schema.values())))

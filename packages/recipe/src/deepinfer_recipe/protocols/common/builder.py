@@ -311,7 +311,7 @@ def _strict_answer(schema: Any, policy: Policy) -> dict[str, Any]:
         shape_error="Invalid json schema: ",
         root_name="json schema",
         allows_empty_root=False,
-        keeps_definitions=policy.keeps_strict_definitions,
+        keeps_keywords=policy.keeps_strict_keywords,
         param="response_format",
     )
     return rules.normalise(schema)

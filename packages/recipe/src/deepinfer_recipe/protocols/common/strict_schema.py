@@ -1,7 +1,8 @@
-"""Normalising a `strict` schema: the subset that constrained decoding enforces.
+"""Normalising a `strict` schema: closed objects, all of whose properties are required.
 
-Node by node, only the keywords that strict mode knows stay, in a fixed order; all properties
-of an object become required.
+As the reference does it, node by node only the keywords that its strict mode knows stay, in a
+fixed order. A keyword that vanishes is a promise broken in silence, so otherwise all of them stay,
+and the grammar holds each or refuses it by name.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from deepinfer_recipe.base.errors import ConversionError
+from deepinfer_recipe.protocols.common.schema_check import schema_problem
 
 _STRING_FORMATS = ("email", "hostname", "ipv4", "ipv6", "uuid")
 _LIST_TYPES = ("string", "number", "integer", "boolean", "null")
@@ -23,6 +25,12 @@ _BOUNDS = (
     "exclusiveMaximum",
     "multipleOf",
 )
+_VALUES = ("const", "default")
+"""Keywords whose value may be null."""
+_NAMED_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions")
+_SCHEMA_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
+_COMBINED = ("anyOf", "oneOf", "allOf", "$ref")
+"""Beside these an object says only a part of what its properties are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,27 +40,66 @@ class StrictRules:
     shape_error: begins the text of an error about a keyword of the wrong shape.
     root_name: what the root schema is called in errors.
     allows_empty_root: the root may have no properties (a tool without parameters).
-    keeps_definitions: `$defs` and `definitions` stay (normalised), so that `$ref` resolves,
-        and `$ref` may stand inside `anyOf`.
+    keeps_keywords: all keywords stay, `$defs` among them, whichever the reference knows.
     """
 
     shape_error: str
     root_name: str
     allows_empty_root: bool
-    keeps_definitions: bool
+    keeps_keywords: bool
     param: str
 
     def normalise(self, schema: Any) -> dict[str, Any]:
         """The normalised schema. Raises `ConversionError` for one that cannot be enforced."""
         if not isinstance(schema, dict) or schema.get("type") != "object":
             self._refuse_root(schema)
-        root = self._node(schema, is_root=True)
-        if self.keeps_definitions:
-            for key in ("$defs", "definitions"):
-                definitions = schema.get(key)
-                if isinstance(definitions, dict):
-                    root[key] = {name: self._node(value) for name, value in definitions.items()}
+        if not self.keeps_keywords:
+            return self._node(schema, is_root=True)
+        root = self._whole(schema, is_root=True)
+        problem = schema_problem(root)
+        if problem is not None:
+            raise self._shape(problem)
         return root
+
+    def _whole(self, node: Any, *, is_root: bool = False, closes: bool = True) -> Any:
+        """The schema with all its keywords, objects closed; null means that one is not there."""
+        if not isinstance(node, dict):
+            return node
+        made: dict[str, Any] = {
+            key: one for key, one in node.items() if one is not None or key in _VALUES
+        }
+        for key in _NAMED_SCHEMAS:
+            named = made.get(key)
+            if isinstance(named, dict):
+                made[key] = {name: self._whole(one) for name, one in named.items()}
+        for key in _SCHEMA_LISTS:
+            members = made.get(key)
+            if isinstance(members, list):
+                # Members of `allOf` describe one object together: no member knows all of it.
+                made[key] = [self._whole(one, closes=key != "allOf") for one in members]
+        if "items" in made:
+            made["items"] = self._whole(made["items"])
+        kinds = made.get("type")
+        is_object = "object" in kinds if isinstance(kinds, list) else kinds == "object"
+        if is_object and closes and not any(key in made for key in _COMBINED):
+            self._close(made, is_root=is_root)
+        return made
+
+    def _close(self, node: dict[str, Any], *, is_root: bool) -> None:
+        properties = node.get("properties", {})
+        if not isinstance(properties, dict):
+            raise self._shape(f"field `properties`: expected an object, got {properties!r}")
+        if not (properties or "patternProperties" in node) and not (
+            is_root and self.allows_empty_root
+        ):
+            raise self._rule("An object with no properties is not allowed.")
+        if node.get("additionalProperties"):
+            raise self._rule("additionalProperties should not be true")
+        required = node.get("required")
+        if required is not None and not _has_kind(required, "a list of strings"):
+            raise self._shape(f"field `required`: expected a list of strings, got {required!r}")
+        self._check_required(required, properties)
+        node.update(properties=properties, additionalProperties=False, required=list(properties))
 
     def _refuse_root(self, schema: Any) -> NoReturn:
         """A root that is no object: errors of shape inside it are told first."""
@@ -110,7 +157,7 @@ class StrictRules:
         for member in members:
             # The reference knows only members of one type here, neither `$ref` nor a list.
             kind = member.get("type") if isinstance(member, dict) else None
-            if not isinstance(kind, str) and not self.keeps_definitions:
+            if not isinstance(kind, str):
                 raise self._shape("field `anyOf`: missing field `type`")
         kept = self._kept(node, {"description": "a string"})
         return {"anyOf": [self._node(member) for member in members], **kept}

@@ -67,14 +67,14 @@ def checked_parameters(
 ) -> Any:
     """The parameters of a function: an object schema, or `{}` when there are none.
 
-    Strict parameters are reduced to what strict mode enforces instead of being checked.
+    Strict parameters are closed: see `StrictRules`.
     """
     if strict:
         rules = StrictRules(
             shape_error="Invalid tool parameters schema : ",
             root_name="function parameters schema",
             allows_empty_root=True,
-            keeps_definitions=policy.keeps_strict_definitions,
+            keeps_keywords=policy.keeps_strict_keywords,
             param=param,
         )
         return rules.normalise({"type": "object"} if parameters is None else parameters)
