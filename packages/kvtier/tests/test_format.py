@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import hashlib
+import struct
+import zlib
 
 import numpy as np
 import pytest
@@ -60,17 +62,20 @@ def test_any_flipped_bit_makes_a_trailer_unreadable(bit):
 
 
 @given(st.binary(max_size=400))
-def test_arbitrary_bytes_are_never_a_trailer_a_header_or_a_frame(raw):
+def test_arbitrary_bytes_are_never_a_trailer_or_a_frame(raw):
     assert fmt.parse_trailer(raw) is None
-    assert fmt.parse_segment_header(raw) is None
     assert fmt.parse_frame(raw.ljust(4096, b"\0"), 0, STORE, WRITER) is None
 
 
-def test_a_segment_header_survives_the_disk():
-    header = fmt.SegmentHeader(2, 1_800_000_000, 5, STORE, WRITER)
-    raw = header.pack()
+def test_a_segment_header_is_what_the_format_says():
+    raw = fmt.SegmentHeader(2, 1_800_000_000, 5, STORE, WRITER).pack()
     assert len(raw) == 4096
-    assert fmt.parse_segment_header(raw) == header
+    layout = struct.Struct("<8sHBxxxxxQI16s16sI")
+    expected = b"KVTSEG1\0", 1, 2, 1_800_000_000, 5, STORE, WRITER
+    *fields, crc = layout.unpack_from(raw)
+    assert (*fields,) == expected
+    assert crc == zlib.crc32(raw[: layout.size - 4])
+    assert not any(raw[layout.size :])
 
 
 @pytest.mark.parametrize("count", [1, 63, 64, 200])

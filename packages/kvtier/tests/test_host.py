@@ -40,12 +40,17 @@ def digest(number: int) -> bytes:
     return hashlib.sha256(bytes([number])).digest()
 
 
+def take(host, kind, size):
+    """Room for one record, or None."""
+    return next(iter(host.take_many(kind, size, 1)), None)
+
+
 def store(host: HostTier, number: int, kind: int = 0, size: int = SIZE) -> HostRecord | None:
-    data = host.take(kind, size)
+    data = take(host, kind, size)
     if data is None:
         return None
     data[:] = number
-    record = host.publish(HostRecord(kind, digest(number), bytes(32), 1, data, 0))
+    (record,) = host.publish_all([HostRecord(kind, digest(number), bytes(32), 1, data, 0)])
     host.unpin([record])
     return record
 
@@ -99,7 +104,7 @@ def test_a_single_state_slot_larger_than_its_share_is_kept():
 
 
 def test_what_is_larger_than_everything_is_refused():
-    assert tier().take(0, 5 * SIZE) is None
+    assert take(tier(), 0, 5 * SIZE) is None
 
 
 @pytest.mark.parametrize("policy", ONLINE)
@@ -127,8 +132,8 @@ def test_removing_a_pinned_record_leaves_its_bytes_to_the_holder():
 def test_publishing_twice_keeps_the_first():
     host = tier()
     first = store(host, 1)
-    data = host.take(0, SIZE)
-    again = host.publish(HostRecord(0, digest(1), bytes(32), 1, data, 0))
+    data = take(host, 0, SIZE)
+    (again,) = host.publish_all([HostRecord(0, digest(1), bytes(32), 1, data, 0)])
     assert again is first
     host.audit()
 
@@ -192,6 +197,6 @@ def test_a_tier_without_room_refuses_everything(capacity):
     host = HostTier(
         capacity, state_share=0.1, state_ttl_s=1, clock=ManualClock(), policy=ONLINE["lru"]()
     )
-    assert host.take(0, SIZE) is None
-    assert host.take(1, SIZE) is None
-    assert isinstance(host.take(0, 0), np.ndarray)
+    assert take(host, 0, SIZE) is None
+    assert take(host, 1, SIZE) is None
+    assert isinstance(take(host, 0, 0), np.ndarray)

@@ -5,19 +5,24 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from unittest import mock
 
 import numpy as np
 import pytest
 import xxhash
-from hypothesis import given
+from blake3 import blake3
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import deepinfer_kvtier as kvtier
 from deepinfer_kvtier.base import native
 from deepinfer_kvtier.base.buffers import checksums_of
 from deepinfer_kvtier.base.files import PosixIo
+from deepinfer_kvtier.base.identity import ChainHasher, MediaItem
+from deepinfer_kvtier.host.memory import Slab, gather, scatter
 from deepinfer_kvtier.log import format as fmt
 from deepinfer_kvtier.log.format import EncodedRecord, Origin, trailers_of
+from deepinfer_kvtier.log.index import ROW, EntryTable
 from deepinfer_kvtier.log.reading import Wanted, read_run
 from deepinfer_kvtier.testing import payload_of
 
@@ -65,7 +70,109 @@ def test_every_form_of_the_sum_is_xxh3(mixer, length):
     data = payload_of(bytes([length % 251]), length).tobytes()
     halves = [memoryview(data)[: length // 3], memoryview(data)[length // 3 :]]
     expected = xxhash.xxh3_128_digest(data)
-    assert native.routines.sum_records([[memoryview(data)], halves]) == [expected, expected]
+    assert native.routines.sum_records([[memoryview(data)], halves], 0) == [expected, expected]
+    assert native.routines.sum_records([[memoryview(data)], halves], 1 << 30) == [
+        expected,
+        expected,
+    ]
+
+
+@compiled
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.binary(min_size=32, max_size=32), st.integers(1, 992), st.integers(0, 5), st.data())
+def test_every_form_of_a_chain_is_the_library_s_blake3(mixer, key, size, count, data):
+    raw = data.draw(st.binary(min_size=size * count, max_size=size * count))
+    expected, digest = [], key[::-1]
+    for at in range(0, len(raw), size):
+        digest = blake3(digest + raw[at : at + size], key=key).digest()
+        expected.append(digest)
+    assert native.routines.chain_digests(key, key[::-1], raw, size) == expected
+
+
+@pytest.mark.parametrize("block_tokens", [1, 128, 248, 249, 512])
+def test_a_chain_is_the_same_in_both_forms_with_and_without_media(monkeypatch, block_tokens):
+    tokens = np.random.default_rng(0).integers(0, 2**32, 5 * block_tokens + 3)
+    found = []
+    for routines in (native.routines, None):
+        monkeypatch.setattr(native, "routines", routines)
+        plain, shown = (ChainHasher(bytes(32), b"r" * 32, block_tokens) for _ in range(2))
+        plain.extend(tokens[: block_tokens + 1])
+        plain.extend(tokens[block_tokens + 1 :])
+        shown.extend(tokens, [MediaItem(block_tokens, 1, bytes(32))])
+        found.append((plain.digests, shown.digests))
+        assert plain.digests[:1] == shown.digests[:1]
+        assert plain.digests[1] != shown.digests[1]
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("width", [0, 1, 63, 64, 65, 4_096, 113_920])
+@pytest.mark.parametrize("gap", [0, 13])
+def test_rows_are_copied_alike_in_both_forms(form, width, gap):
+    slab, count = Slab(width, 40), 23
+    chosen = np.random.default_rng(width).permutation(40)[:count].astype(np.int64)
+    wide = np.random.default_rng(1).integers(0, 256, (count, width + gap), dtype=np.uint8)
+    source = wide[:, gap:]
+    scatter(source, slab, chosen)
+    assert np.array_equal(slab.rows[chosen], source)
+    assert not np.delete(slab.rows, chosen, axis=0).any()
+    for step in (1, -1):  # rows upside down are rows, too
+        room = np.zeros_like(wide)
+        gather(slab, chosen, room[::step, gap:])
+        assert np.array_equal(room[::step, gap:], source)
+        assert not room[:, :gap].any()
+
+
+@given(st.data())
+def test_a_table_answers_alike_in_both_forms(data):
+    """Few keys in a small table: probes run into each other, and over rows that were removed."""
+    small = st.integers(0, 20)
+    keys = data.draw(st.lists(st.tuples(small, small, st.integers(0, 1), small), max_size=60))
+    rows = np.zeros(len(keys), ROW)
+    for row, (low, high, kind, shard) in zip(rows, keys, strict=True):
+        row["key_lo"], row["key_hi"], row["kind"], row["shard"] = low, high, kind, shard
+    table = EntryTable(4)
+    table.insert(rows)
+    if len(table):
+        table.remove(
+            np.array(data.draw(st.lists(st.integers(0, len(table) - 1), max_size=20)), int)
+        )
+    asked = np.concatenate([rows, np.zeros(1, ROW)])
+    found = table.find_rows(asked)
+    with mock.patch.object(native, "routines", None):
+        table.audit()
+        assert np.array_equal(found, table.find_rows(asked))
+
+
+@compiled
+def test_arrays_that_do_not_fit_are_refused():
+    rows, out = np.zeros((3, 8), np.uint8), np.zeros(2, np.int64)
+    copy, find, chain = (
+        getattr(native.routines, name) for name in ("copy_rows", "find_rows", "chain_digests")
+    )
+    for slots in ([0, 3], [-1, 0], [0, 1, 2]):
+        with pytest.raises(ValueError, match="do not fit"):
+            copy(rows, rows[:2].copy(), np.array(slots), False)
+    with pytest.raises(ValueError, match="rows of bytes"):
+        copy(rows.T, rows.copy(), np.arange(3), True)
+    with pytest.raises((ValueError, BufferError)):
+        copy(rows, rows.tobytes(), np.arange(3), False)
+    words, bytes_ = np.zeros(2, np.uint64), np.zeros(2, np.uint8)
+    slots = np.zeros(4, np.uint32)
+    for wrong in (
+        (slots[:3], np.zeros(1, ROW), words, words, bytes_, bytes_, out),
+        (slots, rows, words, words, bytes_, bytes_, out),
+        (slots, np.zeros(1, ROW), words, words[:1], bytes_, bytes_, out),
+        (slots, np.zeros(1, ROW), words, words, bytes_, words, out),
+    ):
+        with pytest.raises(ValueError, match="do not fit"):
+            find(*wrong)
+    find(np.full(4, 7, np.uint32), np.zeros(1, ROW), words, words, bytes_, bytes_, out)
+    assert (out == -1).all(), "slots that name no row"
+    for size, blocks in ((0, b""), (993, bytes(993)), (4, bytes(5))):
+        with pytest.raises(ValueError, match="whole"):
+            chain(bytes(32), bytes(32), blocks, size)
+    with pytest.raises(TypeError):
+        chain(bytes(31), bytes(32), b"", 4)
 
 
 def records_of(size, count=5):
@@ -206,7 +313,7 @@ def test_sizes_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match="trailer"):
         native.routines.write_records(0, 0, lists, trailers[:-1])
     with pytest.raises(TypeError):
-        native.routines.sum_records("views")
+        native.routines.sum_records("views", 0)
     slot, flag = fmt.slot_bytes(5_000), fmt.FLAG_SEALED
     for size, room in ((4_999, 5_000), (5_000, 4_999)):
         wanted = [Wanted(bytes(32), [memoryview(bytearray(room))])]

@@ -223,9 +223,9 @@ def test_observed_loads_move_the_cost_model():
 
 
 def test_one_observation_moves_it_by_its_weight():
-    model = CostModel(kvtier.Cost(prefill_tok_s=1_000))
-    model.observe_prefill(500, 1.0)
-    assert 1 / model.current().prefill_tok_s == pytest.approx(0.001 + WEIGHT * 0.001)
+    model = CostModel(kvtier.Cost(tiers={"disk": (0.0, 1e9)}))
+    model.observe_load("disk", 1 << 30, (1 << 30) / 5e8)
+    assert 1 / model.current().tiers["disk"][1] == pytest.approx(1e-9 + WEIGHT * 1e-9)
 
 
 @given(st.lists(st.tuples(st.sampled_from(TIERS), st.integers(0, 1 << 28), st.floats(0, 10))))
@@ -233,7 +233,6 @@ def test_no_observation_makes_an_impossible_cost(observations):
     model = CostModel()
     for tier, nbytes, seconds in observations:
         model.observe_load(tier, nbytes, seconds)
-        model.observe_prefill(nbytes, seconds)
     assert all(latency >= 0 and rate > 0 for latency, rate in model.current().tiers.values())
 
 

@@ -76,9 +76,11 @@ def test_evictions_from_the_cache_and_preemptions_change_nothing(model, tmp_path
     prompts = [[chooser.randrange(3, 500) for _ in range(300)] for _ in range(4)]
     batches = [(prompts, 120), (prompts, 120)]
     expected = live(model, batches[:1], blocks=36)[0]["texts"]
-    cache = settings(tmp_path / "kv") | {"quota_bytes": 8 << 20, "gc_interval_s": 0.2, "floor_s": 0}
+    cache = settings(tmp_path / "kv") | {"quota_bytes": 4 << 20, "gc_interval_s": 0.2, "floor_s": 0}
     answers = live(model, batches, cache=cache, blocks=36)
     assert [answer["texts"] for answer in answers] == [expected, expected]
+    assert answers[-1]["preempted"], "vLLM had room for all four: the test says nothing"
+    assert answers[-1]["evicted"], "the cache had room for all blocks: the test says nothing"
 
 
 def test_a_prompt_is_found_again_and_its_text_is_the_same_also_in_another_process(
@@ -105,6 +107,7 @@ def test_a_damaged_block_is_computed_again(model, plain, tmp_path):
     assert damaged
     again, after = live(model, [([PROMPT], 24), ([PROMPT], 24)], cache=cache)
     assert again["texts"] == after["texts"] == plain
+    assert again["corrupt"], "no damaged block was read: the test says nothing"
 
 
 def test_time_to_first_token_beside_vllms_own_prefix_cache(model, tmp_path, capsys):

@@ -19,10 +19,38 @@ os.environ.update(
 )
 
 
+def count_preemptions() -> list[str]:
+    """Requests that vLLM's scheduler preempts from now on."""
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    seen: list[str] = []
+    preempt = Scheduler._preempt_request
+
+    def counted(self, request, *args, **keywords):
+        seen.append(request.request_id)
+        return preempt(self, request, *args, **keywords)
+
+    Scheduler._preempt_request = counted
+    return seen
+
+
+def settle() -> dict[str, int]:
+    """Let the worker's cache store all it has; what has become of it."""
+    from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+    cache = get_kv_transfer_group()._scopes.cache
+    assert cache.flush(120).done
+    return {
+        "evicted": cache.stats()["disk"].get("gc_evicted_segments", 0),
+        "corrupt": cache.stats()["disk"].get("corrupt", 0),
+    }
+
+
 def main() -> None:
     orders = json.load(sys.stdin)
     from vllm import LLM, SamplingParams
 
+    preempted = count_preemptions()
     settings = {
         "model": orders["model"],
         "skip_tokenizer_init": True,
@@ -58,6 +86,8 @@ def main() -> None:
                 "seconds": time.perf_counter() - started,
                 "texts": [list(output.outputs[0].token_ids) for output in outputs],
                 "cached": [output.num_cached_tokens for output in outputs],
+                "preempted": len(preempted),
+                **(settle() if orders.get("cache") else {}),
             }
         )
     llm.llm_engine.engine_core.shutdown()

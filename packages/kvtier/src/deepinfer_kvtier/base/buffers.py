@@ -235,11 +235,15 @@ def copy_views(views: Sequence[memoryview], data: NDArray[np.uint8]) -> None:
         at += view.nbytes
 
 
-def checksums_of(records: list[Views]) -> list[bytes]:
-    """`checksum_of` of each; where it is compiled, in one call that other threads run beside."""
+def checksums_of(records: list[Views], *, held: int = 0) -> list[bytes]:
+    """`checksum_of` of each; where it is compiled, in one call that other threads run beside.
+
+    held: up to so many bytes they wait instead: the interpreter, once given up, may be back later
+          than the sums.
+    """
     if native.routines is None:
         return [checksum_of(views) for views in records]
-    sums = native.routines.sum_records(records)
+    sums = native.routines.sum_records(records, held)
     if None in sums:
         return [sum_ or checksum_of(v) for sum_, v in zip(sums, records, strict=True)]
     return sums

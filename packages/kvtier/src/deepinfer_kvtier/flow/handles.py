@@ -177,10 +177,10 @@ class Match:
 
     def only_tier(self, blocks: range) -> str | None:
         """The tier that all of these blocks are in; None when there are several or no blocks."""
-        where = self._where[blocks.start : blocks.stop]
-        if not len(where) or (where != where[0]).any():
+        where = self._where[blocks.start : blocks.stop].tobytes()
+        if not where or where.count(where[0]) < len(where):
             return None
-        return self._names[int(where[0])]
+        return self._names[where[0]]
 
     def marks(self) -> NDArray[np.uint8]:
         """For each block of `block_prefix`: 0x80 when approximate, plus the replay generation."""
@@ -224,6 +224,8 @@ def spans_of(where: NDArray[np.uint8], names: Sequence[str], block_bytes: int) -
     """Runs of blocks in one tier; where: for each block, the index of its tier in `names`."""
     if not len(where):
         return ()
+    if not where.any():  # all in the fastest one
+        return (Span(names[0], 0, len(where), len(where) * block_bytes),)
     starts = [0, *(np.flatnonzero(np.diff(where)) + 1).tolist()]
     ends = [*starts[1:], len(where)]
     return tuple(
@@ -361,12 +363,22 @@ class PutTicket:
         self._closed = False
         self._stored = [False] * len(reasons)
         self._source: object = None
-        self.future: Future[PutTicket] = Future()
+        self._future: Future[PutTicket] | None = None
 
     @property
     def done(self) -> bool:
         """No accepted record is still on its way to the promised durability."""
         return self._event.is_set()
+
+    @property
+    def future(self) -> Future[PutTicket]:
+        """Has the ticket as its result once it is done. Few ask for it: it is made then."""
+        with self._lock:
+            if self._future is None:
+                self._future = Future()
+                if self._event.is_set():
+                    self._future.set_result(self)
+            return self._future
 
     @property
     def stored(self) -> tuple[bool, ...]:
@@ -427,7 +439,9 @@ class PutTicket:
                 return
             self._event.set()
             self._source = None
-        self.future.set_result(self)
+            future = self._future
+        if future is not None:
+            future.set_result(self)
 
 
 class LoadJob:

@@ -59,15 +59,18 @@ class SingleFlight:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._events: dict[tuple[int, bytes], _Flight] = {}
+        self._flights: tuple[dict[bytes, _Flight], ...] = tuple({} for _ in KIND_CODES)
 
     def claim(self, kind: int, digests: Sequence[bytes], priority: int) -> dict[bytes, _Flight]:
         """Claim what nobody reads yet; returns the flights of those that somebody else reads."""
         others: dict[bytes, _Flight] = {}
-        mine = _Flight(priority)
+        mine, flights = _Flight(priority), self._flights[kind]
         with self._lock:
+            if flights.keys().isdisjoint(digests):
+                flights.update(dict.fromkeys(digests, mine))
+                return others
             for digest in digests:
-                event = self._events.setdefault((kind, digest), mine)
+                event = flights.setdefault(digest, mine)
                 if event is not mine:
                     others[digest] = event
         return others
@@ -75,7 +78,7 @@ class SingleFlight:
     def finish(self, kind: int, digests: Sequence[bytes]) -> None:
         """The claimed reads have ended, well or not."""
         with self._lock:
-            events = {self._events.pop((kind, digest)) for digest in digests}
+            events = set(map(self._flights[kind].pop, digests))
         for event in events:
             event.set()
 
@@ -137,16 +140,19 @@ class Loader:
         statuses: one item a record, set as soon as its fate is known.
         sealer:   opens what comes from below host memory; None = only records in the clear count.
         arrivals: brings the parts of blocks in stages and records what is there.
-        turn:     which loads pass this one between two pieces.
+        urgency:  which loads pass this one between two pieces.
         """
 
         def in_time() -> bool:
             urgency.give_way()
             return deadline is None or self._clock.monotonic() < deadline
 
-        others = [i for i, record in enumerate(leased) if record is None]
-        pinned = self._host.pin_all(kind, [digests[i] for i in others])
-        records = list(leased)
+        others: Sequence[int] = range(len(leased))
+        names, records = digests, list(leased)
+        if any(leased):
+            others = [i for i, record in enumerate(leased) if record is None]
+            names = [digests[i] for i in others]
+        pinned = self._host.pin_all(kind, names)
         for i, record in zip(others, pinned, strict=True):
             records[i] = record
         try:
@@ -171,13 +177,12 @@ class Loader:
                 for stage in arrivals.stages:
                     arrivals.arrive(stage, there)
         final = [status or Status.MISS for status in statuses]
+        good = final.count(Status.OK)
         with self._counts_lock:
-            if absent:
-                for status in Status:
+            self.counts["records_ok"] += good
+            if good < len(final):
+                for status in set(Status) - {Status.OK}:
                     self.counts[f"records_{status.value}"] += final.count(status)
-            else:
-                self.counts["records_ok"] += final.count(Status.OK)
-                self.counts["records_timeout"] += final.count(Status.TIMEOUT)
         return final
 
     def fill_from_host(
@@ -318,8 +323,11 @@ class Loader:
             for j, status in zip(left, lower, strict=True):
                 if status is not Status.MISS:
                     statuses[j] = status
-        for i, status in zip(which, statuses, strict=True):
-            job.statuses[i] = status
+        if len(which) == len(job.statuses):
+            job.statuses[:] = statuses
+        else:
+            for i, status in zip(which, statuses, strict=True):
+                job.statuses[i] = status
         if size <= self._host.capacity_bytes:
             good = [j for j, status in enumerate(statuses) if status is Status.OK]
             self._promote(job, [which[j] for j in good], [members[j] for j in good])
@@ -338,8 +346,8 @@ class Loader:
         statuses = disk.get_into(
             kind, shard, members, rows=leased, in_time=in_time, urgency=urgency
         )
-        missed = [j for j, status in enumerate(statuses) if status is Status.MISS]
-        if missed and leased is not None:
+        if leased is not None and Status.MISS in statuses:
+            missed = [j for j, status in enumerate(statuses) if status is Status.MISS]
             # The leased place is gone; another writer may have stored the same record.
             second = disk.get_into(
                 kind, shard, [members[j] for j in missed], in_time=in_time, urgency=urgency
@@ -360,10 +368,12 @@ class Loader:
     ) -> None:
         """Decrypt and expand what was read; what cannot be is a miss, and nobody else's loss.
 
-        directory: where it was read, if it was there.
+        disk:      where it was read, if it was there.
         in_clear:  whether unsealed records count where there is a key, as from other memories.
         """
         packed: deque[int] = deque()
+        if job.sealer is None and all(not w.seal and w.packed is None for w in members):
+            return
         for j, want in enumerate(members):
             if statuses[j] is not Status.OK:
                 continue

@@ -141,7 +141,8 @@ def _refresh(tiers: TierSet, disk: DiskTier) -> bool:
 def _look(tiers: TierSet, question: Question, *, host_only: bool = False) -> _Survey:
     probe = question.probe
     records = tiers.host.pin_all(_BLOCK, probe)
-    if None in records:
+    whole = None not in records
+    if not whole:
         where = [_NOWHERE if record is None else _HOST for record in records]
         marks = [0 if record is None else record.marks for record in records]
         survey = _Survey(records, np.array(where, np.uint8), np.array(marks, np.uint8))
@@ -151,16 +152,17 @@ def _look(tiers: TierSet, question: Question, *, host_only: bool = False) -> _Su
         survey = _Survey(records, np.zeros(len(here), np.uint8), marks)  # zero is _HOST
     if not host_only:
         _look_below(tiers, question, survey)
-    there = survey.where != _NOWHERE
-    if not question.accept_approximate:
-        there &= (survey.marks & APPROXIMATE_BIT) == 0
-    prefix = len(probe) if there.all() else int(np.argmin(there))
-    tiers.host.unpin(record for record in records[prefix:] if record is not None)
-    survey.records = records[:prefix]
-    survey.where, survey.marks = survey.where[:prefix], survey.marks[:prefix]
-    if survey.rows is not None:
-        survey.rows = survey.rows[:prefix]
-    if question.needs_state and prefix:
+    if not (whole and question.accept_approximate):
+        there = survey.where != _NOWHERE
+        if not question.accept_approximate:
+            there &= (survey.marks & APPROXIMATE_BIT) == 0
+        prefix = len(probe) if there.all() else int(np.argmin(there))
+        tiers.host.unpin(record for record in records[prefix:] if record is not None)
+        survey.records = records[:prefix]
+        survey.where, survey.marks = survey.where[:prefix], survey.marks[:prefix]
+        if survey.rows is not None:
+            survey.rows = survey.rows[:prefix]
+    if question.needs_state and survey.records:
         _look_for_state(tiers, question, survey, host_only)
     return survey
 
@@ -308,11 +310,12 @@ def _build(
     prefix = len(survey.records)
     state = _state_hit(layout, survey.state, names)
     n_blocks = survey.state.blocks if exact else prefix
-    fuzzy, generation = _worst(survey.marks[:n_blocks])
+    block_fuzzy, block_generation = fuzzy, generation = _worst(survey.marks)
+    if n_blocks < prefix:
+        fuzzy, generation = _worst(survey.marks[:n_blocks])
     if exact and state is not None:
         fuzzy |= state.approximate
         generation = max(generation, state.replay_generation)
-    block_fuzzy, block_generation = _worst(survey.marks)
     held = [record for record in (*survey.records, survey.state.record) if record is not None]
     return Match(
         n_blocks=n_blocks,
@@ -342,7 +345,7 @@ def _build(
 
 def _worst(marks: NDArray[np.uint8]) -> tuple[bool, int]:
     """Whether any block is approximate, and the deepest replay generation."""
-    if not len(marks):
+    if not marks.any():
         return False, 0
     return bool((marks & APPROXIMATE_BIT).any()), int((marks & GENERATION_BITS).max())
 
@@ -369,7 +372,6 @@ def _account(
     limit: int,
 ) -> None:
     """Recency and counters; the head of a chain ends up younger than its tail."""
-    hit = match.digests[: match.n_blocks]
     tiers.host.used(
         Use(
             match.digests,
@@ -384,7 +386,7 @@ def _account(
         state_digest = (match.digests[match.state.n_blocks - 1],)
         tiers.host.used_state(*state_digest)
     if tiers.disk is not None:
-        tiers.disk.touch(_BLOCK, shard, hit)
+        tiers.disk.touch(_BLOCK, shard, match.digests[: match.n_blocks])
         tiers.disk.touch(_STATE, shard, state_digest)
     for counts in (tiers.counts, counts_here):
         counts["matches"] += 1

@@ -282,7 +282,7 @@ SMALL_BYTES = 64 << 10
 
 
 class CostModel:
-    """Exponential averages of observed loads and prefills over a starting `Cost`. Thread-safe."""
+    """Exponential averages of observed loads over a starting `Cost`. Thread-safe."""
 
     def __init__(self, start: Cost | None = None) -> None:
         self._lock = threading.Lock()
@@ -308,15 +308,6 @@ class CostModel:
                 rate = 1 / _blend(1 / rate, (seconds - latency) / nbytes)
             tiers = {**self._cost.tiers, tier: (latency, rate)}
             self._cost = replace(self._cost, tiers=tiers)
-            self.observations += 1
-
-    def observe_prefill(self, tokens: int, seconds: float) -> None:
-        """Computing `tokens` without hits took `seconds`."""
-        if tokens <= 0 or seconds <= 0:
-            return
-        with self._lock:
-            per_token = _blend(1 / self._cost.prefill_tok_s, seconds / tokens)
-            self._cost = replace(self._cost, prefill_tok_s=1 / per_token)
             self.observations += 1
 
 

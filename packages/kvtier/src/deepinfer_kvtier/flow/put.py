@@ -28,6 +28,7 @@ from deepinfer_kvtier.log.index import aged
 _BLOCK = KIND_CODES["block"]
 _STATE = KIND_CODES["state"]
 _MAX_DEPTH = (1 << 32) - 1  # the depth of a record is stored as u32
+_HELD_BYTES = 16 << 20  # summed in about a millisecond: the writing thread may take five to yield
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,23 +144,7 @@ class _Choice:
 def _choose(
     cache: TierSet, queue: WriteQueue, request: PutRequest, ticket: PutTicket, choice: _Choice
 ) -> None:
-    stored = np.zeros(len(request.digests), dtype=np.bool_)
-    if cache.disk is not None and request.digests:
-        rows = cache.disk.index.probe(request.origin.kind, request.origin.shard, request.digests)
-        if request.durability != "behind" and (rows["length"] != NO_ROW).any():
-            # Before "stored" is promised of what is there: has another process dropped it?
-            with suppress(OSError):
-                cache.disk.refresh()
-            rows = cache.disk.index.probe(
-                request.origin.kind, request.origin.shard, request.digests
-            )
-        stored = (rows["length"] != NO_ROW) & ~cache.disk.index.in_grace(rows)
-        known = [digest for digest, there in zip(request.digests, stored, strict=True) if there]
-        if request.durability != "behind":
-            # Elsewhere what is old may be collected before our mark of use is in the log.
-            now_s, classes = int(cache.clock.wall()), cache.config.classes.values()
-            stored &= ~aged(rows, now_s, classes)
-        cache.disk.touch(request.origin.kind, request.origin.shard, known)
+    stored = _stored(cache, request)
     nbytes, origin = request.source.payload, request.origin
     wanted = [i for i, accepted in enumerate(ticket.accepted) if accepted]
     continues = False
@@ -191,6 +176,31 @@ def _choose(
             else:
                 ticket.refuse(i, why)
                 choice.refused.append(i)
+
+
+def _stored(cache: TierSet, request: PutRequest) -> NDArray[np.bool_]:
+    """Which records lie in the directory already, well enough for what is promised of them."""
+    origin, digests = request.origin, request.digests
+    if cache.disk is None or not digests:
+        return np.zeros(len(digests), dtype=np.bool_)
+    rows = cache.disk.index.probe(origin.kind, origin.shard, digests)
+    stored: NDArray[np.bool_] = rows["length"] != NO_ROW
+    if not stored.any():
+        return stored
+    if request.durability != "behind":
+        # Before "stored" is promised of what is there: has another process dropped it?
+        with suppress(OSError):
+            cache.disk.refresh()
+        rows = cache.disk.index.probe(origin.kind, origin.shard, digests)
+        stored = rows["length"] != NO_ROW
+    stored &= ~cache.disk.index.in_grace(rows)
+    known = [digest for digest, there in zip(digests, stored, strict=True) if there]
+    if request.durability != "behind":
+        # Elsewhere what is old may be collected before our mark of use is in the log.
+        now_s, classes = int(cache.clock.wall()), cache.config.classes.values()
+        stored &= ~aged(rows, now_s, classes)
+    cache.disk.touch(origin.kind, origin.shard, known)
+    return stored
 
 
 def _continues(cache: TierSet, request: PutRequest) -> bool:
@@ -269,32 +279,34 @@ def _items(
         ticket.expect(len(which))
     else:
         ticket.stored_now(which)
-    nbytes, copy = request.source.payload, request.copy
-    # Without a copy: what the bytes are now is what is meant; whatever the caller makes of them
-    # later is not stored.
-    places = [_place(request, i, held.get(i)) for i in which]
-    sums = [None] * len(which) if copy else checksums_of(places)
+    nbytes, copy, durability = request.source.payload, request.copy, request.durability
     origin, digests, parents = request.origin, request.digests, request.parents
+    first, encoding = request.first_depth, request.encoding
+    if copy:
+        places = [_place(request, i, held.get(i)) for i in which]
+        sums: Sequence[bytes | None] = [None] * len(which)
+    else:
+        # What the bytes are now is what is meant; whatever the caller makes of them later is not
+        # stored.
+        places = request.source.views_of(which)
+        sums = checksums_of(places, held=_HELD_BYTES)
     items: list[QueueEntry] = []
     for i, views, content in zip(which, places, sums, strict=True):
         record = held.get(i)
-        out = EncodedRecord(origin, digests[i], parents[i], request.first_depth + i, views, nbytes)
+        out = EncodedRecord(origin, digests[i], parents[i], first + i, views, nbytes)
         out.content_checksum, out.borrowed = content, not copy
-        item = QueueEntry(out, record, copy, now, () if copy else views, copy and record is None)
-        item.encoding = request.encoding
+        source: Views = [] if copy else views
+        item = QueueEntry(out, record, copy, now, source, copy and record is None, False, encoding)
         if waits:
-            item.waiters = [(ticket, i, request.durability)]
+            item.waiters = [(ticket, i, durability)]
         items.append(item)
     return items
 
 
 def _place(request: PutRequest, i: int, record: HostRecord | None) -> Views:
-    """Where the bytes of a record lie until it is written."""
+    """Where the copy of a record lies until it is written."""
     if record is not None:
         return [record.data.data]
-    views = request.source.views(i)
-    if not request.copy:
-        return views
     data: NDArray[Any] = np.empty(request.source.payload, dtype=np.uint8)
-    copy_views(views, data)
+    copy_views(request.source.views(i), data)
     return [data.data]

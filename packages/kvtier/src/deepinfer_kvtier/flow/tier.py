@@ -84,14 +84,11 @@ class TierCaps:
 
     persistent: what it stored survives the end of every process of this machine.
     shared:     other machines see it.
-    zero_copy:  it can fill caller memory without a copy of its own.
-    range_read: single parts of a record can be read alone.
     max_batch:  records in one `get_into` or `put_from`; the cache splits longer batches.
     seals:      it keeps `extra` and `sealed` of records and gives them back as `Wanted.seal`;
                 other tiers are not given encrypted records.
     compressed: it keeps `expanded_bytes` of records and gives such records back expanded, as
                 `expanding.open_compressed` does; other tiers are given them expanded.
-    align:      bytes to which destination addresses should be aligned; 1 = any.
     commit_bytes, commit_delay_s: what its write queue collects for one `put_from`, and how long a
                 record waits for that; None = the settings of the cache.
     maintain_s: seconds between two calls of `maintain`; None = `gc_interval_s` of the cache.
@@ -99,10 +96,7 @@ class TierCaps:
 
     persistent: bool
     shared: bool
-    zero_copy: bool = False
-    range_read: bool = False
     max_batch: int = 256
-    align: int = 1
     seals: bool = False
     compressed: bool = False
     commit_bytes: int | None = None

@@ -50,9 +50,7 @@ class QueueEntry:
     orphaned: bool = False
     encoding: Encoding = PLAIN
     encoded: Future[None] | None = None
-    waiters: list[tuple[PutTicket, int, Durability]] = field(
-        default_factory=list[tuple[PutTicket, int, Durability]]
-    )
+    waiters: Sequence[tuple[PutTicket, int, Durability]] = ()
 
     @property
     def key(self) -> tuple[int, bytes]:
@@ -112,7 +110,7 @@ def host_record(out: EncodedRecord, data: NDArray[np.uint8]) -> HostRecord:
 def add_waiter(item: QueueEntry, ticket: PutTicket, index: int, want: Durability) -> None:
     """One more who wants to know what becomes of an item."""
     ticket.expect()
-    item.waiters.append((ticket, index, want))
+    item.waiters = [*item.waiters, (ticket, index, want)]
 
 
 logger = logging.getLogger(__name__)
@@ -350,17 +348,22 @@ class WriteQueue:
             add_waiter(item, ticket, index, want)
             return True
 
-    def add(self, items: Iterable[QueueEntry]) -> None:
+    def add(self, items: Sequence[QueueEntry]) -> None:
         """Queue records, parents first."""
-        items = list(items)
-        # Before the encoding thread may compress them; what they take off again is `content_bytes`.
-        nbytes = sum([i.record.expanded_bytes or i.record.nbytes for i in items])
+        by_key: dict[tuple[int, bytes], QueueEntry] = {}
+        nbytes = 0
         to_encode: list[QueueEntry] = []
+        encoding, plain = PLAIN, True
         for item in items:
             record = item.record
-            if item.encoding.is_plain and record.checksum is None and record.content_checksum:
+            by_key[record.origin.kind, record.digest] = item
+            # Before a thread may compress it; what is taken off again is `content_bytes`.
+            nbytes += record.expanded_bytes or record.nbytes
+            if item.encoding is not encoding:
+                encoding, plain = item.encoding, item.encoding.is_plain
+            if plain and record.checksum is None and record.content_checksum:
                 record.checksum = record.content_checksum  # no thread has to wake up for it
-            elif not item.encoding.is_plain or record.checksum is None:
+            elif not plain or record.checksum is None:
                 to_encode.append(item)
         for start in range(0, len(to_encode), _ENCODED_AT_ONCE):
             some = to_encode[start : start + _ENCODED_AT_ONCE]
@@ -368,9 +371,8 @@ class WriteQueue:
             for item in some:
                 item.encoded = encoded
         with self._cond:
-            for item in items:
-                self._items.append(item)
-                self._by_key[item.key] = item
+            self._items.extend(items)
+            self._by_key.update(by_key)
             self._bytes += nbytes
             self._cond.notify_all()
 

@@ -1,7 +1,5 @@
-"""Memory of host records of one size: numbered slots in one mapping, in large pages if it can be.
-
-Slots of a batch are handed out in ascending order and, where possible, next to each other, so that
-a run of blocks moves in one copy.
+"""Records in host memory. Those of one size lie in numbered slots of one mapping, in large pages if
+it can be; slots of a batch are handed out in ascending order.
 """
 
 from __future__ import annotations
@@ -17,6 +15,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from deepinfer_kvtier.base import native
 from deepinfer_kvtier.base.timing import Clock
 from deepinfer_kvtier.base.values import APPROXIMATE_BIT, GENERATION_BITS, KIND_CODES
 from deepinfer_kvtier.host.eviction import EvictionPolicy, GuardedPolicy, Lru, Use
@@ -88,29 +87,20 @@ class Slab:
 
 def gather(slab: Slab, slots: NDArray[np.int64], target: NDArray[np.uint8]) -> None:
     """Copy slots into the rows of `target`, uint8 [len(slots), nbytes]."""
-    count = len(slots)
-    if _is_run(slots):
-        target[:] = slab.rows[slots[0] : slots[0] + count]
-    elif target.flags.c_contiguous:
-        np.take(slab.rows, slots, axis=0, out=target, mode="clip")
-    else:
-        for i, slot in enumerate(slots.tolist()):
-            target[i] = slab.rows[slot]
+    if native.routines is not None:
+        native.routines.copy_rows(slab.rows, target, slots, False)
+        return
+    for i, slot in enumerate(slots.tolist()):
+        target[i] = slab.rows[slot]
 
 
 def scatter(source: NDArray[np.uint8], slab: Slab, slots: NDArray[np.int64]) -> None:
     """Copy the rows of `source`, uint8 [len(slots), nbytes], into slots."""
-    if _is_run(slots):
-        slab.rows[slots[0] : slots[0] + len(slots)] = source
+    if native.routines is not None:
+        native.routines.copy_rows(source, slab.rows, slots, True)
         return
     for i, slot in enumerate(slots.tolist()):
         slab.rows[slot] = source[i]
-
-
-def _is_run(slots: NDArray[np.int64]) -> bool:
-    """Whether the slots lie next to each other in order: then one copy moves them all."""
-    count = len(slots)
-    return bool(slots[-1] - slots[0] == count - 1 and (slots[1:] > slots[:-1]).all())
 
 
 @dataclass(slots=True, eq=False)
@@ -255,13 +245,9 @@ class HostTier:
 
     # -- taking and giving room
 
-    def take(self, kind: int, nbytes: int) -> NDArray[np.uint8] | None:
-        """An array of `nbytes` for one record; None when only pinned records could make room."""
-        taken = self.take_many(kind, nbytes, 1)
-        return taken[0] if taken else None
-
     def take_many(self, kind: int, nbytes: int, count: int) -> list[NDArray[np.uint8]]:
-        """Arrays for up to `count` records, in order of their slots; fewer where room ends."""
+        """Arrays for up to `count` records, in order of their slots; fewer where only pinned
+        records could make room."""
         with self._lock:
             slots: list[int] = []
             while len(slots) < count:
@@ -304,16 +290,13 @@ class HostTier:
                 slots = np.array([record.slot for record in records], dtype=np.int64)
             gather(self._slabs[records[0].data.nbytes], slots, target)
 
-    def publish(self, record: HostRecord) -> HostRecord:
-        """Make a record findable, with one more pin for the caller.
-
-        returns: the record that is findable now: an equal one that was here before, if any; then
-                 the array of the new one has been given back.
-        """
-        return self.publish_all([record])[0]
-
     def publish_all(self, records: Sequence[HostRecord]) -> list[HostRecord]:
-        """`publish` for a batch of one kind, the records of a chain first to last."""
+        """Make records of one kind findable, each with one more pin for the caller.
+
+        records: those of a chain first to last.
+        returns: those that are findable now: equal ones that were here before, if any; the arrays
+                 of the new ones have been given back then.
+        """
         now = self._clock.monotonic()
         found: list[HostRecord] = []
         came: list[HostRecord] = []

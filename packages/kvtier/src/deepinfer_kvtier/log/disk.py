@@ -181,7 +181,7 @@ class DiskTier:
 
         rows:    where the records were when their segments were pinned; None = look them up now.
         in_time: asked before each system call; once false, the rest comes back as TIMEOUT.
-        turn:    which reads pass this one between two pieces.
+        urgency: which reads pass this one between two pieces.
         """
         if not wanted:
             return []
@@ -287,7 +287,7 @@ class DiskTier:
         self._collected_bytes = self._writer.file_bytes if self._writer else 0
 
     def delete(self, kind: int, shard: int, digests: Sequence[bytes]) -> int:
-        """`bury` for records that may be on their way to disk in this process.
+        """`tombstone` for records that may be on their way to disk in this process.
 
         A write that runs now is older than the tombstone; a later one sees `EncodedRecord.dropped`.
         """

@@ -265,18 +265,6 @@ class SegmentHeader:
         return (body + _CRC.pack(zlib.crc32(body))).ljust(PAGE, b"\0")
 
 
-def parse_segment_header(raw: bytes | bytearray | memoryview) -> SegmentHeader | None:
-    """The header in this page; None when it is not one, or damaged."""
-    end = _SEGMENT_HEADER.size
-    if len(raw) < end + _CRC.size:
-        return None
-    magic, version, cls, bucket, number, store, writer = _SEGMENT_HEADER.unpack(raw[:end])
-    (crc,) = _CRC.unpack_from(raw, end)
-    if magic != SEGMENT_MAGIC or version != FORMAT_VERSION or zlib.crc32(raw[:end]) != crc:
-        return None
-    return SegmentHeader(cls, bucket, number, store, writer)
-
-
 def pack_frames(
     entries: NDArray[Any], first_number: int, store: bytes, writer: bytes
 ) -> list[bytes]:

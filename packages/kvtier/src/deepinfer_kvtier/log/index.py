@@ -9,6 +9,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from deepinfer_kvtier.base import native
 from deepinfer_kvtier.base.config import RetentionClass
 from deepinfer_kvtier.base.values import APPROXIMATE_BIT, NO_ROW
 from deepinfer_kvtier.log import format as fmt
@@ -159,6 +160,9 @@ class EntryTable:
         self, lo: NDArray[Any], hi: NDArray[Any], kind: NDArray[Any], shard: NDArray[Any]
     ) -> NDArray[Any]:
         result: NDArray[Any] = np.full(len(lo), -1, dtype=np.int64)
+        if native.routines is not None:
+            native.routines.find_rows(self._slots, self._rows, lo, hi, kind, shard, result)
+            return result
         waiting = np.arange(len(lo))
         at = self._home(lo, kind, shard)
         lows, width = self._rows["key_lo"], 1  # most are where they should be

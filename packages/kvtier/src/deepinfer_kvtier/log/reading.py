@@ -73,7 +73,7 @@ def with_helpers(
 def taken(left: deque[Item], urgency: Urgency, *, helping: bool) -> Iterator[Item]:
     """What this thread takes from the list, until nothing is left.
 
-    turn: more urgent loads pass between two items; who helps leaves the rest to the calling thread.
+    urgency: more urgent loads pass between two items; who helps leaves the rest to the caller.
     """
     while left:
         if urgency.contested:
@@ -148,6 +148,8 @@ def plan_runs(rows: NDArray[Any], wanted: Sequence[Wanted]) -> list[Run]:
 
     The records of a run have one length and lie next to each other.
     """
+    if (run := _one_run(rows, wanted)) is not None:
+        return [run]
     expected = np.array([want.nbytes for want in wanted], dtype=np.uint32)
     there = np.flatnonzero(rows["length"] == expected)
     if not len(there):
@@ -170,6 +172,19 @@ def plan_runs(rows: NDArray[Any], wanted: Sequence[Wanted]) -> list[Run]:
     return runs
 
 
+def _one_run(rows: NDArray[Any], wanted: Sequence[Wanted]) -> Run | None:
+    """The usual case: records of one put, as they were written. None for any other."""
+    size, slot, count = wanted[0].nbytes, wanted[0].slot_bytes, len(wanted)
+    first = rows[0]
+    pages = int(first["page"]) + np.arange(count) * (slot // fmt.PAGE)
+    same = (rows["page"] == pages).all() and (rows["segment"] == first["segment"]).all()
+    if not same or (rows["length"] != size).any() or count * slot > _MAX_RUN_BYTES:
+        return None
+    if {want.nbytes for want in wanted} != {size}:
+        return None
+    return Run(int(first["segment"]), int(first["page"]), list(range(count)))
+
+
 def read_run(
     io: IoEngine,
     fd: int,
@@ -187,26 +202,27 @@ def read_run(
     the checksum finds the bytes there.
     pool: up to `helpers` of its threads take pieces from the same list, as far as they come to it
           before the calling thread has taken them all.
-    turn: more urgent reads pass between two pieces; helpers leave the rest to the calling thread.
+    urgency: more urgent reads pass between two pieces; helpers leave the rest to the caller.
     """
     size, slot = members[0].nbytes, members[0].slot_bytes
-    vectors = max([len(want.views) for want in members]) + 1
+    vectors = 1 + max([len(want.views) for want in members])
     step = max(1, min(_CACHED_BYTES // slot, IOV_MAX // vectors))
     tail = slot - size
     tails = bytearray(tail * len(members))
     routines = native.routines if size > _SHORT else None
     sums: list[bytes | None] = [None] * len(members)
     codes = [_ABSENT] * len(members)
+    direct = routines if is_plain(io) else None
+    expected = size, slot, kind, shard, fmt.FLAG_SEALED
     pieces = deque(range(0, len(members), step))
 
     def work(helping: bool) -> None:
         for start in taken(pieces, urgency, helping=helping):
             piece = list(members[start : start + step])
             room, at = memoryview(tails)[tail * start :], offset + start * slot
-            expected = size, slot, kind, shard, fmt.FLAG_SEALED
             try:
-                if routines is not None and is_plain(io):
-                    found = routines.read_records(fd, at, piece, room, *expected, 0)
+                if direct is not None:
+                    found = direct.read_records(fd, at, piece, room, *expected, 0)
                     got = slot * len(piece) if _ABSENT not in found else 0
                 else:
                     found, got = "", _read_piece(io, fd, at, piece, room, tail)
@@ -231,10 +247,11 @@ def _outcome(codes: Sequence[str], size: int) -> Outcome:
     """What the verdicts on records of `size` bytes mean."""
     good = codes.count(_GOOD)
     counts = Counter(read_records=good, read_bytes=good * size)
-    if good < len(codes):
-        counts["short_reads"] = codes.count(_ABSENT)
-        counts["corrupt"] = codes.count(_CORRUPT)
-        counts["digest_mismatch"] = codes.count(_OTHER)
+    if good == len(codes):
+        return Outcome([Status.OK] * good, counts)
+    counts["short_reads"] = codes.count(_ABSENT)
+    counts["corrupt"] = codes.count(_CORRUPT)
+    counts["digest_mismatch"] = codes.count(_OTHER)
     return Outcome([_STATUS[code] for code in codes], counts)
 
 

@@ -5,8 +5,32 @@ from typing import Any, Literal
 
 SOURCE_CHECKSUM: str
 
-def sum_records(lists: list[Sequence[memoryview]], /) -> list[bytes | None]:
-    """xxh3_128 of records, each a sequence of views; None for those of at most 240 bytes."""
+def chain_digests(key: bytes, before: bytes, blocks: Any, size: int, /) -> list[bytes]:
+    """Keyed BLAKE3 of the digest before and of each `size` bytes of `blocks`, at most 992.
+
+    key, before: 32 bytes each; what follows on `before` is the first digest.
+    """
+
+def copy_rows(source: Any, target: Any, slots: Any, scatter: bool, /) -> None:
+    """target[i] = source[slots[i]]; with `scatter` target[slots[i]] = source[i].
+
+    source, target: uint8 [rows, length], rows at equal distances. slots: int64 [rows].
+    """
+
+def find_rows(
+    slots: Any, rows: Any, lows: Any, highs: Any, kinds: Any, shards: Any, found: Any, /
+) -> None:
+    """Row numbers of keys in an `EntryTable`, -1 where there is none, into `found` (int64).
+
+    slots: uint32, a power of two of them. rows: `log.index.ROW`. lows, highs: uint64 halves of the
+    keys; kinds, shards: uint8; one of each a key.
+    """
+
+def sum_records(lists: list[Sequence[memoryview]], held: int, /) -> list[bytes | None]:
+    """xxh3_128 of records, each a sequence of views; None for those of at most 240 bytes.
+
+    held: up to so many bytes in all, other threads of the interpreter wait for the call.
+    """
 
 def read_records(
     fd: int,
@@ -38,4 +62,4 @@ def write_records(fd: int, offset: int, lists: list[Sequence[Any]], trailers: An
     """
 
 def use_mixer(name: Literal["plain", "avx2", "avx512"] | str, /) -> bool:
-    """For tests: the form of the sum that is used from now on; False where it cannot run."""
+    """For tests: the form of sums and digests used from now on; False where it cannot run."""

@@ -305,10 +305,10 @@ class WindowExchange:
         return _HeldRecord(answer, record.data.data, self._host, record)
 
     def _keep(self, digest: bytes, views: Sequence[memoryview], answer: PullAnswer) -> None:
-        data = self._host.take(_STATE, answer.nbytes)
-        if data is None:
+        room = self._host.take_many(_STATE, answer.nbytes, 1)
+        if not room:
             return
-        at = 0
+        data, at = room[0], 0
         for view in views:
             data[at : at + view.nbytes] = view
             at += view.nbytes
@@ -321,7 +321,7 @@ class WindowExchange:
             quality_of(answer.approximate, answer.replay_generation),
             answer.checksum,
         )
-        published = self._host.publish(record)
+        (published,) = self._host.publish_all([record])
         if published is record:
             # A copy lives no longer than the original would have, unless it is used here.
             record.touched = self._clock.monotonic() - self._ttl_s + answer.ttl_ms / 1000

@@ -70,7 +70,6 @@ class S3Tier:
         self.caps = TierCaps(
             persistent=True,
             shared=True,
-            range_read=True,
             seals=True,
             compressed=True,
             max_batch=MAX_BATCH,

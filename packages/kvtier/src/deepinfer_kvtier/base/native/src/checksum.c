@@ -164,10 +164,12 @@ void choose_mixer(void)
     else if (__builtin_cpu_supports("avx2"))
         mix = mix_avx2;
 #endif
+    choose_compressor("avx512");
 }
 
 int use_mixer(const char *name)
 {
+    choose_compressor(name);
     if (!strcmp(name, "plain")) {
         mix = mix_plain;
         return 1;

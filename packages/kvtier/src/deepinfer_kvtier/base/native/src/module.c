@@ -17,6 +17,9 @@ static PyObject *choose(PyObject *module, PyObject *name)
 #define FAST(name) (PyCFunction)(void (*)(void))name, METH_FASTCALL
 
 static PyMethodDef methods[] = {
+    {"chain_digests", FAST(chain_digests), "Digests of the blocks of a chain."},
+    {"copy_rows", FAST(copy_rows), "Rows by number into rows, or back."},
+    {"find_rows", FAST(find_rows), "Row numbers of keys in a table."},
     {"sum_records", FAST(sum_records), "xxh3_128 of each record; None for short ones."},
     {"read_records", FAST(read_records), "Read slots and judge each."},
     {"write_records", FAST(write_records), "Write slots one behind the other."},
@@ -39,7 +42,7 @@ static PyModuleDef_Slot slots[] = {
 static struct PyModuleDef definition = {
     .m_base = PyModuleDef_HEAD_INIT,
     .m_name = "deepinfer_kvtier.base.native._routines",
-    .m_doc = "Sums, reads and writes of records, compiled.",
+    .m_doc = "Digests, copies, lookups, sums, reads and writes of records, compiled.",
     .m_size = 0,
     .m_methods = methods,
     .m_slots = slots,

@@ -15,6 +15,7 @@
 #define LEAST_BYTES 241 /* shorter payloads have another sum, which the library takes */
 #define PAGE 4096
 #define TRAILER_BYTES 192
+#define DIGEST_BYTES 32
 
 /* checksum.c */
 void choose_mixer(void);
@@ -25,9 +26,19 @@ void checksum(uint8_t *out, const struct iovec *pieces, int count, size_t length
 void make_crc_table(void);
 uint32_t crc_of(const uint8_t *data, size_t length);
 
+/* chain.c */
+void choose_compressor(const char *name);
+PyObject *chain_digests(PyObject *module, PyObject *const *args, Py_ssize_t nargs);
+
+/* copies.c */
+PyObject *copy_rows(PyObject *module, PyObject *const *args, Py_ssize_t nargs);
+
 /* records.c */
 PyObject *sum_records(PyObject *module, PyObject *const *args, Py_ssize_t nargs);
 PyObject *read_records(PyObject *module, PyObject *const *args, Py_ssize_t nargs);
 PyObject *write_records(PyObject *module, PyObject *const *args, Py_ssize_t nargs);
+
+/* table.c */
+PyObject *find_rows(PyObject *module, PyObject *const *args, Py_ssize_t nargs);
 
 #endif

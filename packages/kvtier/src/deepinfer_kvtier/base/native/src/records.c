@@ -93,27 +93,36 @@ static int hold(memory *all, PyObject *lists, int spare)
     return 0;
 }
 
-/* sum_records(lists) -> list of 16-byte sums; None where a record is too short for this form. */
+/* sum_records(lists, held) -> list of 16-byte sums; None where a record is too short for this form.
+
+   Up to `held` bytes the interpreter waits: who gives it up for less than a millisecond may have to
+   wait several for its return. */
 PyObject *sum_records(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {
     (void)module;
     memory all;
-    if (nargs != 1) {
-        PyErr_SetString(PyExc_TypeError, "sum_records takes the views of records");
+    if (nargs != 2) {
+        PyErr_SetString(PyExc_TypeError, "sum_records: see native/_routines.pyi");
         return NULL;
     }
+    size_t held = PyLong_AsSize_t(args[1]), bytes = 0;
+    if (held == (size_t)-1 && PyErr_Occurred())
+        return NULL;
     if (hold(&all, args[0], 0) < 0)
         return NULL;
     uint8_t(*sums)[SUM_BYTES] = PyMem_Malloc((all.records + 1) * SUM_BYTES);
     PyObject *found = PyList_New((Py_ssize_t)all.records);
     if (sums && found) {
-        Py_BEGIN_ALLOW_THREADS
+        for (size_t i = 0; i < all.records; i++)
+            bytes += all.places[i].length;
+        PyThreadState *given_up = bytes > held ? PyEval_SaveThread() : NULL;
         for (size_t i = 0; i < all.records; i++) {
             place *one = &all.places[i];
             if (one->length >= LEAST_BYTES)
                 checksum(sums[i], all.vectors + one->first, one->count, one->length);
         }
-        Py_END_ALLOW_THREADS
+        if (given_up)
+            PyEval_RestoreThread(given_up);
         for (size_t i = 0; i < all.records; i++) {
             PyObject *sum = Py_None;
             if (all.places[i].length >= LEAST_BYTES)
@@ -170,7 +179,7 @@ enum {
     AT_FORMAT = 8, AT_KIND = 10, AT_FLAGS = 12, AT_LENGTH = 16, AT_DEPTH = 20, AT_DIGEST = 24,
     AT_PARENT = 56, AT_CHECKSUM = 96, AT_EXTRA = 112, AT_GENERATION = 176, AT_SHARD = 177,
     AT_CRC = 188,
-    DIGEST_BYTES = 32, PARENT_BYTES = 16, EXTRA_BYTES = 64,
+    PARENT_BYTES = 16, EXTRA_BYTES = 64,
 };
 
 static uint32_t u32_at(const uint8_t *at)
