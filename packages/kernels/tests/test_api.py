@@ -9,12 +9,12 @@ import pytest
 from contract import PackageContract
 
 import deepinfer_kernels
-from deepinfer_kernels import errors, formats, ops, registry, settings, testing
+from deepinfer_kernels import ep, errors, formats, ops, registry, settings, testing
 
 
 class TestContract(PackageContract):
     package = deepinfer_kernels
-    pinned = (errors, formats, ops, registry, settings, testing)
+    pinned = (ep, errors, formats, ops, registry, settings, testing)
     light = ("deepinfer_kernels.cli", "deepinfer_kernels.native.build")
     preload = ("torch",)
     # Whatever module of an operator is asked for, Python runs `ops` first, and that loads them all:

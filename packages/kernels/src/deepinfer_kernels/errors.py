@@ -5,6 +5,7 @@ KernelsError
 ├── RecordError         an unknown cache record, or a dimension it cannot hold
 ├── UnknownOpError      no operator of that name
 ├── BackendError        the back end asked for does not exist, or refuses this device
+├── ExchangeError       a rank of an expert-parallel group was lost, or there is no group
 ├── FallbackError       strict mode: a slower back end would have been used
 ├── ConfigError         a setting or environment variable cannot be read
 └── NumericsError       verify or bench: a back end disagrees with the reference
@@ -15,6 +16,7 @@ from __future__ import annotations
 __all__ = [
     "BackendError",
     "ConfigError",
+    "ExchangeError",
     "FallbackError",
     "KernelsError",
     "NumericsError",
@@ -45,6 +47,10 @@ class UnknownOpError(KernelsError, KeyError):
 
 class BackendError(KernelsError, RuntimeError):
     """The back end asked for does not exist for this operator, or refuses this device."""
+
+
+class ExchangeError(KernelsError, RuntimeError):
+    """A rank of an expert-parallel group was lost or is too late, or there is no group."""
 
 
 class FallbackError(KernelsError, RuntimeError):
