@@ -24,7 +24,7 @@ from nox.command import CommandFailed
 ROOT = Path(__file__).parent
 PACKAGES = ("recipe", "kvtier", "dspark", "eplb", "kernels", "search_fetch", "engine")
 LOCAL_DEPS: dict[str, tuple[str, ...]] = {
-    "engine": ("recipe", "kvtier", "dspark", "kernels")
+    "engine": ("recipe", "kvtier", "dspark", "eplb", "kernels")
 }  # nobody else has any
 TESTS = {"engine": ("packages/engine/tests/unit", "packages/engine/tools/train_demo/tests")}
 FUZZ = "packages/recipe/tools/conformance_fuzz.py"

@@ -90,9 +90,21 @@ class Settings(BaseModel):
         1, ge=1, le=64, description="prefill workers to start; they share the prompt cache"
     )
     decode_workers: int = Field(1, ge=1, le=64, description="decode workers to start")
+    ep: int = Field(
+        1, ge=1, le=64, description="processes of a decode worker, which share a model's experts"
+    )
+    ep_redundant: int | None = Field(
+        None, ge=0, description="expert slots beside one for each expert; unset = one a process"
+    )
+    ep_rebalance_steps: int = Field(
+        10_000, ge=0, description="steps between two plans of where experts lie; 0 = they stay"
+    )
+    ep_timeout_s: float = Field(
+        30.0, gt=0, le=600, description="a process that does not answer for this long is lost"
+    )
     prefill: tuple[str, ...] = Field((), description="host:port of running prefill workers")
     decode: tuple[str, ...] = Field((), description="host:port of running decode workers")
-    threads: int | None = Field(None, ge=1, description="torch threads of each worker")
+    threads: int | None = Field(None, ge=1, description="torch threads of each process")
 
     # Answers by a schema or an expression
     xgrammar_timeout: float = Field(20.0, gt=0, description="seconds to compile one constraint")

@@ -11,7 +11,7 @@ LAYERS = (
     {"core"},
     {"adapters"},
     {"model", "kv"},
-    {"codec", "pd"},
+    {"codec", "pd", "parallel"},
     {"router"},
     {"offline", "server"},
     {"cli", "testing"},

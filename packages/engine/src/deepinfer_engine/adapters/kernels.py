@@ -10,8 +10,19 @@ from __future__ import annotations
 from typing import Any
 
 from deepinfer_kernels import formats, registry
+from deepinfer_kernels.ep import Exchange, GlooExchange, ep_combine, ep_dispatch
+from deepinfer_kernels.errors import ExchangeError
 
-__all__ = ["Operators", "formats", "registry"]
+__all__ = [
+    "Exchange",
+    "ExchangeError",
+    "GlooExchange",
+    "Operators",
+    "ep_combine",
+    "ep_dispatch",
+    "formats",
+    "registry",
+]
 
 
 class Operators:
@@ -42,6 +53,9 @@ class Operators:
         self.engram_hash = resolved("engram_hash")
         self.engram_gate = resolved("engram_gate")
         self.moe_layer = resolved("moe_layer")
+        self.moe_gate = resolved("moe_gate")
+        self.moe_experts = resolved("moe_experts")
+        self.swiglu = resolved("swiglu")
         self.add_rms_norm = resolved("add_rms_norm")
         self.quant_linear = resolved("quant_linear")
         self.silu_mul = resolved("silu_mul")

@@ -8,8 +8,8 @@ import logging
 import os
 import secrets
 import sys
-from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from deepinfer_engine.core.prefix_store import PrefixStore
     from deepinfer_engine.core.runner import StepRunner
     from deepinfer_engine.core.web_search import WebSearch
+    from deepinfer_engine.parallel.leader import ExpertGroup
     from deepinfer_engine.router.client import EngineClient
 
 log = logging.getLogger(__name__)
@@ -75,6 +76,8 @@ _WORKER_SETTINGS = (
     "drain_timeout_s",
     "log_level",
 )
+# What only a decode worker needs to know.
+_DECODE_SETTINGS = ("ep", "ep_redundant", "ep_rebalance_steps", "ep_timeout_s")
 _FLAGS = {"cache_tiers": "--cache-tier"}
 # Flags with a form for yes, too; the others are there for no alone.
 _TOLD_EITHER_WAY = frozenset({"cache_local", "cache_shared", "window_exchange"})  # fmt: skip
@@ -149,31 +152,76 @@ def build_codec(
     )
 
 
-def build_runner(settings: Settings, *, tower: bool = True) -> StepRunner:
+def num_state_slots(settings: Settings) -> int:
+    """One for each sequence, one for each snapshot of a prefill step, and the scratch slot."""
+    return settings.max_num_seqs + settings.max_num_batched_tokens // BLOCK_TOKENS + 2
+
+
+def build_runner(
+    settings: Settings, *, tower: bool = True, group: ExpertGroup | None = None
+) -> StepRunner:
     """Load the checkpoint and allocate its pools; imports torch.
 
-    tower: False for a decode worker, which never sees a picture.
+    tower: False for a decode worker, which never sees a picture. group: see `expert_group`.
     """
     directory = model_dir(settings)
     import torch
 
     from deepinfer_engine.model import runner as backend
 
-    if settings.threads is not None:
-        torch.set_num_threads(settings.threads)
+    threads = settings.threads if group is None else group.threads
+    if threads is not None:
+        torch.set_num_threads(threads)
     return backend.build_runner(
         directory,
         dtype=settings.dtype,
         nextn=settings.nextn,
         num_blocks=settings.num_blocks,
-        # One for each sequence, one for each snapshot of a prefill step, and the scratch slot.
-        num_state_slots=settings.max_num_seqs + settings.max_num_batched_tokens // BLOCK_TOKENS + 2,
+        num_state_slots=num_state_slots(settings),
         cache_quant=settings.cache_quant,
         replay=settings.replay,
         keep=settings.replay_keep,
         vision=settings.vision and tower,
         device=Device.parse(settings.device),
+        group=group,
     )
+
+
+@contextmanager
+def expert_group(settings: Settings) -> Generator[ExpertGroup | None]:
+    """The other processes of a decode worker with `ep` above 1, while the body runs; else None.
+
+    From the main thread: they end when the thread does that started them. Raises ConfigError.
+    """
+    if settings.ep == 1:
+        yield None
+        return
+    from deepinfer_engine.parallel.leader import ExpertGroup, threads_each
+    from deepinfer_engine.parallel.messages import Balancing, Setup
+
+    spare = settings.ep if settings.ep_redundant is None else settings.ep_redundant
+    group = ExpertGroup(
+        Setup(
+            rank=0,
+            size=settings.ep,
+            model=str(model_dir(settings)),
+            dtype=settings.dtype,
+            cache_quant=settings.cache_quant,
+            replay=settings.replay,
+            keep=settings.replay_keep,
+            num_blocks=settings.num_blocks,
+            num_slots=num_state_slots(settings),
+            threads=threads_each(settings.ep, settings.threads),
+            store="",
+            deadline_s=settings.ep_timeout_s,
+            pools={},
+            balancing=Balancing(settings.ep_rebalance_steps, spare),
+        )
+    )
+    try:
+        yield group
+    finally:
+        group.close()
 
 
 def build_store(
@@ -298,7 +346,8 @@ def _prompt_windows(settings: Settings, state_bytes: int) -> int:
 def worker_argv(role: str, settings: Settings) -> list[str]:
     """The command line of one worker, complete but for `--listen`."""
     argv = [sys.executable, "-m", "deepinfer_engine.cli.main", role]
-    for name in _WORKER_SETTINGS:
+    own = _DECODE_SETTINGS if role == "decode" else ()
+    for name in (*_WORKER_SETTINGS, *own):
         value = getattr(settings, name)
         if name == "model" and value is not None:
             value = model_dir(settings)  # resolved once, for all
@@ -334,6 +383,12 @@ async def launched_engine(
     """The engine these settings describe: in process, over given workers, or over workers of its
     own.
     """
+    own = not (settings.single_process or settings.prefill or settings.decode)
+    if settings.ep > 1 and not own:
+        raise ConfigError(
+            f"ep {settings.ep} is about decode workers that this server starts: leave out "
+            "single_process, prefill and decode, or give --ep to `deepinfer decode`"
+        )
     if settings.single_process:
         async with _local(settings) as engine:
             yield engine

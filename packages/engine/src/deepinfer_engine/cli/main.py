@@ -92,7 +92,7 @@ MaxBatched = Annotated[
     int | None, typer.Option("--max-num-batched-tokens", help="Tokens of one prefill step.")
 ]
 NumBlocks = Annotated[int | None, typer.Option(help="KV blocks of 128 tokens in each worker.")]
-Threads = Annotated[int | None, typer.Option(help="Torch threads of each worker.")]
+Threads = Annotated[int | None, typer.Option(help="Torch threads of each process.")]
 GrammarTimeout = Annotated[
     float | None,
     typer.Option("--xgrammar-timeout", help="Seconds to compile the schema of one request."),
@@ -221,6 +221,19 @@ PrefillWorkers = Annotated[
     int | None, typer.Option(help="Prefill workers to start; they share the prompt cache.")
 ]
 DecodeWorkers = Annotated[int | None, typer.Option(help="Decode workers to start.")]
+Ep = Annotated[
+    int | None, typer.Option("--ep", help="Processes of a decode worker that share the experts.")
+]
+EpRedundant = Annotated[
+    int | None, typer.Option(help="Expert slots beside one each; default: one a process.")
+]
+EpRebalance = Annotated[
+    int | None,
+    typer.Option("--ep-rebalance-steps", help="Steps between plans of where experts lie; 0 = off."),
+]
+EpTimeout = Annotated[
+    float | None, typer.Option("--ep-timeout-s", help="A process silent for this long is lost.")
+]
 Listen = Annotated[str, typer.Option(help="host:port for the router to reach; port 0 = any.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
 
@@ -311,6 +324,10 @@ def serve(
     ] = None,
     prefill_workers: PrefillWorkers = None,
     decode_workers: DecodeWorkers = None,
+    ep: Ep = None,
+    ep_redundant: EpRedundant = None,
+    ep_rebalance_steps: EpRebalance = None,
+    ep_timeout_s: EpTimeout = None,
     prefill: Prefill = None,
     decode: Decode = None,
     served_model_name: Names = None,
@@ -459,6 +476,10 @@ def prefill(
 def decode(
     listen: Listen = "127.0.0.1:0",
     model: Model = None,
+    ep: Ep = None,
+    ep_redundant: EpRedundant = None,
+    ep_rebalance_steps: EpRebalance = None,
+    ep_timeout_s: EpTimeout = None,
     cache_dir: CacheDir = None,
     no_cache: NoCache = False,
     cache_local: CacheLocal = None,

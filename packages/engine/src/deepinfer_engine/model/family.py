@@ -8,7 +8,7 @@ process that serves HTTP reads configurations too.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -65,6 +65,57 @@ class LoadOptions:
     keep: int | None = None
     device: Device = CPU
     weights: WeightForm = "stored"
+    seat: ExpertSeat | None = None
+    """This process's share of the routed experts; None: all of them."""
+
+
+class ExpertSeat(Protocol):
+    """One process's place in a group that shares the routed experts of a model.
+
+    A family asks in this order: `place`, then `memory` for its pools, then `hold` with the weights
+    it read; `routed` during forward passes, in which all processes of the group take part.
+    """
+
+    def place(self, layers: int, experts: int) -> IntArray:
+        """int64 [layers, slots]: the expert that each slot of this process holds at the start.
+
+        Raises ConfigError where they cannot be shared so."""
+        ...
+
+    def memory(self, name: str, nbytes: int) -> Tensor:
+        """uint8 [nbytes], zero, the same memory in every process of the group."""
+        ...
+
+    def hold(self, weights: Sequence[Sequence[Tensor]]) -> None:
+        """[layer][part] tensors [slots, ...] of this process's slots. Rows change in place, between
+        forward passes, when experts move."""
+        ...
+
+    def routed(
+        self,
+        layer: int,
+        x: Tensor,
+        experts: Tensor,
+        weights: Tensor,
+        compute: Callable[[Tensor, Tensor, Tensor], Tensor],
+    ) -> Tensor:
+        """Weighted sum [n, H] of the chosen experts' outputs; collective.
+
+        x: [n, H], n >= 0; experts: int64 [n, k]; weights: [n, k]. compute: (tokens [m, H], slot of
+        this process int64 [m, 1], weight [m, 1]) -> weighted outputs [m, H]. Raises EngineLost.
+        """
+        ...
+
+
+class ExpertLeader(Protocol):
+    """The first process of such a group, which schedules and samples."""
+
+    @property
+    def seat(self) -> ExpertSeat: ...
+
+    def lead(self, model: LoadedModel) -> LoadedModel:
+        """This process's model and those of the others as one. Raises EngineError."""
+        ...
 
 
 class DraftSource(Protocol):
@@ -149,7 +200,9 @@ class LoadedModel(Protocol):
 
 class Family(Protocol):
     """One module of this package, or of another distribution by the entry point
-    `deepinfer.families`."""
+    `deepinfer.families`.
+
+    One whose models take a `LoadOptions.seat` says so with an attribute `shares_experts`, True."""
 
     @property
     def name(self) -> str: ...

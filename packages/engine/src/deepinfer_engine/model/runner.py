@@ -26,6 +26,7 @@ from deepinfer_engine.errors import ConfigError
 from deepinfer_engine.model.calibration import step_key, steps_home
 from deepinfer_engine.model.family import (
     CacheQuant,
+    ExpertLeader,
     LoadedModel,
     LoadOptions,
     ReplayMode,
@@ -52,6 +53,7 @@ def build_runner(
     keep: int | None = None,
     device: Device = CPU,
     weights: WeightForm = "stored",
+    group: ExpertLeader | None = None,
 ) -> TorchRunner:
     """Load a checkpoint directory and allocate its pools.
 
@@ -62,13 +64,20 @@ def build_runner(
     replay, keep: bounded replay of prompts; `keep` defaults to the least that is legal and a block
         more, so that the last border of every prompt has a whole state to store.
     weights: "stored" keeps 8- and 4-bit matrices of a GGUF file as they are, "wide" widens them.
+    group: processes that share the routed experts with this one; closed by whoever made it.
 
-    Raises ConfigError for an unusable argument, CheckpointError for an unusable model directory.
+    Raises ConfigError for an unusable argument, CheckpointError for an unusable model directory,
+    EngineLost where a process of the group ended.
     """
-    options = LoadOptions(dtype, cache_quant, vision, replay, keep, device, weights)
+    seat = None if group is None else group.seat
+    options = LoadOptions(dtype, cache_quant, vision, replay, keep, device, weights, seat)
     family = family_of(model_dir)
+    if seat is not None and not getattr(family, "shares_experts", False):
+        raise ConfigError(f"ep: {family.name} models have no experts that processes could share")
     with tensors_on(device):
         model = family.load(model_dir, options, num_blocks=num_blocks, num_slots=num_state_slots)
+    if group is not None:
+        model = group.lead(model)
     config, depth = model.config, 0 if model.drafts is None else model.drafts.most
     chosen = depth if nextn is None else nextn
     if not 0 <= chosen <= depth:
@@ -91,7 +100,9 @@ def build_runner(
         window_layers=model.window_layers,
     )
     times = StepTimes.load(steps_home(), step_key(model, dtype, device))
-    return TorchRunner(model, caps, device, times)
+    # Of a step in several processes this thread's own work is a part: there the clock is time.
+    clock = time.thread_time if group is None else time.perf_counter
+    return TorchRunner(model, caps, device, times, clock)
 
 
 class TorchRunner:

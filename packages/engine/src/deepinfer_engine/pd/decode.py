@@ -41,7 +41,7 @@ from deepinfer_engine.pd.messages import (
     usage_body,
     xid_body,
 )
-from deepinfer_engine.pd.service import ModelIdentity, WorkerService, abort_body, xid_of
+from deepinfer_engine.pd.service import Helpers, ModelIdentity, WorkerService, abort_body, xid_of
 from deepinfer_engine.pd.transport import Connection, Frame
 from deepinfer_engine.pd.wire import (
     UNIT_HEADER_BYTES,
@@ -82,6 +82,7 @@ async def serve_decode(
     cluster_key: bytes | None = None,
     grammars: GrammarCompiler | None = None,
     identity: ModelIdentity | None = None,
+    helpers: Helpers | None = None,
     looked: Callable[[str], None] = lambda trouble: None,
     ready: Callable[[str], None] = lambda address: None,
     stop: asyncio.Event | None = None,
@@ -92,9 +93,16 @@ async def serve_decode(
     Calls `ready("host:port")` once with the bound address. `store` and `grammars` are closed at
     the end. Raises ConfigError for an unusable address, or a non-loopback one without
     `cluster_key`. `looked` hears twice a second, from a thread of its own, why no step ends.
+    `helpers`: processes that `runner` computes with; the worker ends when one of them does.
     """
     service = DecodeService(
-        runner, store, config or EngineConfig(), cluster_key, grammars, identity=identity
+        runner,
+        store,
+        config or EngineConfig(),
+        cluster_key,
+        grammars,
+        identity=identity,
+        helpers=helpers,
     )
     service.on_look = looked
     await service.serve(listen, ready=ready, stop=stop, drain_timeout_s=drain_timeout_s)
@@ -112,8 +120,18 @@ class DecodeService(WorkerService):
         grammars: GrammarCompiler | None = None,
         *,
         identity: ModelIdentity | None = None,
+        helpers: Helpers | None = None,
     ) -> None:
-        super().__init__("decode", runner, store, config, cluster_key, grammars, identity=identity)
+        super().__init__(
+            "decode",
+            runner,
+            store,
+            config,
+            cluster_key,
+            grammars,
+            identity=identity,
+            helpers=helpers,
+        )
         self._config = config
         self.landings = Landings(self.loop, runner, first_grant=self.epoch & 0xFFFFFFFFFFFF)
         self._offers: dict[str, Offer] = {}

@@ -14,7 +14,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Generator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from deepinfer_engine import __version__
 from deepinfer_engine.core.config import EngineConfig
@@ -53,6 +53,21 @@ class ModelIdentity:
     dtype: str | None = None
 
 
+class Helpers(Protocol):
+    """Other processes that compute with a worker."""
+
+    on_lost: Callable[[str], None]
+    """Called from any thread when one of them has ended: the worker then ends, too."""
+
+    def counters(self) -> dict[str, float]: ...
+
+    def gauges(self) -> dict[str, float]: ...
+
+    def cpu_s(self) -> float:
+        """Processor time they have used."""
+        ...
+
+
 class QuietLog:
     """Warnings that strangers cause: one in a while, with how many were left out."""
 
@@ -88,9 +103,11 @@ class WorkerService(ABC):
         grammars: GrammarCompiler | None = None,
         *,
         identity: ModelIdentity | None = None,
+        helpers: Helpers | None = None,
     ) -> None:
         """`grammars` compiles constraints and is closed at the end; None serves none that is
-        needed. `identity`: what peers compare beside the cache layout."""
+        needed. `identity`: what peers compare beside the cache layout. `helpers`: processes that
+        the runner computes with."""
         self.identity = identity or ModelIdentity()
         self.grammars = grammars
         self.compiler = FairCompiler(grammars)
@@ -119,7 +136,15 @@ class WorkerService(ABC):
         self._stop = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self.failure: BaseException | None = None
-        self._thread = StepThread(self.loop, failed=self._step_failed, looked=self._looked)
+        self._helpers = helpers
+        self._thread = StepThread(
+            self.loop,
+            failed=self._step_failed,
+            looked=self._looked,
+            helpers_cpu_s=(lambda: 0.0) if helpers is None else helpers.cpu_s,
+        )
+        if helpers is not None:
+            helpers.on_lost = lambda text: self._step_failed(EngineLost(text))
         self.on_look: Callable[[str], None] = lambda trouble: None
         """Hears twice a second, from a thread of its own, what keeps steps from ending."""
         self._handshakes: list[Connection] = []
@@ -166,6 +191,8 @@ class WorkerService(ABC):
         transport.check_key(host, self.cluster_key)
         self._events = asyncio.get_running_loop()
         self._stop = stop or self._stop
+        if self.failure is not None:  # a helper was lost before there was a loop to tell
+            self._stop.set()
         try:
             server = await transport.listen(host, port, self._connected)
         except OSError as error:
@@ -192,7 +219,7 @@ class WorkerService(ABC):
             if self.grammars is not None:
                 await asyncio.to_thread(self.grammars.close)
         if self.failure is not None:
-            raise EngineLost(f"the {self.role} worker's step failed: {self.failure}")
+            raise EngineLost(f"the {self.role} worker failed: {self.failure}")
 
     async def _drain(self, timeout_s: float) -> None:
         """No new requests; those here may finish; then everything published is made durable."""
@@ -223,7 +250,7 @@ class WorkerService(ABC):
                 events.remove_signal_handler(number)
 
     def _step_failed(self, error: BaseException) -> None:
-        self.failure = error
+        self.failure = self.failure or error
         if self._events is not None:
             self._events.call_soon_threadsafe(self._stop.set)
 
@@ -346,6 +373,9 @@ class WorkerService(ABC):
         if self.grammars is not None:
             counters |= self.grammars.counters()
             gauges |= self.grammars.gauges()
+        if self._helpers is not None:
+            counters |= self._helpers.counters()
+            gauges |= self._helpers.gauges()
         gauges["last_step_seconds"] = self._thread.last_step_s
         gauges["step_average_seconds"] = self._thread.monitor.average_s
         return counters | self.extra_counters(), gauges | self.extra_gauges()

@@ -22,9 +22,11 @@ class StepThread:
         *,
         failed: Callable[[BaseException], None],
         looked: Callable[[str], None] = lambda trouble: None,
+        helpers_cpu_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
         """`failed` is called from the thread, once, when a step raised: the engine is then over.
-        `looked` is called twice a second from another thread with what is wrong, or nothing."""
+        `looked` is called twice a second from another thread with what is wrong, or nothing.
+        `helpers_cpu_s`: processor time of other processes that steps wait for."""
         self._loop = loop
         self._failed = failed
         self._looked = looked
@@ -33,7 +35,9 @@ class StepThread:
         self.trouble = ""
         """Why no step comes to an end; empty while steps do."""
         self._thread = threading.Thread(target=self._run, name="engine-step", daemon=True)
-        self._watchdog = Watchdog(self.monitor, self._thread, told=self._tell)
+        self._watchdog = Watchdog(
+            self.monitor, self._thread, told=self._tell, helpers_cpu_s=helpers_cpu_s
+        )
 
     @property
     def last_step_s(self) -> float:

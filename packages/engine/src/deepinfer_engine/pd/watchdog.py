@@ -3,7 +3,8 @@
 A step is stuck when it has shown no sign of work for longer than 20 usual steps, and never before
 five seconds. Signs of work are seen from outside, so that no model has to give any: the step's
 thread has used processor time, or stands elsewhere in its code. A long prefill shows them all the
-time; a thread that waits for a lock, a device or a disk that is gone shows none.
+time; a thread that waits for a lock, a device or a disk that is gone shows none. Where other
+processes compute with the worker, their processor time counts as its own.
 """
 
 from __future__ import annotations
@@ -95,12 +96,15 @@ class Watchdog:
         *,
         told: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
+        helpers_cpu_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """told: hears `monitor.trouble` after every look, from the watchdog's thread."""
+        """told: hears `monitor.trouble` after every look, from the watchdog's thread.
+        helpers_cpu_s: processor time of other processes that a step waits for."""
         self._monitor = monitor
         self._watched = thread
         self._told = told
         self._clock = clock
+        self._helpers_cpu_s = helpers_cpu_s
         self._looked = clock()
         self._place: tuple[tuple[int, int], ...] = ()
         self._cpu_s = 0.0
@@ -140,6 +144,7 @@ class Watchdog:
             cpu_s = time.clock_gettime(time.pthread_getcpuclockid(ident))
         except OSError:  # the thread has ended
             return moved
+        cpu_s += self._helpers_cpu_s()
         used = cpu_s - self._cpu_s
         self._cpu_s = cpu_s
         return moved or used >= _CPU_S

@@ -63,12 +63,16 @@ class Stood:
     """A watchdog over a thread that the test holds where it wants."""
 
     def __init__(self, body) -> None:
-        self.now = 0.0
+        self.now = self.helpers_cpu_s = 0.0
         self.heard = []
         self.monitor = StepMonitor()
         self.thread = threading.Thread(target=body, daemon=True)
         self.dog = Watchdog(
-            self.monitor, self.thread, told=self.heard.append, clock=lambda: self.now
+            self.monitor,
+            self.thread,
+            told=self.heard.append,
+            clock=lambda: self.now,
+            helpers_cpu_s=lambda: self.helpers_cpu_s,
         )
         self.thread.start()
 
@@ -87,6 +91,19 @@ def test_a_thread_that_waits_for_a_lock_shows_no_work():
     assert [bool(it.look(1.0)) for _ in range(8)] == [False] * 5 + [True] * 3
     held.set()
     it.thread.join()
+
+
+def test_other_processes_that_compute_with_the_step_show_work():
+    lock = threading.Lock()
+    lock.acquire()
+    stood = Stood(lambda: lock.acquire())
+    stood.monitor.began(0.0)
+    for _ in range(40):
+        stood.helpers_cpu_s += 0.02
+        assert stood.look(0.5) == ""
+    told = [stood.look(0.5) for _ in range(14)]
+    lock.release()
+    assert "stood still" in told[-1]
 
 
 def test_a_thread_that_computes_shows_work():

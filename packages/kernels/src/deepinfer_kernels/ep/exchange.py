@@ -35,7 +35,7 @@ class Alone:
     size = 1
 
     def all_to_all(self, given: Tensor, sends: Sequence[int], receives: Sequence[int]) -> Tensor:
-        """What was given."""
+        """What was given. Raises ExchangeError where that is not all that is sent."""
         if list(sends) != [given.shape[0]] or list(receives) != [given.shape[0]]:
             raise ExchangeError(
                 f"a group of one sends itself all {given.shape[0]} rows, got sends {list(sends)} "
@@ -52,6 +52,7 @@ class GlooExchange:
     """
 
     def __init__(self, group: Any | None = None) -> None:
+        """Raises ExchangeError where no process group was made."""
         import torch.distributed as dist
 
         if not dist.is_available() or not dist.is_initialized():
@@ -62,7 +63,7 @@ class GlooExchange:
         self.size = int(dist.get_world_size(group))
 
     def all_to_all(self, given: Tensor, sends: Sequence[int], receives: Sequence[int]) -> Tensor:
-        """See `Exchange.all_to_all`."""
+        """See `Exchange.all_to_all`. Raises ExchangeError where a rank was lost or is late."""
         given = given.contiguous()
         row = given.shape[1:]
         got = given.new_empty((sum(receives), *row))

@@ -11,7 +11,7 @@ from deepinfer_engine.adapters.kernels import Operators
 from deepinfer_engine.core.device import CPU, Device
 from deepinfer_engine.core.runner import CacheLayout
 from deepinfer_engine.errors import ConfigError
-from deepinfer_engine.model.family import CacheQuant
+from deepinfer_engine.model.family import CacheQuant, ExpertSeat
 from deepinfer_engine.model.files import load_tokenizer, model_fingerprint
 from deepinfer_engine.model.v41.config import ModelConfig, load_config
 from deepinfer_engine.model.v41.engram import Engram
@@ -35,6 +35,7 @@ class Parts:
     cache_quant: CacheQuant
     replay: Replay
     ops: Operators
+    seat: ExpertSeat | None = None
 
     def pools(self, num_blocks: int, num_slots: int) -> Pools:
         """Cache memory for this model."""
@@ -46,6 +47,7 @@ class Parts:
             num_slots=num_slots,
             dtype=self.dtype,
             cache_quant=self.cache_quant,
+            memory=None if self.seat is None else self.seat.memory,
         )
 
 
@@ -58,11 +60,13 @@ def assemble(
     replay: str = "off",
     keep: int | None = None,
     device: Device = CPU,
+    seat: ExpertSeat | None = None,
 ) -> Parts:
     """Check and read a checkpoint directory; `vision`: with its tower, where it has one.
 
     replay, keep: as `Replay.of`; states written under bounded replay get a layout of their own,
         so that nobody takes them for exact ones.
+    seat: this process holds a share of the routed experts.
 
     Raises ConfigError for an unusable argument, CheckpointError for an unusable directory.
     """
@@ -77,10 +81,14 @@ def assemble(
     fingerprint = model_fingerprint(model_dir)
     if bounds.mode != "off":
         fingerprint += f" replay {bounds.keep}"
+    held = None if seat is None else seat.place(text.num_hidden_layers, text.n_routed_experts)
+    weights = load_weights(model_dir, config, DTYPES[dtype], vision=vision, held=held)
+    if seat is not None:
+        seat.hold([[w.moe.w1, w.moe.w3, w.moe.w2] for w in weights.layers])
     return Parts(
         config=config,
         engram=Engram(text, load_tokenizer(model_dir), ops) if text.engram_layer_ids else None,
-        weights=load_weights(model_dir, config, DTYPES[dtype], vision=vision),
+        weights=weights,
         layout=build_layout(
             text, dtype=DTYPES[dtype], cache_quant=cache_quant, fingerprint=fingerprint
         ),
@@ -88,4 +96,5 @@ def assemble(
         cache_quant=cache_quant,
         replay=bounds,
         ops=ops,
+        seat=seat,
     )

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from deepinfer_engine.adapters.kernels import Operators
+from deepinfer_engine.model.family import ExpertSeat
 from deepinfer_engine.model.v41.attention import (
     Angles,
     Compressor,
@@ -25,6 +26,7 @@ from deepinfer_engine.model.v41.attention import (
 from deepinfer_engine.model.v41.batch import Batch
 from deepinfer_engine.model.v41.config import TextConfig
 from deepinfer_engine.model.v41.engram import Engram
+from deepinfer_engine.model.v41.moe import moe, moe_in_group
 from deepinfer_engine.model.v41.pools import Pools
 from deepinfer_engine.model.v41.replay import OFF, Replay
 from deepinfer_engine.model.v41.rope import Rope
@@ -32,7 +34,6 @@ from deepinfer_engine.model.v41.weights import (
     LayerWeights,
     MixWeights,
     ModelWeights,
-    MoeWeights,
     accumulation_dtype,
 )
 
@@ -57,7 +58,9 @@ class Backbone:
         pools: Pools,
         engram: Engram | None,
         replay: Replay = OFF,
+        seat: ExpertSeat | None = None,
     ) -> None:
+        """seat: the place among processes that share the experts of the backbone's layers."""
         acc = accumulation_dtype(weights.embed.dtype)
         self.config = config
         self.weights = weights
@@ -67,6 +70,7 @@ class Backbone:
         self.plain_rope = Rope(config, compressed=False, dtype=acc)
         self._compressed_rope = Rope(config, compressed=True, dtype=acc)
         self._engram = engram
+        self._seat = seat
         self._compressor = Compressor(config, pools)
         self._indexer = Indexer(config, pools)
         self._reader = Reader(config, pools)
@@ -143,10 +147,23 @@ class Backbone:
         y = self._attention(layer, w, x, batch, angles, shared)
         streams = self.ops.mhc_post(y, streams, post, comb)
         x, next_pre, post, comb = pre_norm(self.ops, c, w.ffn_mix, w.ffn_norm, streams, pre)
-        streams = self.ops.mhc_post(
-            moe(self.ops, c, w.moe, x, batch.image_rows), streams, post, comb
-        )
+        streams = self.ops.mhc_post(self._moe(layer, w, x, batch.image_rows), streams, post, comb)
         return streams, next_pre
+
+    def _moe(self, layer: int, w: LayerWeights, x: Tensor, image_rows: Tensor | None) -> Tensor:
+        if self._seat is None:
+            return moe(self.ops, self.config, w.moe, x, image_rows)
+        return moe_in_group(self.ops, self.config, w.moe, x, image_rows, layer, self._seat)
+
+    @torch.inference_mode()
+    def without_rows(self) -> Tensor:
+        """Take part in a forward pass to which this process brings no row: others need its experts.
+
+        Returns logits [0, vocab]."""
+        embed = self.weights.embed
+        for layer, w in enumerate(self.weights.layers):
+            self._moe(layer, w, embed[:0], None)
+        return torch.empty((0, self.config.vocab_size), dtype=accumulation_dtype(embed.dtype))
 
     def _normed(self, w: LayerWeights, streams: Tensor, pending: Tensor) -> Tensor:
         """What the attention of a layer reads, [n, H]."""
@@ -243,27 +260,3 @@ def one_hot_mix(rows: int, hc_mult: int, dtype: torch.dtype) -> Tensor:
     pending = torch.zeros(rows, hc_mult, dtype=dtype)
     pending[:, 0] = 1
     return pending
-
-
-def moe(
-    ops: Operators, config: TextConfig, w: MoeWeights, x: Tensor, image_rows: Tensor | None = None
-) -> Tensor:
-    """Routed experts plus the shared one, [n, H]; `image_rows`, bool [n]: tokens of pictures."""
-    bias = w.bias
-    if image_rows is not None:
-        assert w.bias_vl is not None, "pictures in a model that was loaded without its tower"
-        bias = torch.where(image_rows[:, None], w.bias_vl, w.bias)
-    return ops.moe_layer(
-        x,
-        w.gate,
-        bias,
-        w.topk,
-        config.routed_scaling_factor,
-        w.w1,
-        w.w3,
-        w.w2,
-        w.shared_w1,
-        w.shared_w3,
-        w.shared_w2,
-        config.swiglu_limit,
-    )

@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from deepinfer_engine.model.v41.attention import Angles, query_key
-from deepinfer_engine.model.v41.backbone import Backbone, moe, one_hot_mix, pre_norm
+from deepinfer_engine.model.v41.backbone import Backbone, one_hot_mix, pre_norm
+from deepinfer_engine.model.v41.moe import moe
 from deepinfer_engine.model.v41.weights import LayerWeights, accumulation_dtype
 
 Pick = Callable[[int, Tensor], Tensor]

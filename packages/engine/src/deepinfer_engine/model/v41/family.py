@@ -19,6 +19,7 @@ class DeepseekV41:
     name = "deepseek_v41"
     architectures = ("DeepseekV41ForCausalLM",)
     codec: CodecKind = "deepseek_v41"
+    shares_experts = True
 
     def read_config(self, raw: Mapping[str, Any]) -> ModelConfig:
         return ModelConfig.model_validate(raw)

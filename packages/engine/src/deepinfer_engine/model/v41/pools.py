@@ -3,6 +3,8 @@ typed section views."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -12,6 +14,9 @@ from deepinfer_engine.model.family import CacheQuant
 from deepinfer_engine.model.v41.config import Record, TextConfig
 from deepinfer_engine.model.v41.layout import Records
 from deepinfer_engine.model.v41.weights import accumulation_dtype
+
+Memory = Callable[[str, int], Tensor]
+"""(name, bytes) -> uint8 [bytes], zero."""
 
 
 class Section:
@@ -57,14 +62,16 @@ class Pools:
         num_slots: int,
         dtype: torch.dtype,
         cache_quant: CacheQuant,
+        memory: Memory | None = None,
     ) -> None:
+        """memory: where the bytes come from, by name and number; zeros of this process else."""
         self.layout = layout
         self.ops = ops
         self.records = Records.of(config, cache_quant, dtype)
         self._config = config
         self._dtype = dtype
-        self.blocks = torch.zeros(num_blocks, layout.block_bytes, dtype=torch.uint8)
-        self.states = torch.zeros(num_slots, layout.state_bytes, dtype=torch.uint8)
+        self.blocks = _bytes(memory, "blocks", num_blocks, layout.block_bytes)
+        self.states = _bytes(memory, "states", num_slots, layout.state_bytes)
         self.index: dict[int, Section] = {}
         self.main: dict[int, Section] = {}
         self.ring: dict[int, Section] = {}
@@ -119,3 +126,9 @@ class Pools:
                 typed = view.view(accumulation_dtype(self._dtype))
                 slots = self.states.shape[0]
                 self.compress[region.layer] = typed.view(slots, -1, 2, self._config.head_dim)
+
+
+def _bytes(memory: Memory | None, name: str, rows: int, width: int) -> Tensor:
+    if memory is None:
+        return torch.zeros(rows, width, dtype=torch.uint8)
+    return memory(name, rows * width).view(rows, width)

@@ -46,6 +46,7 @@ def load(
         replay=options.replay,
         keep=keep,
         device=options.device,
+        seat=options.seat,
     )
     return V41Model(parts, num_blocks=num_blocks, num_slots=num_slots)
 
@@ -58,7 +59,7 @@ class V41Model:
         self._text = parts.config.text_config
         self._pools = parts.pools(blocks_of(num_blocks, parts.layout.block_bytes), num_slots)
         self._backbone = Backbone(
-            self._text, parts.weights, self._pools, parts.engram, parts.replay
+            self._text, parts.weights, self._pools, parts.engram, parts.replay, parts.seat
         )
         self._tower = VisionTower.of(parts.config, parts.weights, parts.ops)
         self._drafts = BlockDrafts(self._backbone) if parts.weights.draft is not None else None
@@ -119,6 +120,8 @@ class V41Model:
         )
 
     def forward(self, rows: Sequence[SequenceRows], logit_rows: Tensor | None) -> Tensor:
+        if not rows:  # of a group whose other members have some
+            return self._backbone.without_rows()
         return self._backbone.forward(Batch(self._text, rows), logit_rows)
 
     def dense_weights(self) -> list[Tensor]:

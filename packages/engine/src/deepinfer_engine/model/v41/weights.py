@@ -8,6 +8,7 @@ experts are stacked `[E, ...]`.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import cast
@@ -15,6 +16,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from deepinfer_engine.core.runner import IntArray
 from deepinfer_engine.model.checkpoint import Checkpoint
 from deepinfer_engine.model.rows import RowTable
 from deepinfer_engine.model.v41.config import ModelConfig, TextConfig
@@ -84,7 +86,8 @@ class IndexerWeights:
 
 @dataclass(frozen=True, slots=True)
 class MoeWeights:
-    """w1, w3 [E, I, H]; w2 [E, H, I]; shared_* are one wider MLP.
+    """w1, w3 [E, I, H]; w2 [E, H, I]; shared_* are one wider MLP. Where a process holds a share of
+    the experts, E is the number of its slots in these three.
 
     bias, bias_vl [E] rank experts for text and for tokens of pictures.
     """
@@ -164,11 +167,18 @@ def tensors_of(part: object) -> list[Tensor]:
 
 
 def load_weights(
-    model_dir: Path, config: ModelConfig, dtype: torch.dtype, *, vision: bool = True
+    model_dir: Path,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    *,
+    vision: bool = True,
+    held: IntArray | None = None,
 ) -> ModelWeights:
     """Check the whole checkpoint, then read it.
 
     vision: read the tower too, where the config has one; else its tensors may be absent.
+    held: int [layers, slots], the routed experts to read of each backbone layer, one a slot;
+        default all. Draft layers are always whole.
 
     Raises CheckpointError naming the tensor or file at fault. Tied draft embeddings are allowed
     and not read.
@@ -178,7 +188,12 @@ def load_weights(
     with _checked(model_dir, config, vision=vision) as checkpoint:
         reader = _Reader(checkpoint, c, dtype, images=tower is not None)
         layers = tuple(
-            reader.layer(f"layers.{i}.", i, c.n_routed_experts, c.num_experts_per_tok)
+            reader.layer(
+                f"layers.{i}.",
+                i,
+                range(c.n_routed_experts) if held is None else held[i].tolist(),
+                c.num_experts_per_tok,
+            )
             for i in range(c.num_hidden_layers)
         )
         return ModelWeights(
@@ -221,7 +236,7 @@ class _Reader:
     def acc(self, name: str) -> Tensor:
         return self._checkpoint.tensor(name, self._acc)
 
-    def layer(self, p: str, layer: int | None, experts: int, topk: int) -> LayerWeights:
+    def layer(self, p: str, layer: int | None, experts: Sequence[int], topk: int) -> LayerWeights:
         c = self._c
         is_kv = layer is not None and layer in c.kv_source_layer_ids
         gated = layer is not None and c.compress_ratios[layer] > 1
@@ -269,7 +284,10 @@ class _Reader:
         return DraftWeights(
             layers=tuple(
                 self.layer(
-                    f"mtp.{i}.", None, c.dspark_n_routed_experts, c.dspark_num_experts_per_tok
+                    f"mtp.{i}.",
+                    None,
+                    range(c.dspark_n_routed_experts),
+                    c.dspark_num_experts_per_tok,
                 )
                 for i in range(count)
             ),
@@ -299,14 +317,14 @@ class _Reader:
             sink=self.acc(p + "attn_sink"),
         )
 
-    def _moe(self, p: str, experts: int, topk: int) -> MoeWeights:
+    def _moe(self, p: str, experts: Sequence[int], topk: int) -> MoeWeights:
         def stacked(part: str) -> Tensor:
-            first = self.matrix(f"{p}experts.0.{part}.weight")
+            first = self.matrix(f"{p}experts.{experts[0]}.{part}.weight")
             # Filled in place: a list and its stack would hold every expert twice.
-            out = first.new_empty(experts, *first.shape)
+            out = first.new_empty(len(experts), *first.shape)
             out[0] = first
-            for e in range(1, experts):
-                out[e] = self.matrix(f"{p}experts.{e}.{part}.weight")
+            for slot, e in enumerate(experts[1:], start=1):
+                out[slot] = self.matrix(f"{p}experts.{e}.{part}.weight")
             return out
 
         return MoeWeights(
