@@ -521,7 +521,7 @@ def mount(session: nox.Session) -> None:
 
 @nox.session
 def redis(session: nox.Session) -> None:
-    """kvtier's directory service: its own shards, and a real redis-server on loopback."""
+    """kvtier's location service: its own shards, and a real redis-server on loopback."""
     install(session, "kvtier[test,redis]")
     if not (shutil.which("redis-server") or shutil.which("valkey-server")):
         session.warn("no redis-server: apt install redis-server; its tests are skipped")

@@ -27,7 +27,7 @@ from deepinfer_kvtier.base.config import DEFAULT_CLASSES
 from deepinfer_kvtier.base.timing import SystemClock
 from deepinfer_kvtier.log.format import EncodedRecord, Origin
 from deepinfer_kvtier.log.reading import Wanted
-from deepinfer_kvtier.remote.location.client import DirectoryClient
+from deepinfer_kvtier.remote.location.client import LocationClient
 from deepinfer_kvtier.remote.location.messages import key_of
 from deepinfer_kvtier.remote.tiers.objects import S3TierConfig, open_objects
 from deepinfer_kvtier.remote.tiers.s3 import S3Tier
@@ -124,9 +124,9 @@ def bench_objects(blocks: int, rounds: int) -> None:
         tier.close()
 
 
-def bench_directory(name: str, urls: list[str], raw: Callable[[list[bytes]], object]) -> None:
+def bench_locations(name: str, urls: list[str], raw: Callable[[list[bytes]], object]) -> None:
     clock = SystemClock()
-    client = DirectoryClient(urls, key=b"", prefix=b"bench", clock=clock, deadline_s=5.0)
+    client = LocationClient(urls, key=b"", prefix=b"bench", clock=clock, deadline_s=5.0)
     digests = [payload_of(i.to_bytes(4, "little"), 32).tobytes() for i in range(PROMPT_BLOCKS)]
     keys = [key_of(digest, 0, 0) for digest in digests]
     client.publish([(key, bytes(46)) for key in keys[:431]], ttl_s=60)
@@ -143,8 +143,8 @@ def bench_directory(name: str, urls: list[str], raw: Callable[[list[bytes]], obj
 
 
 def tcp_shards(count: int) -> tuple[list[str], list[subprocess.Popen[str]]]:
-    """Processes of `kvtier serve-directory`, and their URLs."""
-    command = [sys.executable, "-m", "deepinfer_kvtier", "serve-directory", "--port", "0", "--json"]
+    """Processes of `kvtier serve-locations`, and their URLs."""
+    command = [sys.executable, "-m", "deepinfer_kvtier", "serve-locations", "--port", "0", "--json"]
     processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(count)]
     urls = [json.loads(process.stdout.readline())["url"] for process in processes]  # type: ignore[union-attr]
     return urls, processes
@@ -176,10 +176,10 @@ def bench_redis() -> None:
         def raw(keys: list[bytes]) -> object:
             return client.mget([b"kvtier:bench:" + key for key in keys])
 
-        bench_directory("one Redis", [f"redis://127.0.0.1:{port}/0"], raw)
+        bench_locations("one Redis", [f"redis://127.0.0.1:{port}/0"], raw)
         # The TCP service has no client but ours: its peer is the same question to Redis.
         urls, shards = tcp_shards(2)
-        bench_directory("two TCP shards, beside Redis' own client", urls, raw)
+        bench_locations("two TCP shards, beside Redis' own client", urls, raw)
         for shard in shards:
             shard.terminate()
             shard.wait()

@@ -23,7 +23,7 @@ import time
 import numpy as np
 
 import deepinfer_kvtier as kvtier
-from deepinfer_kvtier.remote.state_exchange import LocalDirectory, WindowRecord
+from deepinfer_kvtier.remote.state_exchange import LocalLocations, WindowRecord
 from deepinfer_kvtier.testing import payload_of
 
 STATE_BYTES = 1_415_040
@@ -40,7 +40,7 @@ def open_cache(directory, deadline_ms: float) -> tuple[kvtier.Cache, kvtier.Name
         state_share=0.9,
         secret=b"s" * 32,
         persist_state=False,
-        windows={"key": KEY, "directory": directory, "deadline_ms": deadline_ms},
+        windows={"key": KEY, "locations": directory, "deadline_ms": deadline_ms},
     )
     return cache, cache.namespace(LAYOUT, model="m", salt="t")
 
@@ -54,7 +54,7 @@ def chain(ns: kvtier.Namespace, seed: int) -> tuple[list[int], bytes]:
 
 def hold() -> None:
     """The other process: holds a window for each chain, says where, and waits."""
-    cache, ns = open_cache(LocalDirectory(), 1000.0)
+    cache, ns = open_cache(LocalLocations(), 1000.0)
     for seed in range(CHAINS):
         _, digest = chain(ns, seed)
         ns.put_state(digest, payload_of(digest, STATE_BYTES), n_blocks=1)
@@ -71,7 +71,7 @@ class Puller:
     """A machine that has the blocks and lacks the windows."""
 
     def __init__(self, address: str, generation: int, deadline_ms: float) -> None:
-        self.directory = LocalDirectory()
+        self.directory = LocalLocations()
         self.cache, self.ns = open_cache(self.directory, deadline_ms)
         self.room = np.zeros(STATE_BYTES, dtype=np.uint8)
         self.chains = [chain(self.ns, seed) for seed in range(CHAINS)]

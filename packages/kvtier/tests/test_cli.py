@@ -115,7 +115,7 @@ def test_explain_of_texts_names_line_and_column(tmp_path, cli):
         (("verify", "/nonexistent", "--sample", "7"), "--sample"),
         (("drop", "/nonexistent"), "--namespace"),
         (("stat",), "Missing argument"),
-        (("serve-directory", "--port", "99999"), "--port"),
+        (("serve-locations", "--port", "99999"), "--port"),
     ],
 )
 def test_errors_are_one_line_and_exit_with_2(arguments, message, cli):
@@ -129,7 +129,7 @@ def test_errors_are_one_line_and_exit_with_2(arguments, message, cli):
 def test_without_arguments_it_helps(cli):
     done = cli.run()
     assert (done.returncode, done.stderr) == (0, "")
-    assert "serve-directory" in done.stdout
+    assert "serve-locations" in done.stdout
 
 
 def test_a_reader_that_has_seen_enough_is_no_error(filled):

@@ -17,7 +17,7 @@ import pytest
 import deepinfer_kvtier as kvtier
 from deepinfer_kvtier.base.buffers import checksum_of
 from deepinfer_kvtier.base.config import split_address
-from deepinfer_kvtier.remote.state_exchange import LocalDirectory, WindowRecord, wire
+from deepinfer_kvtier.remote.state_exchange import LocalLocations, WindowRecord, wire
 from deepinfer_kvtier.remote.state_exchange.client import PeerClient, PeerHealth
 from deepinfer_kvtier.remote.state_exchange.peers import owner
 from deepinfer_kvtier.remote.state_exchange.service import WindowService
@@ -38,7 +38,7 @@ def machine(make_model):
     opened = []
 
     def build(directory, clock=None, **settings):
-        windows = {"key": KEY, "directory": directory, "deadline_ms": 2000, **settings}
+        windows = {"key": KEY, "locations": directory, "deadline_ms": 2000, **settings}
         cache = kvtier.open(
             host_bytes=4 << 20,
             secret=SECRET,
@@ -70,7 +70,7 @@ def pull(model, tokens, **keywords):
 
 def pair(machine, tokens, **settings):
     """Two machines with the same blocks; only the first has the window after block 5."""
-    directory = LocalDirectory()
+    directory = LocalLocations()
     one, two = machine(directory, **settings), machine(directory, **settings)
     one.store(tokens, states=(5,))
     two.store(tokens)
@@ -91,7 +91,7 @@ HOLDER = textwrap.dedent(
     })
     cache = kvtier.open(
         host_bytes=4 << 20, secret=b"s" * 32, persist_state=False,
-        windows={"key": b"k" * 32, "directory": "peers"},
+        windows={"key": b"k" * 32, "locations": "peers"},
     )
     ns = cache.namespace(layout, model="model", salt="tenant")
     print(cache.windows.address, flush=True)
@@ -149,7 +149,7 @@ def test_a_window_of_another_machine_is_matched_planned_and_loaded(machine, make
 
 def test_peers_are_asked_once_and_only_when_state_is_wanted(tmp_path, make_model):
     tokens = np.arange(6 * 128 + 5)
-    settings = {"key": KEY, "directory": LocalDirectory()}
+    settings = {"key": KEY, "locations": LocalLocations()}
     with kvtier.open(tmp_path / "kv", persist_state=False, windows=settings) as cache:
         model = make_model(cache)
         model.store(tokens, durability="flushed").wait(10)
@@ -172,7 +172,7 @@ def test_what_was_pulled_is_kept_for_the_next_request(machine):
 def test_a_copy_lives_only_as_long_as_the_original_would_have(machine):
     tokens = np.arange(6 * 128 + 5)
     clocks = [ManualClock(), ManualClock()]
-    directory = LocalDirectory()
+    directory = LocalLocations()
     one, two = (machine(directory, clock=clock) for clock in clocks)
     one.store(tokens, states=(5,))
     two.store(tokens)
@@ -187,7 +187,7 @@ def test_a_copy_lives_only_as_long_as_the_original_would_have(machine):
 
 def test_a_window_in_use_slides_and_an_unused_one_expires_after_180_seconds(machine):
     clock = ManualClock()
-    model = machine(LocalDirectory(), clock=clock)
+    model = machine(LocalLocations(), clock=clock)
     used, idle = np.arange(300), np.arange(1000, 1300)
     model.store(used, states=(2,))
     model.store(idle, states=(2,))
@@ -200,7 +200,7 @@ def test_a_window_in_use_slides_and_an_unused_one_expires_after_180_seconds(mach
 
 def test_a_newer_window_of_a_chain_replaces_the_former_after_five_seconds(machine):
     clock = ManualClock()
-    model = machine(LocalDirectory(), clock=clock)
+    model = machine(LocalLocations(), clock=clock)
     tokens = np.arange(6 * 128 + 5)
     model.store(tokens, states=(2,))
     digests = model.digests(tokens)
@@ -232,7 +232,7 @@ def test_a_holder_that_announces_another_size_is_not_believed(machine):
 
 def test_own_announcements_are_no_hints(machine):
     tokens = np.arange(6 * 128 + 5)
-    directory = LocalDirectory()
+    directory = LocalLocations()
     model = machine(directory)
     model.store(tokens, states=(5,))
     assert model.cache.windows.settle()
@@ -246,7 +246,7 @@ def test_own_announcements_are_no_hints(machine):
 
 def test_windows_that_are_also_on_disk_are_not_replaced(tmp_path, make_model):
     clock = ManualClock()
-    settings = {"key": KEY, "directory": LocalDirectory()}
+    settings = {"key": KEY, "locations": LocalLocations()}
     with kvtier.open(tmp_path / "kv", clock=clock, windows=settings) as cache:
         model = make_model(cache)
         tokens = np.arange(6 * 128 + 5)
@@ -297,7 +297,7 @@ def test_damaged_bytes_are_never_taken(machine):
 
 def test_a_window_of_another_size_is_not_taken(machine):
     tokens = np.arange(6 * 128 + 5)
-    directory = LocalDirectory()
+    directory = LocalLocations()
     one, two = machine(directory), machine(directory)
     one.store(tokens, states=(5,))
     two.store(tokens)
@@ -311,7 +311,7 @@ def test_a_window_of_another_size_is_not_taken(machine):
 
 def test_marks_travel_with_the_window(machine):
     tokens = np.arange(6 * 128 + 5)
-    directory = LocalDirectory()
+    directory = LocalLocations()
     one, two = machine(directory), machine(directory)
     digests = one.digests(tokens)
     payload = state_of(one, tokens, 5)
@@ -327,7 +327,7 @@ def test_marks_travel_with_the_window(machine):
 
 
 def test_the_byte_cap_holds_for_what_is_pulled_too(machine):
-    directory = LocalDirectory()
+    directory = LocalLocations()
     one, two = machine(directory), machine(directory)
     room = int((4 << 20) * 0.15) // STATE_BYTES
     for seed in range(room + 5):
@@ -351,7 +351,7 @@ def test_nothing_stays_pinned_at_the_holder(machine):
 
 def test_a_peer_without_the_key_gets_nothing(machine):
     tokens = np.arange(6 * 128 + 5)
-    directory = LocalDirectory()
+    directory = LocalLocations()
     one, two = machine(directory), machine(directory, key=b"x" * 32)
     one.store(tokens, states=(5,))
     two.store(tokens)
@@ -418,7 +418,7 @@ def test_silent_connections_do_not_lock_out_the_others(machine, key):
 def test_window_bytes_are_part_of_the_authenticated_frame(machine, monkeypatch):
     """Bytes changed on the way are refused even where their checksum is what was announced."""
     tokens = np.arange(6 * 128 + 5)
-    directory = LocalDirectory()
+    directory = LocalLocations()
     one = machine(directory)
     one.store(tokens, states=(5,))
     assert one.cache.windows.settle()
@@ -467,7 +467,7 @@ def test_machines_find_each_other_through_the_directory_they_keep_themselves(mac
 def test_a_hung_or_killed_peer_is_left_alone_after_three_tries_and_retried(machine, how):
     tokens = np.arange(6 * 128 + 5)
     clock = ManualClock()
-    directory = LocalDirectory()
+    directory = LocalLocations()
     two = machine(directory, clock=clock, deadline_ms=20)
     two.store(tokens)
     digest = two.digests(tokens)[4]
@@ -535,16 +535,16 @@ def test_a_member_that_cannot_be_told_costs_its_share_and_no_other(machine):
         for i in range(60)
     ]
     keys = [record.key for record in made]
-    directory = two.cache.windows._directory
+    directory = two.cache.windows._locations
     with pytest.raises(OSError, match="refused"):
         directory.publish(made)
     reachable = [owner(key, members) != "127.0.0.1:1" for key in keys]
     for m in (two, three):
-        found = m.cache.windows._directory.lookup(keys, 5.0)
+        found = m.cache.windows._locations.lookup(keys, 5.0)
         assert [record is not None for record in found] == reachable
     with pytest.raises(OSError, match="refused"):
         directory.withdraw(keys, b"machine1")
-    assert three.cache.windows._directory.lookup(keys, 5.0) == [None] * 60
+    assert three.cache.windows._locations.lookup(keys, 5.0) == [None] * 60
 
 
 def test_machines_find_each_other_through_redis(machine, redis_url):

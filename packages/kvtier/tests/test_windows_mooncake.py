@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import deepinfer_kvtier as kvtier
-from deepinfer_kvtier.remote.state_exchange import LocalDirectory, WindowRecord
+from deepinfer_kvtier.remote.state_exchange import LocalLocations, WindowRecord
 from deepinfer_kvtier.testing import ManualClock, payload_of
 
 try:
@@ -29,7 +29,7 @@ HOLDER = textwrap.dedent(
     import numpy as np
     import deepinfer_kvtier as kvtier
     from deepinfer_kvtier.testing import payload_of
-    from deepinfer_kvtier.remote.state_exchange import LocalDirectory
+    from deepinfer_kvtier.remote.state_exchange import LocalLocations
 
     layout = kvtier.LayoutSpec(128, {
         "block": kvtier.parts(("index", 1000), ("main", 4000)),
@@ -37,7 +37,7 @@ HOLDER = textwrap.dedent(
     })
     cache = kvtier.open(
         host_bytes=4 << 20, secret=b"s" * 32, persist_state=False,
-        windows={"key": b"k" * 32, "directory": LocalDirectory(), "transport": sys.argv[1],
+        windows={"key": b"k" * 32, "locations": LocalLocations(), "transport": sys.argv[1],
                  "mooncake_protocol": "tcp"},
     )
     ns = cache.namespace(layout, model="model", salt="tenant")
@@ -75,7 +75,7 @@ def holder(request):
 
 @pytest.fixture
 def puller(make_model):
-    directory = LocalDirectory()
+    directory = LocalLocations()
     clock = ManualClock()
     with kvtier.open(
         host_bytes=4 << 20,
@@ -84,7 +84,7 @@ def puller(make_model):
         clock=clock,
         windows={
             "key": b"k" * 32,
-            "directory": directory,
+            "locations": directory,
             "transport": "mooncake",
             "mooncake_protocol": "tcp",
             "deadline_ms": 5000,

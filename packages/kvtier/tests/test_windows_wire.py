@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import deepinfer_kvtier as kvtier
 from deepinfer_kvtier.remote.state_exchange import (
-    LocalDirectory,
+    LocalLocations,
     WindowRecord,
     WindowSettings,
     wire,
@@ -82,7 +82,7 @@ def test_a_member_that_leaves_moves_only_its_own_keys():
 
 def test_the_local_directory_forgets_by_time_and_by_room():
     clock = ManualClock()
-    directory = LocalDirectory(capacity=3, clock=clock)
+    directory = LocalLocations(capacity=3, clock=clock)
     made = [
         WindowRecord(bytes([i]) * 16, b"machine1", 1, 1000 * (i + 1), 9, 0, "127.0.0.1:1")
         for i in range(4)
@@ -107,8 +107,8 @@ def test_the_local_directory_forgets_by_time_and_by_room():
         ({"listen": "0.0.0.0:7000"}, "advertise"),
         ({"listen": "localhost"}, "listen"),
         ({"members": ["host:1"]}, "members"),
-        ({"directory": "redis"}, "redis_url"),
-        ({"directory": "gossip"}, "directory"),
+        ({"locations": "redis"}, "redis_url"),
+        ({"locations": "gossip"}, "locations"),
         ({"deadline_ms": 0}, "deadline_ms"),
     ],
 )
@@ -128,7 +128,7 @@ def test_without_the_extra_the_error_names_it(monkeypatch):
     with pytest.raises(kvtier.ConfigError, match=r"deepinfer-kvtier\[mooncake\]"):
         kvtier.open(
             host_bytes=1 << 20,
-            windows={"key": b"k" * 32, "directory": LocalDirectory(), "transport": "mooncake"},
+            windows={"key": b"k" * 32, "locations": LocalLocations(), "transport": "mooncake"},
         )
 
 

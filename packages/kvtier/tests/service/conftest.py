@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from deepinfer_kvtier.remote.location.client import DirectoryClient
-from deepinfer_kvtier.remote.location.server import DirectoryServer
+from deepinfer_kvtier.remote.location.client import LocationClient
+from deepinfer_kvtier.remote.location.server import LocationServer
 from deepinfer_kvtier.testing import ManualClock
 
 
@@ -15,7 +15,7 @@ class Served:
     """A directory server in a thread of the test."""
 
     def __init__(self, key: bytes = b"", clock=None, **keywords) -> None:
-        self.server = DirectoryServer(key=key, clock=clock, **keywords)
+        self.server = LocationServer(key=key, clock=clock, **keywords)
         self.loop = asyncio.new_event_loop()
         self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self.thread.start()
@@ -54,8 +54,8 @@ def clock() -> ManualClock:
 def connect(clock) -> Iterator:
     opened = []
 
-    def make(*urls: str, key: bytes = b"", deadline_s: float = 5.0) -> DirectoryClient:
-        client = DirectoryClient(urls, key=key, prefix=b"test", clock=clock, deadline_s=deadline_s)
+    def make(*urls: str, key: bytes = b"", deadline_s: float = 5.0) -> LocationClient:
+        client = LocationClient(urls, key=key, prefix=b"test", clock=clock, deadline_s=deadline_s)
         opened.append(client)
         return client
 

@@ -1,4 +1,4 @@
-"""A mounted store with a directory service in place of followed logs."""
+"""A mounted store with a location service in place of followed logs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import deepinfer_kvtier as kvtier
-from deepinfer_kvtier.remote.location.server import DirectoryServer
+from deepinfer_kvtier.remote.location.server import LocationServer
 from deepinfer_kvtier.testing import ManualClock
 
 SECRET = bytes(32)
@@ -27,7 +27,7 @@ def open_fleet(tmp_path, shards):
     def make(urls=None, clock=None, compression="none", **changes):
         fleet = kvtier.FleetTierConfig(
             path=tmp_path / "mount",
-            directory=tuple(urls or (one.url for one in shards)),
+            locations=tuple(urls or (one.url for one in shards)),
             key=KEY,
             deadline_s=5.0,
             **changes,
@@ -87,9 +87,9 @@ def test_a_long_prompt_takes_two_search_rounds(open_fleet, make_model):
     assert one.flush(60).done
     assert reader.block_hits(tokens) == 431
     usage = two.stats()["tiers"]["fleet"]
-    assert usage["directory_search_rounds"] == 2
-    assert usage["directory_search_keys"] <= 48
-    assert usage["directory_lookup_keys"] <= 48 + 431 + 24
+    assert usage["location_search_rounds"] == 2
+    assert usage["location_search_keys"] <= 48
+    assert usage["location_lookup_keys"] <= 48 + 431 + 24
 
 
 def test_a_hole_that_the_search_steps_over_ends_the_hit(open_fleet, make_model):
@@ -108,7 +108,7 @@ def test_a_hole_that_the_search_steps_over_ends_the_hit(open_fleet, make_model):
     (place,) = client.lookup([lost])
     client.retract([lost])
     assert make_model(two).block_hits(tokens) == 101
-    assert two.stats()["tiers"]["fleet"]["directory_search_keys"] <= 48, "it was not asked for"
+    assert two.stats()["tiers"]["fleet"]["location_search_keys"] <= 48, "it was not asked for"
     client.publish([(lost, place)], ttl_s=60)
     assert make_model(three).block_hits(tokens) == 300
 
@@ -232,13 +232,13 @@ def test_it_works_on_a_real_redis(open_fleet, make_model, redis_url):
 
 def test_credentials_of_the_directory_are_not_shown(tmp_path):
     config = kvtier.FleetTierConfig(
-        path=tmp_path, directory=("redis://me:hunter2@127.0.0.1/0",), key=b"hunter3" * 5
+        path=tmp_path, locations=("redis://me:hunter2@127.0.0.1/0",), key=b"hunter3" * 5
     )
     assert "hunter" not in repr(config)
 
 
 def test_the_server_forgets_the_oldest_when_it_is_full():
-    server = DirectoryServer(max_entries=3, clock=ManualClock())
+    server = LocationServer(max_entries=3, clock=ManualClock())
     keys = [bytes([n]) * 18 for n in range(5)]
     server.map.publish([(key, b"x") for key in keys], 60)
     assert server.map.lookup(keys) == [None, None, b"x", b"x", b"x"]

@@ -6,7 +6,7 @@ import pytest
 
 import deepinfer_kvtier as kvtier
 from deepinfer_kvtier.base.errors import ConfigError
-from deepinfer_kvtier.remote.location.client import DirectoryClient
+from deepinfer_kvtier.remote.location.client import LocationClient
 from deepinfer_kvtier.testing import ManualClock
 
 SECRET = bytes(32)
@@ -47,7 +47,7 @@ def test_wrong_tiers_are_refused_in_words(tiers, said):
 )
 def test_wrong_shards_are_refused_in_words(urls, said):
     with pytest.raises(ConfigError, match=said):
-        DirectoryClient(urls, key=b"", prefix=b"", clock=ManualClock())
+        LocationClient(urls, key=b"", prefix=b"", clock=ManualClock())
 
 
 def test_a_mounted_store_needs_a_place():
@@ -57,7 +57,7 @@ def test_a_mounted_store_needs_a_place():
 
 def test_a_fleet_needs_a_store_of_its_mode(tmp_path):
     kvtier.open(tmp_path / "local").close()
-    fleet = kvtier.FleetTierConfig(path=tmp_path / "local", directory=("tcp://127.0.0.1:1",))
+    fleet = kvtier.FleetTierConfig(path=tmp_path / "local", locations=("tcp://127.0.0.1:1",))
     with pytest.raises(ConfigError, match="'embedded'"):
         kvtier.open(host_bytes=0, secret=SECRET, tiers=[fleet])
 
@@ -73,7 +73,7 @@ def test_a_refused_opening_leaves_nothing_running_and_the_callers_tiers_alone(tm
 
     (mine,) = open_tiers(["memory:///a"], config, ManualClock(), PosixIo())
     before = threading.active_count()
-    fleet = kvtier.FleetTierConfig(path=tmp_path / "m", directory=("http://wrong",))
+    fleet = kvtier.FleetTierConfig(path=tmp_path / "m", locations=("http://wrong",))
     for wrong in ("memory:///b", fleet, "gopher://x"):
         with pytest.raises(ConfigError):
             kvtier.open(host_bytes=0, secret=SECRET, tiers=[mine, "memory:///c?name=c", wrong])

@@ -120,7 +120,7 @@ def _located(settings: StoreSettings) -> kvtier.FleetTierConfig:
     return kvtier.FleetTierConfig.model_validate(
         {
             "path": settings.directory,
-            "directory": settings.location,
+            "locations": settings.location,
             "key": settings.secret,
             "name": "located",
         }
@@ -136,7 +136,7 @@ def _windows(exchange: WindowExchange | None) -> dict[str, Any] | None:
         "deadline_ms": 1000 * exchange.deadline_s,
     }
     if exchange.directory != "peers":
-        found |= {"directory": "redis", "redis_url": exchange.directory}
+        found |= {"locations": "redis", "redis_url": exchange.directory}
     return found
 
 

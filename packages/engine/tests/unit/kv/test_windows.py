@@ -170,7 +170,7 @@ async def workers(path, **options):
 
 
 def introduced(worker) -> bool:
-    directory = worker.service.connector._store._cache.windows._directory
+    directory = worker.service.connector._store._cache.windows._locations
     return len(directory._members) == 3
 
 
@@ -308,7 +308,7 @@ def test_a_location_service_of_our_own_tells_a_later_process_where_blocks_lie(tm
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    argv = ["serve-directory", "--host", "127.0.0.1", "--port", str(port)]
+    argv = ["serve-locations", "--host", "127.0.0.1", "--port", str(port)]
     argv += ["--key-file", str(tmp_path / "key")]
     shard = subprocess.Popen(
         [sys.executable, "-m", "deepinfer_kvtier", *argv], stdout=subprocess.DEVNULL

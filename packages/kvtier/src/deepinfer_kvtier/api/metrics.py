@@ -61,8 +61,8 @@ queue_write_errors_total queue.write_errors Writes that failed.
 approximate_share replay.approximate_share Of the blocks put.
 approximate_blocks_total replay.approximate_blocks Put as such.
 window_dead_peers windows.dead_peers Machines left alone now.
-window_directory_records windows.directory_records Hints this machine keeps for all.
-window_waiting_announcements windows.waiting_announcements Changes the directory has not been told.
+window_location_records windows.location_records Hints this machine keeps for all.
+window_waiting_announcements windows.waiting_announcements Changes others were not told of.
 leases_active leases.active Matches that hold pins.
 leases_expired_total leases.expired Leases that ran out.
 """
@@ -82,7 +82,7 @@ REMOVAL_REASONS = {
 }
 
 
-_WINDOW_GAUGES = ("dead_peers", "directory_records", "waiting_announcements")
+_WINDOW_GAUGES = ("dead_peers", "location_records", "waiting_announcements")
 
 
 def render(stats: Mapping[str, Any]) -> str:

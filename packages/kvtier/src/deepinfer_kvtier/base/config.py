@@ -112,8 +112,8 @@ class WindowSettings(BaseModel):
     """How state windows are shared with other machines.
 
     key:          32 bytes that all peers share: proves that a peer is one.
-    directory:    "peers" = the members keep the directory among themselves, "redis" = at
-                  `redis_url`, or an object such as `LocalDirectory` that several caches of one
+    locations:    "peers" = the members keep them among themselves, "redis" = at
+                  `redis_url`, or an object such as `LocalLocations` that several caches of one
                   process share.
     listen:       "ip:port" to serve on; port 0 takes a free one. Beyond loopback only when said
                   here.
@@ -133,7 +133,7 @@ class WindowSettings(BaseModel):
     )
 
     key: bytes = Field(min_length=32, max_length=32, repr=False)
-    directory: Literal["peers", "redis"] | Any = "peers"
+    locations: Literal["peers", "redis"] | Any = "peers"
     listen: str = "127.0.0.1:0"
     advertise: str | None = None
     members: tuple[str, ...] = Field(default=(), max_length=4096)
@@ -147,9 +147,9 @@ class WindowSettings(BaseModel):
     mooncake_device: str = ""
     max_connections: int = Field(default=256, ge=1)
 
-    @field_validator("directory")
+    @field_validator("locations")
     @classmethod
-    def _check_directory(cls, value: Any) -> Any:
+    def _check_locations(cls, value: Any) -> Any:
         methods = ("publish", "withdraw", "lookup", "close")
         if value in ("peers", "redis") or all(callable(getattr(value, m, None)) for m in methods):
             return value
@@ -171,8 +171,8 @@ class WindowSettings(BaseModel):
 
     @model_validator(mode="after")
     def _check_reachable(self) -> WindowSettings:
-        if self.directory == "redis" and self.redis_url is None:
-            raise ValueError('directory "redis" needs redis_url')
+        if self.locations == "redis" and self.redis_url is None:
+            raise ValueError('locations "redis" needs redis_url')
         host = split_address(self.listen)[0]
         if ipaddress.ip_address(host).is_unspecified and self.advertise is None:
             raise ValueError(f"listening on {host} needs advertise: the address others reach")

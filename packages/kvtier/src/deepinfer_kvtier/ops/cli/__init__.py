@@ -10,7 +10,7 @@ import typer
 
 from deepinfer_kvtier.base.errors import KVTierError
 from deepinfer_kvtier.ops.cli import inspecting, planning, prompts, settings, working
-from deepinfer_kvtier.ops.cli.locations import serve_directory
+from deepinfer_kvtier.ops.cli.locations import serve_locations
 
 app = typer.Typer(add_completion=False, help=__doc__)
 # Typer's public names have the leaf only; all wrong arguments are of this kind.
@@ -30,7 +30,7 @@ for command in (
     prompts.explain,
 ):
     app.command()(command)
-app.command("serve-directory")(serve_directory)
+app.command("serve-locations")(serve_locations)
 
 
 def _say_version(asked: bool) -> None:

@@ -1,4 +1,4 @@
-"""`kvtier serve-directory`: one shard of the directory as a process."""
+"""`kvtier serve-locations`: one shard of the location service as a process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from deepinfer_kvtier.remote.location import DEFAULT_PORT
 MIN_KEY_BYTES = 16
 
 
-def serve_directory(
+def serve_locations(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 = any free one.")] = DEFAULT_PORT,
     key_file: Annotated[
@@ -25,13 +25,13 @@ def serve_directory(
     ] = 2_000_000,
     as_json: Annotated[bool, typer.Option("--json", help="Print the address as JSON.")] = False,
 ) -> None:
-    """Serve one shard of the directory until it is told to stop (experimental)."""
+    """Serve one shard of the location service until it is told to stop (experimental)."""
     key = b"" if key_file is None else read_key(key_file)
     # Other commands need no event loop, and `--help` should not wait for one.
     from deepinfer_kvtier.remote.location.server import run_until_told
 
     def started(url: str) -> None:
-        typer.echo(json.dumps({"url": url}) if as_json else f"directory at {url}")
+        typer.echo(json.dumps({"url": url}) if as_json else f"location service at {url}")
 
     run_until_told(host, port, key=key, max_entries=max_entries, started=started)
 

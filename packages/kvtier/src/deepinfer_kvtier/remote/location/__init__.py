@@ -1,4 +1,4 @@
-"""Directory service: which store or machine holds a record, as hints only."""
+"""Location service: which store or machine holds a record, as hints only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The directory as its callers see it: many shards, one answer, nothing ever waited for long.
+"""The location service as callers see it: many shards, one answer, nothing waited for long.
 
 Keys are spread by rendezvous hashing: with a shard more or less, only its own keys move. A shard
 that does not answer within the deadline costs misses, nothing else; after three in a row it is left
@@ -37,7 +37,7 @@ _R = TypeVar("_R")
 
 
 class Shard(Protocol):
-    """One part of the directory; every call may raise OSError."""
+    """One part of the location service; every call may raise OSError."""
 
     async def lookup(self, keys: Sequence[bytes]) -> list[bytes | None]: ...
 
@@ -57,7 +57,7 @@ class _Member:
     dead_until: float = float("-inf")
 
 
-class DirectoryClient:
+class LocationClient:
     """Lookups and publications over all shards. Safe from several threads; owns one of its own.
 
     urls:       "tcp://host:port" or "redis://host:port/db", the same list in every process.
@@ -77,7 +77,7 @@ class DirectoryClient:
     ) -> None:
         if not 0 < len(urls) <= MAX_SHARDS or len(set(urls)) != len(urls):
             raise ConfigError(
-                f"a directory has 1 to {MAX_SHARDS} different shards, got {len(urls)}"
+                f"a location service has 1 to {MAX_SHARDS} different shards, got {len(urls)}"
             )
         makers = [_maker(url, key, prefix) for url in urls]
         self._clock = clock
@@ -88,7 +88,7 @@ class DirectoryClient:
         )
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(
-            target=self._loop.run_forever, name="kvtier-directory", daemon=True
+            target=self._loop.run_forever, name="kvtier-locations", daemon=True
         )
         self._thread.start()
         try:
@@ -145,7 +145,7 @@ class DirectoryClient:
         """Number of the shard of each key: the one whose mix with the key is largest."""
         for key in keys:
             if len(key) != KEY_BYTES:
-                raise ConfigError(f"a directory key has {KEY_BYTES} bytes, got {len(key)}")
+                raise ConfigError(f"a location key has {KEY_BYTES} bytes, got {len(key)}")
         low = np.frombuffer(b"".join(key[:8] for key in keys), dtype="<u8").astype(np.uint64)
         return np.argmax(_mixed(low[:, None] ^ self._seeds[None, :]), axis=1)
 
@@ -240,11 +240,11 @@ def _maker(url: str, key: bytes, prefix: bytes) -> Callable[[], Shard]:
     try:
         host, port = parts.hostname, parts.port or DEFAULT_PORT
     except ValueError as cause:
-        raise ConfigError(f"the port of a directory shard is wrong: {cause}") from None
+        raise ConfigError(f"the port of a location shard is wrong: {cause}") from None
     if parts.scheme in ("redis", "rediss", "unix"):
         return lambda: RedisShard(url, prefix)
     if parts.scheme != "tcp" or host is None:
-        raise ConfigError("a directory shard is tcp://host:port or redis://host:port/db")
+        raise ConfigError("a location shard is tcp://host:port or redis://host:port/db")
     if not key and not is_loopback(host):
-        raise ConfigError("a directory on another machine needs a shared key: set directory_key")
+        raise ConfigError("a location service on another machine needs a shared key: set `key`")
     return lambda: TcpShard(host, port, key)

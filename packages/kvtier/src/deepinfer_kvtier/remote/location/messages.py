@@ -1,4 +1,4 @@
-"""Bodies of directory frames: keys of 18 bytes, values of at most 64.
+"""Bodies of location frames: keys of 18 bytes, values of at most 64.
 
 A key is the 16-byte address of a record, its kind and its shard. A value is opaque to the service.
 """

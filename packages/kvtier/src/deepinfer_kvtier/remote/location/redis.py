@@ -15,7 +15,7 @@ class RedisShard:
 
     def __init__(self, url: str, prefix: bytes) -> None:
         self._client, self._error = open_redis(
-            "a directory", url, in_event_loop=True, max_connections=8
+            "a location service", url, in_event_loop=True, max_connections=8
         )
         self._prefix = b"kvtier:" + prefix + b":"
 

@@ -1,4 +1,4 @@
-"""How long is the stored prefix of a chain? Asked of a directory in few, small rounds.
+"""How long is the stored prefix of a chain? Asked of a location service in few, small rounds.
 
 Blocks are published parents first and go deepest first, so presence along a chain is monotone but
 for faults. A round asks at most 24 evenly spaced depths and leaves 1/25 of the range: 600 blocks

@@ -1,4 +1,4 @@
-"""One shard of the directory as an asyncio TCP service."""
+"""One shard of the location service as an asyncio TCP service."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAX_CONNECTIONS = 1024
 IDLE_S = 600.0
 
 
-class DirectoryServer:
+class LocationServer:
     """Serves one `ShardMap`. It keeps nothing on disk: after a restart all hints are gone."""
 
     def __init__(
@@ -136,7 +136,7 @@ def run_until_told(
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
-        server = DirectoryServer(key=key, max_entries=max_entries)
+        server = LocationServer(key=key, max_entries=max_entries)
         try:
             where, chosen = await server.start(host, port)
         except OSError as cause:

@@ -11,7 +11,7 @@ from deepinfer_kvtier.remote.location import messages, wire
 
 
 class TcpShard:
-    """A shard behind `DirectoryServer`. Lives in one event loop; failures raise OSError."""
+    """A shard behind `LocationServer`. Lives in one event loop; failures raise OSError."""
 
     def __init__(self, host: str, port: int, key: bytes) -> None:
         self._host = host

@@ -1,4 +1,4 @@
-"""Frames between a directory client and a shard: bounded, numbered, and keyed.
+"""Frames between a location client and a shard: bounded, numbered, and keyed.
 
 Handshake: the server sends magic and 16 random bytes, the client 16 random bytes and an
 HMAC-SHA256 over both, the server an HMAC of its own. Both then know that the other holds the shared
@@ -121,7 +121,7 @@ async def _prove(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, key
     """Both proofs; returns the nonces of both sides."""
     hello = await reader.readexactly(len(MAGIC) + NONCE_BYTES)
     if not hello.startswith(MAGIC):
-        raise WireError("this is no directory service, or another version of it")
+        raise WireError("this is no location service, or another version of it")
     mine = secrets.token_bytes(NONCE_BYTES)
     nonces = hello[len(MAGIC) :] + mine
     writer.write(mine + _mac(key, b"client", nonces))

@@ -17,10 +17,10 @@ from deepinfer_kvtier.base.values import KIND_CODES, Status, quality_of
 from deepinfer_kvtier.host.memory import HostRecord, HostTier
 from deepinfer_kvtier.remote.state_exchange import wire
 from deepinfer_kvtier.remote.state_exchange.client import PeerClient, PeerHealth
-from deepinfer_kvtier.remote.state_exchange.locations import LocalDirectory, WindowDirectory
+from deepinfer_kvtier.remote.state_exchange.locations import LocalLocations, WindowLocations
 from deepinfer_kvtier.remote.state_exchange.mooncake import MooncakeTransport
-from deepinfer_kvtier.remote.state_exchange.peers import PeersDirectory
-from deepinfer_kvtier.remote.state_exchange.redis import RedisDirectory
+from deepinfer_kvtier.remote.state_exchange.peers import PeerLocations
+from deepinfer_kvtier.remote.state_exchange.redis import RedisLocations
 from deepinfer_kvtier.remote.state_exchange.tier import PeerWindows
 from deepinfer_kvtier.remote.state_exchange.wire import PullAnswer, PullRequest, WindowRecord
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _STATE = KIND_CODES["state"]
 LOOKUP_KEYS = 64
-"""Deepest boundaries that one match asks the directory for."""
+"""Deepest boundaries that one match asks the location service for."""
 MAX_WAITING = 10_000
 MAX_CHAIN_STEPS = 1024
 """Blocks that announcing a window walks back: a put may not take long."""
@@ -50,7 +50,7 @@ class _HeldRecord:
 
 @dataclass(frozen=True, slots=True)
 class _News:
-    """For the directory: a window that came (`record`), or one that went."""
+    """For the location service: a window that came (`record`), or one that went."""
 
     key: bytes
     record: WindowRecord | None
@@ -60,7 +60,7 @@ class WindowExchange:
     """Made by `Cache` from `KVTierConfig.windows`.
 
     replaces: whether a newer window of a chain replaces its predecessor; not where windows are kept
-              in a directory too.
+              in a location service too.
     maintain: called about once a second in the announcing thread.
     address:  "ip:port" under which this machine is reached.
     tier:     the other machines as a tier that is only read from.
@@ -89,7 +89,7 @@ class WindowExchange:
         self._deadline_s = settings.deadline_ms / 1000
         health = PeerHealth(dead_after=settings.dead_after, retry_s=settings.retry_s, clock=clock)
         self._client = PeerClient(settings.key, health)
-        self._own = LocalDirectory(clock=clock)
+        self._own = LocalLocations(clock=clock)
         self._mooncake = self._open_mooncake()
         self._service: WindowService = WindowService(
             settings.listen,
@@ -101,7 +101,7 @@ class WindowExchange:
         )
         self.address = settings.advertise or self._service.address
         try:
-            self._directory = self._open_directory()
+            self._locations = self._open_locations()
         except BaseException:
             self._service.stop()
             if self._mooncake is not None:
@@ -119,21 +119,21 @@ class WindowExchange:
         self._thread.start()
 
     def set_members(self, members: Sequence[str]) -> None:
-        """Replace the machines of a "peers" directory; addresses, this one included.
+        """Replace the machines that keep locations among themselves; this one included.
 
-        raises: ConfigError for a malformed address or another kind of directory.
+        raises: ConfigError for a malformed address or where others keep the locations.
         """
-        if not isinstance(self._directory, PeersDirectory):
-            raise ConfigError('only the directory "peers" has members')
+        if not isinstance(self._locations, PeerLocations):
+            raise ConfigError('only locations "peers" have members')
         try:
-            self._directory.set_members(members)
+            self._locations.set_members(members)
         except ValueError as cause:
             raise ConfigError(f"windows.members: {cause}") from cause
 
     # -- holding
 
     def announce(self, records: Sequence[HostRecord]) -> None:
-        """Tell the directory of new windows here, and let each replace its chain's former one."""
+        """Tell others of new windows here, and let each replace its chain's former one."""
         for record in records:
             former = self._former(record) if self._replaces else None
             if former is not None:
@@ -160,7 +160,7 @@ class WindowExchange:
                 self.counts["replaced"] += 1
 
     def settle(self, timeout_s: float = 5.0) -> bool:
-        """Wait until the directory has been told everything so far."""
+        """Wait until the location service has been told everything so far."""
         with self._wake:
             return self._wake.wait_for(lambda: not self._waiting and not self._busy, timeout_s)
 
@@ -175,7 +175,7 @@ class WindowExchange:
             return nothing
         self.counts["lookups"] += 1
         try:
-            hints = self._directory.lookup(keys, self._deadline_s)
+            hints = self._locations.lookup(keys, self._deadline_s)
         except OSError:
             self.counts["lookup_errors"] += 1
             return nothing
@@ -211,12 +211,12 @@ class WindowExchange:
         return {
             **sides,
             "dead_peers": self._client.health.dead(),
-            "directory_records": len(self._own),
+            "location_records": len(self._own),
             "waiting_announcements": len(self._waiting),
         }
 
     def close(self) -> None:
-        """Stop serving; what the directory still says expires by itself."""
+        """Stop serving; what the location service still says expires by itself."""
         with self._wake:
             if self._closed:
                 return
@@ -224,7 +224,7 @@ class WindowExchange:
             self._wake.notify_all()
         self._thread.join()
         self._service.stop()
-        self._directory.close()
+        self._locations.close()
         self._client.close()
         if self._mooncake is not None:
             self._mooncake.close()
@@ -242,14 +242,14 @@ class WindowExchange:
             device=self._settings.mooncake_device,
         )
 
-    def _open_directory(self) -> WindowDirectory:
-        kind = self._settings.directory
+    def _open_locations(self) -> WindowLocations:
+        kind = self._settings.locations
         if kind == "peers":
-            peers = PeersDirectory(self._client, self._own, address=lambda: self.address)
+            peers = PeerLocations(self._client, self._own, address=lambda: self.address)
             peers.set_members(self._settings.members)
             return peers
         if kind == "redis":
-            return RedisDirectory(self._settings.redis_url or "", lookup_timeout_s=self._deadline_s)
+            return RedisLocations(self._settings.redis_url or "", lookup_timeout_s=self._deadline_s)
         return kind
 
     def _usable(self, hint: WindowRecord) -> bool:
@@ -338,7 +338,7 @@ class WindowExchange:
             self._wake.notify_all()
 
     def _tell(self) -> None:
-        """The announcing thread: the directory may be slow, whoever puts must not wait for it."""
+        """The announcing thread: the location service may be slow, and no put waits for it."""
         while True:
             with self._wake:
                 self._busy = False
@@ -354,14 +354,14 @@ class WindowExchange:
             came = {news.key: news.record for news in batch}
             records = [record for record in came.values() if record is not None]
             gone = [key for key, record in came.items() if record is None]
-            self._tell_directory(records, gone)
+            self._tell_locations(records, gone)
 
-    def _tell_directory(self, records: list[WindowRecord], gone: list[bytes]) -> None:
+    def _tell_locations(self, records: list[WindowRecord], gone: list[bytes]) -> None:
         tasks: list[Callable[[], None]] = []
         if records:
-            tasks.append(lambda: self._directory.publish(records))
+            tasks.append(lambda: self._locations.publish(records))
         if gone:
-            tasks.append(lambda: self._directory.withdraw(gone, self.machine))
+            tasks.append(lambda: self._locations.withdraw(gone, self.machine))
         for task in tasks:
             try:
                 task()

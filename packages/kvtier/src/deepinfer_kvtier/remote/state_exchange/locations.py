@@ -15,7 +15,7 @@ MAX_RECORDS = 1 << 20
 
 
 @runtime_checkable
-class WindowDirectory(Protocol):
+class WindowLocations(Protocol):
     """Hints by key. Every call may fail: the exchange then does without."""
 
     def publish(self, records: Sequence[WindowRecord]) -> None:
@@ -35,8 +35,8 @@ class WindowDirectory(Protocol):
         ...
 
 
-class LocalDirectory:
-    """A bounded table in memory; also what each member of a `PeersDirectory` keeps.
+class LocalLocations:
+    """A bounded table in memory; also what each member of a `PeerLocations` keeps.
 
     The entry that expires first is not searched for: past `capacity` the oldest publication goes.
     """

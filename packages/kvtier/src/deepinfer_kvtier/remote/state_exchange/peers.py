@@ -1,4 +1,4 @@
-"""A directory that the machines keep among themselves: each key belongs to one member.
+"""A location service that the machines keep among themselves: each key belongs to one member.
 
 Rendezvous hashing over the member list decides which, so that a member that comes or goes moves
 only its own share. There is no consensus: members that disagree about the list, or lose their
@@ -16,7 +16,7 @@ import xxhash
 from deepinfer_kvtier.base.config import split_address
 from deepinfer_kvtier.remote.state_exchange import wire
 from deepinfer_kvtier.remote.state_exchange.client import PeerClient
-from deepinfer_kvtier.remote.state_exchange.locations import LocalDirectory
+from deepinfer_kvtier.remote.state_exchange.locations import LocalLocations
 from deepinfer_kvtier.remote.state_exchange.wire import WindowRecord
 
 _PUBLISH_TIMEOUT_S = 0.5
@@ -28,11 +28,11 @@ def owner(key: bytes, members: Sequence[str]) -> str:
     return max(members, key=lambda member: xxhash.xxh3_64_intdigest(member.encode() + b"\0" + key))
 
 
-class PeersDirectory:
+class PeerLocations:
     """Own share in memory, the others' over TCP; lookups ask all owners at the same time."""
 
     def __init__(
-        self, client: PeerClient, own: LocalDirectory, *, address: Callable[[], str]
+        self, client: PeerClient, own: LocalLocations, *, address: Callable[[], str]
     ) -> None:
         self._client = client
         self._own = own

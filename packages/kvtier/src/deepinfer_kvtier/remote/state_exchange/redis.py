@@ -1,4 +1,4 @@
-"""A window directory in Redis or Valkey: one 64-byte value a key, expiring with the window."""
+"""Locations of windows in Redis or Valkey: one 64-byte value a key, expiring with the window."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ end
 """
 
 
-class RedisDirectory:
-    """`WindowDirectory` on a server at `url`; needs the extra `[redis]`.
+class RedisLocations:
+    """`WindowLocations` on a server at `url`; needs the extra `[redis]`.
 
     lookup_timeout_s: time for a lookup, fixed per connection by the client library.
     raises:           ConfigError for an unusable URL or without the extra; OSError from calls.
@@ -38,13 +38,13 @@ class RedisDirectory:
                     pipe.set(_PREFIX + record.key, record.pack(), px=max(1, record.ttl_ms))
                 pipe.execute()
         except self._errors as cause:
-            raise OSError(f"the window directory did not take it: {cause}") from cause
+            raise OSError(f"the window location service did not take it: {cause}") from cause
 
     def withdraw(self, keys: Sequence[bytes], machine: bytes) -> None:
         try:
             self._slow.eval(_WITHDRAW, len(keys), *(_PREFIX + key for key in keys), machine)
         except self._errors as cause:
-            raise OSError(f"the window directory did not take it: {cause}") from cause
+            raise OSError(f"the window location service did not take it: {cause}") from cause
 
     def lookup(self, keys: Sequence[bytes], timeout_s: float) -> list[WindowRecord | None]:
         try:
@@ -54,7 +54,7 @@ class RedisDirectory:
                     pipe.pttl(_PREFIX + key)
                 values, *lives = pipe.execute()
         except self._errors as cause:
-            raise OSError(f"the window directory did not answer: {cause}") from cause
+            raise OSError(f"the window location service did not answer: {cause}") from cause
         found: list[WindowRecord | None] = []
         for value, ttl_ms in zip(values, lives, strict=True):
             try:
@@ -71,4 +71,4 @@ class RedisDirectory:
 
 def _client(url: str, timeout_s: float) -> tuple[Any, type[Exception]]:
     limits = {"socket_timeout": timeout_s, "socket_connect_timeout": timeout_s}
-    return open_redis("windows.redis_url: a directory", url, in_event_loop=False, **limits)
+    return open_redis("windows.redis_url: a location service", url, in_event_loop=False, **limits)

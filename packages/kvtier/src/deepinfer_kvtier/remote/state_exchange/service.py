@@ -1,4 +1,4 @@
-"""The TCP service of one machine: answers pulls, and keeps its share of the directory.
+"""The TCP service of one machine: answers pulls, and keeps its share of the location service.
 
 One event loop in one thread. Window bytes are sent from the slot itself, which stays pinned for as
 long as that takes; a puller that stops reading loses its connection when its own deadline is over.
@@ -18,7 +18,7 @@ from typing import Protocol
 from deepinfer_kvtier.base.config import split_address
 from deepinfer_kvtier.base.errors import ConfigError
 from deepinfer_kvtier.remote.state_exchange import wire
-from deepinfer_kvtier.remote.state_exchange.locations import LocalDirectory
+from deepinfer_kvtier.remote.state_exchange.locations import LocalLocations
 from deepinfer_kvtier.remote.state_exchange.wire import (
     PullAnswer,
     PullRequest,
@@ -52,14 +52,14 @@ class WindowService:
         self,
         listen: str,
         key: bytes,
-        directory: LocalDirectory,
+        locations: LocalLocations,
         hold: Callable[[PullRequest], Held | int],
         *,
         max_connections: int,
         stage: Callable[[memoryview, float], tuple[int, str] | None] | None = None,
     ) -> None:
         self._key = key
-        self._directory = directory
+        self._locations = locations
         self._hold = hold
         self._stage = stage
         self._max_connections = max_connections
@@ -186,15 +186,15 @@ class WindowService:
             keys = wire.split_records(body, wire.KEY_BYTES)
             if len(keys) * wire.RECORD_BYTES > wire.MAX_BODY_BYTES:
                 raise wire.WireError(f"{len(keys)} keys in one lookup")
-            found = self._directory.lookup(keys)
+            found = self._locations.lookup(keys)
             nothing = bytes(wire.RECORD_BYTES)
             answer = b"".join(nothing if r is None else r.pack() for r in found)
         elif kind == wire.PUBLISH:
             records = wire.split_records(body, wire.RECORD_BYTES)
-            self._directory.publish([WindowRecord.unpack(data) for data in records])
+            self._locations.publish([WindowRecord.unpack(data) for data in records])
         elif kind == wire.WITHDRAW:
             for item in wire.split_records(body, wire.KEY_BYTES + wire.MACHINE_BYTES):
-                self._directory.withdraw([item[: wire.KEY_BYTES]], item[wire.KEY_BYTES :])
+                self._locations.withdraw([item[: wire.KEY_BYTES]], item[wire.KEY_BYTES :])
         else:
             raise wire.WireError(f"unknown request {kind}")
         await self._loop.sock_sendall(connection, session.seal(kind, answer))

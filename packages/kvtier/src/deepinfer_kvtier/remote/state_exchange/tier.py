@@ -44,7 +44,7 @@ class PeerWindows:
         self._hints: OrderedDict[bytes, WindowRecord] = OrderedDict()
 
     def probe(self, kind: int, shard: int, digests: Sequence[bytes]) -> NDArray[Any]:
-        """Hints of the directory; blocks are never asked for."""
+        """Hints of the location service; blocks are never asked for."""
         found: NDArray[Any] = np.zeros(len(digests), dtype=FOUND)
         found["length"] = NO_ROW
         if kind != _STATE:
@@ -77,7 +77,7 @@ class PeerWindows:
         return 0
 
     def scan(self, cursor: str | None) -> tuple[Sequence[ScanEntry], str | None]:
-        """A directory of hints lists nothing."""
+        """Hints are not listed."""
         return (), None
 
     def usage(self) -> dict[str, int]:

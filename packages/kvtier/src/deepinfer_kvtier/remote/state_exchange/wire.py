@@ -1,4 +1,4 @@
-"""What travels between machines: 64-byte directory records and authenticated frames.
+"""What travels between machines: 64-byte location records and authenticated frames.
 
 Connection: the accepting side sends a nonce (32 bytes). The connecting side answers magic, its own
 nonce and HMAC-SHA256(key, "client" || both nonces); the accepting side proves itself likewise. Each
@@ -27,7 +27,7 @@ KEY_BYTES = 16
 MACHINE_BYTES = 8
 RECORD_BYTES = 64
 MAX_BODY_BYTES = 256 << 10
-"""Of one frame: 4,096 directory records, or 16,384 keys."""
+"""Of one frame: 4,096 location records, or 16,384 keys."""
 
 MAGIC = b"KVTWIN2\0"
 NONCE_BYTES = 32
@@ -100,7 +100,7 @@ class WindowRecord:
             )
             host = ipaddress.ip_address(ip[:4] if version == 4 else ip)
         except (struct.error, ValueError) as cause:
-            raise WireError(f"not a directory record: {cause}") from cause
+            raise WireError(f"not a location record: {cause}") from cause
         address = join_address(host, port)
         return WindowRecord(key, machine, generation, ttl_ms, nbytes, marks, address)
 

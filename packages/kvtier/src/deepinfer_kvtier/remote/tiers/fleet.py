@@ -1,7 +1,7 @@
-"""A mounted store whose index is kept by a directory service (experimental).
+"""A mounted store whose index is kept by a location service (experimental).
 
 Beyond some two hundred million blocks no process can follow every log. Here a process writes to the
-shared file system as in mode "shared-fs", tells the directory service where each record lies, and
+shared file system as in mode "shared-fs", tells the location service where each record lies, and
 asks the service instead of reading the others' logs. What the service says is a hint: the record is
 read and verified as always, and a wrong hint is a miss.
 """
@@ -33,7 +33,7 @@ from deepinfer_kvtier.log.format import EncodedRecord
 from deepinfer_kvtier.log.gc import collect
 from deepinfer_kvtier.log.reading import Wanted
 from deepinfer_kvtier.log.store_files import open_store
-from deepinfer_kvtier.remote.location.client import DirectoryClient
+from deepinfer_kvtier.remote.location.client import LocationClient
 from deepinfer_kvtier.remote.location.messages import key_of
 from deepinfer_kvtier.remote.location.search import PROBES_A_ROUND
 from deepinfer_kvtier.remote.tiers.fleet_config import FleetTierConfig
@@ -79,8 +79,8 @@ class FleetTier:
             wanted.path, store=identity.uuid, config=inner, clock=clock, io=io
         )
         try:
-            self._client = DirectoryClient(
-                wanted.directory,
+            self._client = LocationClient(
+                wanted.locations,
                 key=wanted.key.get_secret_value(),
                 prefix=identity.uuid[:8],
                 clock=clock,
@@ -159,8 +159,8 @@ class FleetTier:
         return scan_page(self._files.index.rows(), cursor)
 
     def usage(self) -> dict[str, int]:
-        """Counters of the files and, with prefix `directory_`, of the service."""
-        service = {f"directory_{name}": value for name, value in self._client.usage().items()}
+        """Counters of the files and, with prefix `location_`, of the service."""
+        service = {f"location_{name}": value for name, value in self._client.usage().items()}
         return {**self._files.usage(), **service, **self.counts}
 
     def health(self) -> Literal["ok", "degraded", "down"]:

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from deepinfer_kvtier.base.errors import ConfigError
 from deepinfer_kvtier.remote.location import messages, server, wire
-from deepinfer_kvtier.remote.location.client import DirectoryClient
+from deepinfer_kvtier.remote.location.client import LocationClient
 from deepinfer_kvtier.remote.location.search import prefix_length
-from deepinfer_kvtier.remote.location.server import DirectoryServer, ShardMap
+from deepinfer_kvtier.remote.location.server import LocationServer, ShardMap
 from deepinfer_kvtier.testing import ManualClock, payload_of
 
 KEY = b"k" * 32
@@ -286,12 +286,12 @@ def test_listening_to_the_network_needs_a_shared_key():
     import asyncio
 
     with pytest.raises(ConfigError, match="key"):
-        asyncio.run(DirectoryServer().start("0.0.0.0", 0))
+        asyncio.run(LocationServer().start("0.0.0.0", 0))
 
 
 def test_asking_another_machine_needs_a_shared_key(clock):
-    with pytest.raises(ConfigError, match="directory_key"):
-        DirectoryClient(["tcp://198.51.100.7:7420"], key=b"", prefix=b"", clock=clock)
+    with pytest.raises(ConfigError, match="set `key`"):
+        LocationClient(["tcp://198.51.100.7:7420"], key=b"", prefix=b"", clock=clock)
 
 
 def test_a_refused_connection_is_a_miss_and_counts_towards_the_pause(connect, clock):
@@ -308,9 +308,9 @@ def test_a_refused_connection_is_a_miss_and_counts_towards_the_pause(connect, cl
 
 @pytest.fixture
 def hung():
-    """A real `kvtier serve-directory` process that can be stopped."""
+    """A real `kvtier serve-locations` process that can be stopped."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "deepinfer_kvtier", "serve-directory", "--port", "0", "--json"],
+        [sys.executable, "-m", "deepinfer_kvtier", "serve-locations", "--port", "0", "--json"],
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONUNBUFFERED": "1"},
@@ -353,7 +353,7 @@ def test_a_hung_shard_costs_three_deadlines_and_is_tried_again_after_a_pause(
 def test_without_the_extra_redis_the_error_names_it(monkeypatch, clock):
     monkeypatch.setitem(sys.modules, "redis.asyncio", None)
     with pytest.raises(ConfigError, match=r"deepinfer-kvtier\[redis\]"):
-        DirectoryClient(["redis://127.0.0.1:1/0"], key=b"", prefix=b"", clock=clock)
+        LocationClient(["redis://127.0.0.1:1/0"], key=b"", prefix=b"", clock=clock)
 
 
 @pytest.mark.parametrize(
@@ -366,7 +366,7 @@ def test_without_the_extra_redis_the_error_names_it(monkeypatch, clock):
 )
 def test_the_command_says_in_one_line_what_is_wrong(arguments, said):
     done = subprocess.run(
-        [sys.executable, "-m", "deepinfer_kvtier", "serve-directory", "--port", "0", *arguments],
+        [sys.executable, "-m", "deepinfer_kvtier", "serve-locations", "--port", "0", *arguments],
         capture_output=True,
         text=True,
         timeout=60,
