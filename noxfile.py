@@ -61,6 +61,10 @@ def prepare_environment() -> None:
     os.environ.setdefault("UV_CONSTRAINT", constraints)
     os.environ.setdefault("PIP_DISABLE_PIP_VERSION_CHECK", "1")
     os.environ.setdefault("UV_PYTHON_DOWNLOADS", "never")
+    # uv installs without bytecode: a process that may not keep it compiles all of torch once more,
+    # 2 s each time, and the suite starts hundreds. Kept beside the environments, not in the tree.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    os.environ.setdefault("PYTHONPYCACHEPREFIX", str(ROOT / ".nox" / "pycache"))
     links = os.environ.get("PIP_FIND_LINKS") or pip_setting("global.find-links")
     if links:
         os.environ.setdefault("UV_FIND_LINKS", links.replace(" ", ","))
@@ -124,7 +128,7 @@ def run_tests(session: nox.Session, *paths: str | Path) -> None:
     Each process computes on one thread, so that they do not fight for the cores.
     """
     session.install("pytest-xdist>=3.6,<4")
-    session.env.update(OMP_NUM_THREADS="1", PYTHONDONTWRITEBYTECODE="1")
+    session.env.update(OMP_NUM_THREADS="1")
     cores = len(os.sched_getaffinity(0))
     workers = ["-n", str(min(max(2, cores), 4)), "--dist", "loadfile"]
     slowest = ["--durations=8", "--durations-min=3"]  # what to look at when the suite gets long
@@ -133,7 +137,7 @@ def run_tests(session: nox.Session, *paths: str | Path) -> None:
 
 def check_package(session: nox.Session, package: str) -> None:
     """The examples of its pages with the bare package, then the tests with the test extra."""
-    session.env.update(OMP_NUM_THREADS="1", PYTHONDONTWRITEBYTECODE="1")
+    session.env.update(OMP_NUM_THREADS="1")
     install(session, package)
     pages = sorted((ROOT / "packages" / package).glob("docs/*.md"))
     examples = [str(page) for page in pages if "```python" in page.read_text(encoding="utf-8")]
@@ -167,7 +171,7 @@ def integration(session: nox.Session) -> None:
     kvtier's adapters and tensor pools.
     """
     install(session, "engine[test]")
-    session.env.update(OMP_NUM_THREADS="1", PYTHONDONTWRITEBYTECODE="1")
+    session.env.update(OMP_NUM_THREADS="1")
     session.run("python", "testing/run_readme.py", "README.md")
     parts = ("engine[test,grammar,search]", "recipe[test,grammar]", "search_fetch[remote]")
     install(session, *parts, "kvtier[test]")

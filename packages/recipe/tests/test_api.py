@@ -9,6 +9,7 @@ import deepinfer_recipe
 
 class TestContract(PackageContract):
     package = deepinfer_recipe
+    preload = ("pydantic", "tokenizers", "jsonschema", "email.message", "uuid", "subprocess")
     heavy = (
         "torch",
         "numpy",

@@ -114,14 +114,18 @@ def build(folder: Path) -> Built:
     self_contained = True
     with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(jobs) as pool:
         units = _units(Path(scratch))
-        for level, flags in levels().items():
-            objects = [unit.with_suffix(f".{level}.o") for unit in units]
-            command = (compiler, *FLAGS, *flags, f"-I{SOURCES}", "-c")
-            compiled = [
-                pool.submit(_run, *command, str(unit), "-o", str(target))
-                for unit, target in zip(units, objects, strict=True)
+        # All levels are begun at once, so that no core waits for a level's last unit.
+        begun = {
+            level: [
+                pool.submit(_run, compiler, *FLAGS, *flags, f"-I{SOURCES}", "-c", str(unit),
+                            "-o", str(unit.with_suffix(f".{level}.o")))
+                for unit in units
             ]
-            failure = next((reason for job in compiled if (reason := job.result())), None)
+            for level, flags in levels().items()
+        }  # fmt: skip
+        for level, compiling in begun.items():
+            objects = [unit.with_suffix(f".{level}.o") for unit in units]
+            failure = next((reason for job in compiling if (reason := job.result())), None)
             target = folder / library_name(level)
             partial = folder / f"{target.name}.{os.getpid()}.tmp"
             link = (compiler, *FLAGS, "-shared", *map(str, objects))
