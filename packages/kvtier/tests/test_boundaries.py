@@ -46,6 +46,20 @@ def test_a_part_of_a_chain_knows_where_it_begins(store, make_model):
         assert not hasattr(whole[::2], "first_block")
 
 
+def test_what_a_hasher_adds_is_put_where_it_belongs(store, make_model):
+    """A growing conversation is put by what each `extend` returned: not as chains of their own."""
+    with kvtier.open(store) as cache:
+        ns = make_model(cache).ns
+        hasher = ns.hasher()
+        first = hasher.extend(range(300))
+        second = hasher.extend(range(300, 700))
+        for part in (first, second):
+            assert all(ns.put(part, bytes(len(part) * BLOCK_BYTES)).accepted)
+        records = [cache.host.peek(0, digest) for digest in (*first, *second)]
+        assert [record.depth for record in records] == [1, 2, 3, 4, 5]
+        assert [record.parent for record in records] == [ns.root, *first, *second][:5]
+
+
 WRONG = {
     "match tokens": lambda ns, m: ns.match(None),
     "match text": lambda ns, m: ns.match("hello"),

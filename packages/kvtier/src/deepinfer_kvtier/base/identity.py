@@ -248,8 +248,8 @@ class ChainHasher:
         """Digest of the block before `block`; the root for block 0."""
         return self._root if block == 0 else self._digests[block - 1]
 
-    def extend(self, tokens: TokenIds, media: Iterable[MediaItem] = ()) -> list[bytes]:
-        """Append tokens and return the digests of the blocks they complete.
+    def extend(self, tokens: TokenIds, media: Iterable[MediaItem] = ()) -> tuple[bytes, ...]:
+        """Append tokens and return the digests of the blocks they complete: `put` takes them.
 
         raises: ConfigError for bad ids or for media inside blocks already hashed,
                 UncacheableInput for media without a digest.
@@ -274,11 +274,12 @@ class ChainHasher:
             new = native.routines.chain_digests(self._secret, before, raw, 4 * size)
         else:
             new = self._hash(before, raw, hashed_tokens)
+        first = len(self._digests)
         self._digests.extend(new)
         self._tail = pending[n_new * size :].copy()
         done = hashed_tokens + n_new * size
         self._media = [item for item in self._media if item.start + item.length > done]
-        return new
+        return ChainDigests.at(new, first, before)
 
     def fork(self) -> ChainHasher:
         """An independent continuation from here, for branches of one conversation."""

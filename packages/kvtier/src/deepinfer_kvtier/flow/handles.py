@@ -356,7 +356,7 @@ class PutTicket:
 
     def __init__(self, reasons: Sequence[str | None]) -> None:
         self.reasons: tuple[str | None, ...] = tuple(reasons)
-        self.accepted: tuple[bool, ...] = tuple(reason is None for reason in reasons)
+        self.accepted: tuple[bool, ...] = tuple([reason is None for reason in reasons])
         self._lock = threading.Lock()
         self._event = threading.Event()
         self._waiting = 0

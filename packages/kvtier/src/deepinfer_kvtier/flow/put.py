@@ -98,14 +98,15 @@ def put_records(cache: TierSet, request: PutRequest) -> PutTicket:
     if held:
         cache.host.unpin(held.values())
     ticket.all_expected()
-    for reason, times in Counter(ticket.reasons).items():
+    taken = sum(ticket.accepted)
+    usual = {None: taken} if taken == len(ticket.reasons) else Counter(ticket.reasons)
+    for reason, times in usual.items():
         cache.counts["put_records" if reason is None else f"refused_{reason}"] += times
     if request.origin.kind != _STATE:
-        taken = sum(ticket.accepted)
         cache.counts["blocks_put"] += taken
         cache.counts["approximate_blocks"] += taken if request.origin.approximate else 0
     cache.published_in_host(fresh)
-    nbytes = request.source.payload * sum(ticket.accepted)
+    nbytes = request.source.payload * taken
     cache.counts[f"put_bytes_{request.origin.cls}"] += nbytes
     cache.timings.observe("put", "host", nbytes, time.perf_counter() - started)
     return ticket
