@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import stat
@@ -108,6 +109,63 @@ def test_arguments_of_the_wrong_kind_are_errors_of_this_package(make_model, call
             pytest.raises(kvtier.KVTierError),
         ):
             call(model.ns, match)
+
+
+ANYTHING = (
+    None, 5, -1, 1.5, "abc", b"xx", [], {}, object(), float("nan"), [None], [1, "a"],
+    np.array([1.0]), (1, 2), True,
+)  # fmt: skip
+ANYWHERE = {
+    "tokens": lambda ns, m, x: ns.match(x),
+    "media": lambda ns, m, x: ns.match([1] * 300, media=x),
+    "want": lambda ns, m, x: ns.match([1], want=x),
+    "lease": lambda ns, m, x: ns.match([1], lease_s=x),
+    "max blocks": lambda ns, m, x: ns.match([1], max_blocks=x),
+    "known digests": lambda ns, m, x: ns.match([1] * 300, digests=x),
+    "digests": lambda ns, m, x: ns.put(x, bytes(BLOCK_BYTES)),
+    "src": lambda ns, m, x: ns.put(m.digests[:1], x),
+    "parents": lambda ns, m, x: ns.put(m.digests[:1], bytes(BLOCK_BYTES), parents=x),
+    "first block": lambda ns, m, x: ns.put(m.digests[:1], bytes(BLOCK_BYTES), first_block=x),
+    "confirmed": lambda ns, m, x: ns.put(m.digests[:1], bytes(BLOCK_BYTES), confirmed_tokens=x),
+    "state": lambda ns, m, x: ns.put_state(m.digests[0], x),
+    "state parent": lambda ns, m, x: ns.put_state(m.digests[0], bytes(9_001), parent=x),
+    "match": lambda ns, m, x: ns.load(x),
+    "dst": lambda ns, m, x: ns.load(m, dst=x),
+    "state dst": lambda ns, m, x: ns.load(m, state_dst=x),
+    "deadline": lambda ns, m, x: ns.load(m, dst=bytearray(0), deadline_ms=x),
+    "priority": lambda ns, m, x: ns.load(m, dst=bytearray(0), priority=x),
+    "drop": lambda ns, m, x: ns.drop(x),
+    "kinds": lambda ns, m, x: ns.drop(m.digests, kinds=x),
+    "plan": lambda ns, m, x: ns.plan(x),
+    "cost": lambda ns, m, x: ns.plan(m, cost=x),
+    "mode": lambda ns, m, x: ns.plan(m, mode=x),
+    "renew": lambda ns, m, x: m.renew(x),
+    "flush": lambda ns, m, x: ns.cache.flush(x),
+    "layout": lambda ns, m, x: ns.cache.namespace(x, model="m"),
+    "layout kinds": lambda ns, m, x: kvtier.LayoutSpec(128, x),
+    "kind": lambda ns, m, x: kvtier.LayoutSpec(128, {"block": x}),
+    "part": lambda ns, m, x: kvtier.parts(x),
+    "part bytes": lambda ns, m, x: kvtier.parts(("a", x)),
+    "extend": lambda ns, m, x: ns.hasher().extend(x),
+    "extend media": lambda ns, m, x: ns.hasher().extend([1] * 300, x),
+    "tiers": lambda ns, m, x: kvtier.open(tiers=x).close(),
+} | {
+    name: lambda ns, m, x, name=name: ns.cache.namespace(ns.layout, **{"model": "m", name: x})
+    for name in (
+        "model", "salt", "adapters", "quantisation", "rope", "numerics", "shard", "tables",
+        "encryption_key",
+    )
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("call", ANYWHERE.values(), ids=ANYWHERE)
+def test_whatever_is_given_is_taken_or_an_error_of_this_package(make_model, call):
+    with kvtier.open(host_bytes=1 << 20) as cache:
+        model = make_model(cache)
+        with model.ns.match(model.prompt(1, 3)) as match:
+            for value in ANYTHING:
+                with contextlib.suppress(kvtier.KVTierError):
+                    call(model.ns, match, value)
 
 
 def test_one_unreadable_writer_costs_its_records_only(store, make_model, monkeypatch):

@@ -134,9 +134,8 @@ class Cache(TierSet):
     ) -> Namespace:
         """A view for one model, layout and tenant; cheap to make, one for each request is fine.
 
-        model:    id, or a mapping with id, config digest and weight-index digest. All of the
-                  keyword
-                  values are part of the identity: another value never sees these records.
+        model:    id, or a mapping with id, config digest and weight-index digest. All keywords
+                  are part of the identity: another value never sees these records.
         salt:     tenant scope; empty = shared by all, only with `allow_shared_scope`.
         encryption_key: 32 bytes that seal this tenant's records below host memory; None = that of
                   the configuration. Part of the identity: with another key nothing is found.
@@ -203,9 +202,11 @@ class Cache(TierSet):
     def flush(self, timeout: float = 10.0, *, fsync: bool = False) -> FlushReport:
         """Write what is queued: afterwards other processes see it and it survives kill -9.
 
-        fsync: also wait until it survives power loss.
+        fsync: also wait until it survives power loss. raises: ClosedError, ConfigError.
         """
         self.check_open()
+        if not isinstance(timeout, int | float):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError(f"timeout is a number of seconds, got {timeout!r}")
         if self.queue is None:
             return FlushReport(True, 0, 0)
         deadline = time.monotonic() + timeout

@@ -108,8 +108,6 @@ class Namespace:
         if not _number("lease_s", lease_s) > 0:  # not-a-number included
             raise ConfigError(f"lease_s must be above 0, got {lease_s}")
         n_tokens = _length("tokens", tokens)
-        if not all(isinstance(item, MediaItem) for item in _items("media", media)):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ConfigError(f"media is a sequence of MediaItem, got {media!r}")
         if digests is None:
             hasher = self.hasher()
             hasher.extend(tokens, media)
@@ -430,6 +428,8 @@ def _plan_match(
     """Everything behind `Namespace.plan`. raises: ConfigError."""
     if mode not in ("bounded", "exact", "none"):
         raise ConfigError(f"mode is bounded, exact or none, got {mode!r}")
+    if not isinstance(cost, Cost | None):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(f"cost is a Cost, got {cost!r}")
     state_at: dict[int, StoredState] = {}
     if match.state is not None:
         hit = match.state

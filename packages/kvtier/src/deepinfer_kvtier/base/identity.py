@@ -254,7 +254,10 @@ class ChainHasher:
         raises: ConfigError for bad ids or for media inside blocks already hashed,
                 UncacheableInput for media without a digest.
         """
-        new_media = sorted(media, key=lambda item: item.start)
+        new_media = [media] if not isinstance(media, Iterable) else list(media)
+        if not all(isinstance(item, MediaItem) for item in new_media):
+            raise ConfigError(f"media is a sequence of MediaItem, got {media!r}")
+        new_media.sort(key=lambda item: item.start)
         hashed_tokens = len(self._digests) * self._block_tokens
         for item in new_media:
             item.checked_digest()

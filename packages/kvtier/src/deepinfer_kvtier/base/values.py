@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
 from deepinfer_kvtier.base.errors import ConfigError
-
-KindName = Literal["block", "state"]
-HitPolicy = Literal["all", "trailing"]
 
 KIND_CODES: dict[str, int] = {"block": 0, "state": 1}
 MAX_PARTS = 16
@@ -29,14 +26,12 @@ def parts(*named_sizes: tuple[str, int]) -> tuple[Part, ...]:
     """Lay parts end to end: `parts(("L2.index", 4352), ("L2.main", 18432))`."""
     laid: list[Part] = []
     offset = 0
-    for name, size in named_sizes:
-        laid.append(Part(name, offset, size))
-        offset += size
+    for item in named_sizes:
+        if not isinstance(item, (tuple, list)) or [*map(type, item)] != [str, int]:
+            raise ConfigError(f"a part is (name, bytes), got {item!r}")
+        laid.append(Part(item[0], offset, item[1]))
+        offset += item[1]
     return tuple(laid)
-
-
-def _default_hit_policy() -> dict[str, HitPolicy]:
-    return {"block": "all", "state": "trailing"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,29 +41,23 @@ class LayoutSpec:
     block_tokens: tokens a block stands for; hits are whole blocks only.
     kinds:        "block" (required) and optionally "state", each a sequence of contiguous parts.
                   A kind of zero bytes is legal and never waited for.
-    hit_policy:   "all" = every record of the prefix must be there; "trailing" = only the last one.
     raises:       ConfigError when parts overlap, leave holes, or exceed 16 parts or 1 GiB a record.
     """
 
     block_tokens: int
     kinds: Mapping[str, tuple[Part, ...]]
-    hit_policy: Mapping[str, HitPolicy] = field(default_factory=_default_hit_policy)
 
     def __post_init__(self) -> None:
         if not isinstance(self.block_tokens, int) or not 1 <= self.block_tokens <= 65_535:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigError(
                 f"block_tokens must be a whole number in 1 .. 65535, got {self.block_tokens!r}"
             )
-        if "block" not in self.kinds:
-            raise ConfigError(f'a layout needs the kind "block", got {sorted(self.kinds)}')
+        if not isinstance(self.kinds, Mapping) or "block" not in self.kinds:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError(f'a layout is a mapping with the kind "block", got {self.kinds!r}')
         for kind, kind_parts in self.kinds.items():
             if kind not in KIND_CODES:
                 raise ConfigError(f"unknown kind {kind!r}: use one of {sorted(KIND_CODES)}")
             _check_parts(kind, kind_parts)
-        if self.hit_policy.get("block", "all") != "all":
-            raise ConfigError('the hit policy of "block" is always "all"')
-        if self.hit_policy.get("state", "trailing") != "trailing":
-            raise ConfigError('the hit policy of "state" is always "trailing"')
 
     def payload_bytes(self, kind: str) -> int:
         """Bytes of one record of `kind`; 0 where the layout has no such kind."""
@@ -87,6 +76,8 @@ class LayoutSpec:
 
 
 def _check_parts(kind: str, kind_parts: tuple[Part, ...]) -> None:
+    if not isinstance(kind_parts, (tuple, list)):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(f"kind {kind!r} needs a sequence of parts, got {kind_parts!r}")
     if len(kind_parts) > MAX_PARTS:
         raise ConfigError(f"kind {kind!r} has {len(kind_parts)} parts, at most {MAX_PARTS} work")
     offset = 0

@@ -57,10 +57,9 @@ class Sealer:
         self, root_key: bytes, *, salt: bytes, fingerprint: bytes, writer: WriterIdentity
     ) -> None:
         if not isinstance(root_key, bytes) or len(root_key) != KEY_BYTES:  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ConfigError(
-                f"an encryption key is {KEY_BYTES} bytes, got {len(root_key)} of"
-                f" {type(root_key).__name__}"
-            )
+            got = f"{len(root_key)} of " if hasattr(root_key, "__len__") else ""
+            got += type(root_key).__name__
+            raise ConfigError(f"an encryption key is {KEY_BYTES} bytes, got {got}")
         self._writer = writer
         self._namespace_key = _derive(root_key, salt, b"kvtier v1 namespace" + fingerprint)
         self._ciphers: dict[bytes, Any] = {}

@@ -323,11 +323,8 @@ class Loader:
             for j, status in zip(left, lower, strict=True):
                 if status is not Status.MISS:
                     statuses[j] = status
-        if len(which) == len(job.statuses):
-            job.statuses[:] = statuses
-        else:
-            for i, status in zip(which, statuses, strict=True):
-                job.statuses[i] = status
+        for i, status in zip(which, statuses, strict=True):
+            job.statuses[i] = status
         if size <= self._host.capacity_bytes:
             good = [j for j, status in enumerate(statuses) if status is Status.OK]
             self._promote(job, [which[j] for j in good], [members[j] for j in good])

@@ -123,7 +123,7 @@ class TierSet:
     queue:   write queue of the first tier below host memory; None when nothing can be written.
     reaper:  ends leases where there is no queue whose thread does; None else.
     readback: looks whether the first persistent tier gives back what it took; None without one.
-    spills:  write queues of the other tiers, fed by the first one with what it has in hand.
+    lower_queues: those of the other tiers, fed by the first one with what it has in hand.
     windows: exchange of state slots with other machines; None without settings for it.
     peers:   the other machines as a tier of state slots that is only read from; None without.
     readable: the further tiers, then the peers.

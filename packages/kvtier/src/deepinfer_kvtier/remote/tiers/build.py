@@ -26,8 +26,8 @@ def open_tiers(
     specs: Sequence[Tier | TierConfig | str], config: KVTierConfig, clock: Clock, io: IoEngine
 ) -> list[Tier]:
     """The tiers in order; what is a `Tier` already is passed on. raises: ConfigError."""
-    if isinstance(specs, str):
-        raise ConfigError("tiers is a list, for example tiers=[url], got one string")
+    if not isinstance(specs, (list, tuple)):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(f"tiers is a list, for example tiers=[url], got {type(specs).__name__}")
     tiers: list[Tier] = []
     try:
         for spec in specs:
@@ -40,13 +40,19 @@ def open_tiers(
                 _need_secret(config, parsed.name)
                 tiers.append(MooncakeTier(parsed, connect(parsed), clock))
             else:
-                tiers.append(parsed)
+                tiers.append(_checked(parsed))
     except BaseException:
         for tier in tiers:
             if tier not in specs:  # what the caller made stays the caller's
                 tier.close()
         raise
     return tiers
+
+
+def _checked(tier: Tier) -> Tier:
+    if not hasattr(tier, "get_into"):
+        raise ConfigError(f"a tier is a URL, a config or a Tier, got {tier!r}")
+    return tier
 
 
 def parse_tier(url: str) -> TierConfig:
