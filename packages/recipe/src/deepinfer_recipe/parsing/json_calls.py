@@ -1,7 +1,8 @@
 """Tool calls that models write as JSON: between tags, behind a mark, or as the bare answer.
 
-A call is handed on when its JSON is complete, so its arguments are always a JSON object. What
-turns out to be no call is handed back as text of the answer.
+A call that begins in the usual way is handed on while it comes (`call_stream`), another when its
+JSON is complete; either way its arguments are a JSON object. What turns out to be no call is handed
+back as text of the answer.
 """
 
 from __future__ import annotations
@@ -13,67 +14,30 @@ from typing import Any
 
 from deepinfer_recipe.base.json_closing import closing_of
 from deepinfer_recipe.base.json_text import loads
+from deepinfer_recipe.parsing.call_stream import CallStream, JsonSpan
 from deepinfer_recipe.parsing.output_sink import OutputSink
 from deepinfer_recipe.parsing.partial_match import Patterns
 
-_SIGNIFICANT = re.compile(r'["\\{}\[\]]')
 _NAMES = ("name", "function")
 _ARGUMENTS = ("arguments", "parameters", "args")
-
-
-class JsonSpan:
-    """Finds the end of one JSON object or list in text that arrives in pieces."""
-
-    __slots__ = ("_depth", "_escaped", "_in_string")
-
-    def __init__(self) -> None:
-        self._depth = 0
-        self._in_string = False
-        self._escaped = False
-
-    @property
-    def in_string(self) -> bool:
-        """Whether the text so far ends inside a string."""
-        return self._in_string
-
-    def feed(self, text: str) -> int | None:
-        """Where in `text` the value ends, None while it goes on."""
-        position = 0
-        if self._escaped and text:
-            self._escaped = False
-            position = 1
-        while found := _SIGNIFICANT.search(text, position):
-            position = found.end()
-            sign = found.group()
-            if self._in_string:
-                if sign == "\\":
-                    self._escaped = position == len(text)
-                    position += 1
-                elif sign == '"':
-                    self._in_string = False
-            elif sign == '"':
-                self._in_string = True
-            elif sign in "{[":
-                self._depth += 1
-            elif sign in "}]":
-                self._depth -= 1
-                if self._depth <= 0:
-                    self._depth = 0
-                    return position
-        return None
 
 
 class JsonCalls:
     """Hands calls on: what every way of writing them has in common."""
 
-    def __init__(self, sink: OutputSink, repairs: list[str]) -> None:
+    def __init__(self, sink: OutputSink, repairs: list[str], spell: Callable[[str], str]) -> None:
         self._sink = sink
+        self._spell = spell
         self.repairs = repairs
 
-    def emit(self, text: str, *, is_cut: bool = False) -> bool:
+    def stream(self, accepts: Callable[[str], bool] = lambda name: True) -> CallStream:
+        """A reader of one call, or of a list of them, that hands on what it can at once."""
+        return CallStream(self._sink, self.repairs, self._spell, self.emit, accepts)
+
+    def emit(self, text: str) -> bool:
         """The calls that a JSON text spells; False, and nothing done, if it spells none."""
         value = _read(text)
-        if value is None and (is_cut or text.strip()):
+        if value is None and text.strip():
             value = _read(text + closing_of(text))
             if value is not None:
                 self.repairs.append("a call cut short was closed")
@@ -126,12 +90,17 @@ class TaggedCallParser:
 
     def __init__(self, closing: str, sink: OutputSink, spell: Callable[[str], str]) -> None:
         self.repairs: list[str] = []
-        self._calls = JsonCalls(sink, self.repairs)
+        self._calls = JsonCalls(sink, self.repairs, spell)
         self._closing = closing
         self._spell = spell
         self._patterns = Patterns((closing,))
         self._text: list[str] = []
+        self._hidden: list[str] = []
+        """From a closing tag inside a string on, until the string ends."""
+        self._hiding = 0
+        """How many strings had ended where that tag came."""
         self._span = JsonSpan()
+        self._stream = self._calls.stream()
         self._lost: list[str] = []
         self.is_inside = False
 
@@ -148,7 +117,10 @@ class TaggedCallParser:
             if not self._span.in_string:
                 self._end()
                 return text[position:], ""
-            # The closing tag inside a string is part of it.
+            # The closing tag inside a string is part of it, if the string ends.
+            if not self._hidden:
+                self._hiding = self._span.strings
+                self._hidden.append("")
             self._add(self._closing)
         rest = text[position:]
         held = self._patterns.held(rest)
@@ -156,20 +128,39 @@ class TaggedCallParser:
         return None, rest[len(rest) - held :]
 
     def _add(self, text: str) -> None:
-        if text:
+        if not text:
+            return
+        rest = text
+        while rest and (end := self._span.feed(rest)) is not None:
+            rest = rest[end:]
+        if self._hidden:
+            self._hidden.append(text)
+            if self._span.strings == self._hiding:
+                return
+            text = "".join(self._hidden)
+            self._hidden = []
+        if not self._stream.has_begun:
             self._text.append(text)
-        while text and (end := self._span.feed(text)) is not None:
-            text = text[end:]
+        self._stream.feed(text)
 
-    def _end(self, *, is_cut: bool = False) -> None:
-        text = self._spell("".join(self._text))
-        if text.strip() and not self._calls.emit(text, is_cut=is_cut):
-            self._lost.append(text)
-        elif not text.strip():
+    def _end(self) -> None:
+        text = "".join(self._text)
+        if self._stream.has_begun:
+            self._lose(self._stream.finish())
+        elif text.strip():
+            text = self._spell(text)
+            if not self._calls.emit(text):
+                self._lost.append(text)
+        else:
             self.repairs.append("a block of calls that held none was left out")
-        self._text = []
+        self._text, self._hidden = [], []
         self._span = JsonSpan()
+        self._stream = self._calls.stream()
         self.is_inside = False
+
+    def _lose(self, text: str) -> None:
+        if text.strip():
+            self._lost.append(text)
 
     def take_lost(self) -> str:
         """Text that was no call: it is text of the answer."""
@@ -181,17 +172,24 @@ class TaggedCallParser:
 
     def finish(self, held: str) -> None:
         """The answer ended before the closing tag did."""
-        text = "".join(self._text)
-        cut, tag, rest = text.partition(self._closing)
-        if tag and self._calls.emit(self._spell(cut)):
+        hidden = "".join(self._hidden)
+        if hidden:
             # A quote that was never closed hid the tag.
-            self._lost.append(self._spell(rest + held))
-            self._text = []
-            return
+            self._hidden = []
+            before = self._spell("".join(self._text))
+            if self._stream.has_begun or self._calls.emit(before):
+                self._lose(self._stream.finish() if self._stream.has_begun else "")
+                self._lost.append(self._spell(hidden[len(self._closing) :] + held))
+                self._text = []
+                self._stream = self._calls.stream()
+                return
+            self._text.append(hidden)
         if not self._span.in_string and held and self._closing.startswith(held):
             held = ""
+        if self._stream.has_begun:
+            self._stream.feed(held)
         self._text.append(held)
-        self._end(is_cut=True)
+        self._end()
 
 
 class MarkedCallParser:
@@ -201,7 +199,8 @@ class MarkedCallParser:
 
     def __init__(self, arguments_mark: str, sink: OutputSink, spell: Callable[[str], str]) -> None:
         self.repairs: list[str] = []
-        self._calls = JsonCalls(sink, self.repairs)
+        self._calls = JsonCalls(sink, self.repairs, spell)
+        self._stream = self._calls.stream()
         self._mark = arguments_mark
         self._spell = spell
         self._head = ""
@@ -226,13 +225,20 @@ class MarkedCallParser:
             self._head = ""
             text = text[start:]
             self._span = JsonSpan()
+            self._stream = self._calls.stream()
+            if self._name is not None:
+                self._stream.begin(self._name)
         end = self._span.feed(text)
+        self._add(text[:end])
         if end is None:
-            self._text.append(text)
             return None, ""
-        self._text.append(text[:end])
-        self._end(is_cut=False)
+        self._end()
         return text[end:], ""
+
+    def _add(self, text: str) -> None:
+        if not self._stream.has_begun:
+            self._text.append(text)
+        self._stream.feed(text)
 
     def _start(self, text: str) -> int | None:
         """Where the JSON begins; None while that is not known, -1 if there is none."""
@@ -265,16 +271,12 @@ class MarkedCallParser:
         self._head = ""
         self.is_inside = False
 
-    def _end(self, *, is_cut: bool) -> None:
-        text = self._spell("".join(self._text))
-        name, self._name = self._name, None
-        if name is not None:
-            value = _read(text + closing_of(text)) if is_cut else _read(text)
-            if isinstance(value, dict):
-                self._calls.emit_call(self._spell(name), value)
-            else:
-                self._lost.append(f"{name}{text}")
-        elif not self._calls.emit(text, is_cut=is_cut):
+    def _end(self) -> None:
+        self._name = None
+        text = "".join(self._text)
+        if self._stream.has_begun:
+            self._lost.append(self._stream.finish())
+        elif not self._calls.emit(self._spell(text)):
             self._lost.append(text)
         self._text = []
         self._span = None
@@ -294,8 +296,8 @@ class MarkedCallParser:
             self._lost.append(self._head + held)
             self._give_up()
             return
-        self._text.append(held)
-        self._end(is_cut=True)
+        self._add(held)
+        self._end()
 
 
 class BareCalls:
@@ -312,7 +314,8 @@ class BareCalls:
         self, sink: OutputSink, declared: Mapping[str, Any], spell: Callable[[str], str]
     ) -> None:
         self.repairs: list[str] = []
-        self._calls = JsonCalls(sink, self.repairs)
+        self._calls = JsonCalls(sink, self.repairs, spell)
+        self._stream = self._calls.stream(self._accepts)
         self._declared = declared
         self._spell = spell
         self._blanks = ""
@@ -320,10 +323,8 @@ class BareCalls:
         self._span: JsonSpan | None = None
         self._head = ""
 
-    @property
-    def is_inside(self) -> bool:
-        """Whether something is held back that may be a call."""
-        return bool(self._text or self._head)
+    def _accepts(self, name: str) -> bool:
+        return not self._declared or name in self._declared
 
     def feed(self, text: str) -> str | None:
         """Take text; returns what is text of the answer, None to wait for more."""
@@ -342,16 +343,18 @@ class BareCalls:
                     return None
                 self._blanks = text[: len(text) - len(body)]
                 self._span = JsonSpan()
+                self._stream = self._calls.stream(self._accepts)
                 text = body
             end = self._span.feed(text)
+            if not self._stream.has_begun:
+                self._text.append(text[:end])
+            self._stream.feed(text[:end])
             if end is None:
-                self._text.append(text)
                 return None
-            self._text.append(text[:end])
             rest = text[end:]
-            if not self._end(is_cut=False):
-                text = self._release()
-                return text + rest
+            lost = self._end(is_cut=False)
+            if lost:
+                return lost + rest
             text = rest
             if not text:
                 return None
@@ -363,18 +366,23 @@ class BareCalls:
         flat = re.sub(r"\s+", "", body)
         return any(f'{{"{key}":'.startswith(flat) for key in self._KEYS)
 
-    def _end(self, *, is_cut: bool) -> bool:
+    def _end(self, *, is_cut: bool) -> str:
+        """The object is over; returns what of it is text of the answer."""
+        if self._stream.has_begun:
+            self._text = []
+            self._span = None
+            return self._stream.finish()
         text = self._spell("".join(self._text))
         value = _read(text) if not is_cut else _read(text + closing_of(text))
         call = _call(value)
-        if call is None or (self._declared and call[0] not in self._declared):
-            return False
+        if call is None or not self._accepts(call[0]):
+            return self._release()
         if is_cut:
             self.repairs.append("a call cut short was closed")
         self._calls.emit_call(*call)
         self._text = []
         self._span = None
-        return True
+        return ""
 
     def _release(self) -> str:
         text = self._blanks + "".join(self._text)
@@ -384,8 +392,6 @@ class BareCalls:
 
     def finish(self) -> str:
         """The answer is over; returns what of it is text."""
-        if self._text and self._end(is_cut=True):
-            return ""
-        text = self._release() if self._text else self._head
+        text = self._head if self._span is None else self._end(is_cut=True)
         self._head = ""
         return text if text.strip(" \n\t;,") else ""
