@@ -254,8 +254,8 @@ class ChainHasher:
         raises: ConfigError for bad ids or for media inside blocks already hashed,
                 UncacheableInput for media without a digest.
         """
-        new_media = [media] if not isinstance(media, Iterable) else list(media)
-        if not all(isinstance(item, MediaItem) for item in new_media):
+        new_media = list(media) if isinstance(media, Iterable) else [media]  # pyright: ignore[reportUnnecessaryIsInstance]
+        if not all(isinstance(item, MediaItem) for item in new_media):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigError(f"media is a sequence of MediaItem, got {media!r}")
         new_media.sort(key=lambda item: item.start)
         hashed_tokens = len(self._digests) * self._block_tokens

@@ -27,7 +27,7 @@ def parts(*named_sizes: tuple[str, int]) -> tuple[Part, ...]:
     laid: list[Part] = []
     offset = 0
     for item in named_sizes:
-        if not isinstance(item, (tuple, list)) or [*map(type, item)] != [str, int]:
+        if not isinstance(item, (tuple, list)) or [*map(type, item)] != [str, int]:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigError(f"a part is (name, bytes), got {item!r}")
         laid.append(Part(item[0], offset, item[1]))
         offset += item[1]
