@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 
-from deepinfer_recipe import ConversionError, Exchange
+from deepinfer_recipe import ConversionError, Exchange, RequestParseError
 from deepinfer_recipe.protocols.chat.request import ChatCompletionRequest
-from deepinfer_recipe.protocols.common.fields import QUIET, REFUSED, ignored_fields
+from deepinfer_recipe.protocols.common.fields import (
+    QUIET,
+    QUIET_ITEMS,
+    REFUSED,
+    REFUSED_ITEMS,
+    ignored_fields,
+)
 from deepinfer_recipe.protocols.messages.request import MessagesRequest
+from deepinfer_recipe.protocols.responses.body import _ITEMS
 from deepinfer_recipe.protocols.responses.request import ResponsesRequest
 
 MODEL = "DeepSeek-V4.1-Flash"
@@ -53,6 +60,85 @@ REPORTED = {
         "workspace_id",
     },
 }
+
+
+# Input items of Responses that no table names: they are passed over and reported.
+REPORTED_ITEMS = {
+    *("apply_patch_call", "apply_patch_call_output", "code_interpreter_call", "computer_call"),
+    *("computer_call_output", "configuration_update", "file_search_call"),
+    *("image_generation_call", "local_shell_call", "local_shell_call_output"),
+    *("mcp_approval_request", "mcp_approval_response", "mcp_call", "mcp_list_tools"),
+    *("program", "program_output", "shell_call", "shell_call_output"),
+}
+HONOURED_BLOCKS = {
+    *("text", "image", "document", "search_result", "thinking", "redacted_thinking"),
+    *("tool_use", "tool_result", "server_tool_use", "web_search_tool_result"),
+}
+CLIENT_TOOLS = ("bash_", "text_editor_", "memory_", "computer_")
+"""Kinds of Messages tools that run at the client."""
+
+
+def kinds_of(union: Any) -> set[str]:
+    """The values of `type` in the members of a union of official types."""
+    found: set[str] = set()
+    for member in get_args(union):
+        hints = get_type_hints(member) if isinstance(member, type) else {}
+        values = get_args(hints.get("type")) or (member,)
+        found |= {
+            name
+            for value in values
+            for name in get_args(value) or (value,)
+            if isinstance(name, str)
+        }
+    return found
+
+
+@pytest.mark.slow  # like the fields: a newer client has kinds that nobody decided yet
+def test_each_kind_of_input_item_is_decided() -> None:
+    pytest.importorskip("openai", reason="compares with the official client's types")
+    from openai.types.responses import ResponseInputItemParam
+
+    official = kinds_of(ResponseInputItemParam)
+    assert len(official) > 20
+    assert official - set(_ITEMS) - set(REFUSED_ITEMS) - QUIET_ITEMS - REPORTED_ITEMS == set()
+    body = {**BODIES["responses"], "input": [{"role": "user", "content": "hi"}]}
+    for kind in sorted(official - set(_ITEMS)):
+        asked = {**body, "input": [*body["input"], {"type": kind, "id": "x"}]}
+        assert Exchange("responses", asked, profile="parity").ignored_fields == ()
+        if kind in REFUSED_ITEMS:
+            with pytest.raises(RequestParseError, match=f"`{kind}` is not supported"):
+                Exchange("responses", asked)
+            continue
+        told = () if kind in QUIET_ITEMS else (f"input.{kind}",)
+        assert Exchange("responses", asked).ignored_fields == told
+
+
+@pytest.mark.slow
+def test_each_kind_of_block_and_tool_is_honoured_or_refused() -> None:
+    pytest.importorskip("anthropic", reason="compares with the official client's types")
+    pytest.importorskip("openai", reason="compares with the official client's types")
+    from anthropic.types import ContentBlockParam, ToolUnionParam
+    from openai.types.responses import ToolParam
+
+    blocks = kinds_of(ContentBlockParam)
+    assert blocks >= HONOURED_BLOCKS
+    for kind in blocks - HONOURED_BLOCKS:
+        turn = {"role": "user", "content": [{"type": kind}]}
+        with pytest.raises(RequestParseError, match=kind):
+            Exchange("messages", {**BODIES["messages"], "messages": [turn]})
+    for kind in kinds_of(ToolUnionParam) - {"custom"}:
+        asked = {**BODIES["messages"], "tools": [{"type": kind, "name": "x"}]}
+        if kind.startswith(CLIENT_TOOLS):
+            assert Exchange("messages", asked).request
+        else:
+            with pytest.raises((RequestParseError, ConversionError), match=r"tools(\[0\]|\.0)"):
+                Exchange("messages", asked)
+    for kind in kinds_of(ToolParam) - {"function", "custom", "namespace", "tool_search"}:
+        asked = {**BODIES["responses"], "tools": [{"type": kind}]}
+        if kind in ("web_search", "web_search_2025_08_26"):
+            continue
+        with pytest.raises(RequestParseError, match=f"no tool of type `{kind}`"):
+            Exchange("responses", asked)
 
 
 def official_fields(protocol: str) -> set[str]:

@@ -215,6 +215,13 @@ class AssistantMessage(Message):
         return self._prefix
 
 
+def with_thinking(message: AssistantMessage, reasoning_content: str | None) -> AssistantMessage:
+    """The same message with other thoughts before it."""
+    made = AssistantMessage(message.segments[0], reasoning_content, prefix=message.prefix)
+    made._tool_calls = message._tool_calls  # pyright: ignore[reportPrivateUsage]
+    return made
+
+
 class ToolMessage(_PictureMessage):
     """A tool result message. See `UserMessage` for image placeholder rules."""
 

@@ -16,6 +16,7 @@ from deepinfer_recipe.conversation.messages import (
     Message,
     ReasoningEffort,
     ToolChoice,
+    with_thinking,
 )
 from deepinfer_recipe.conversation.parsing_options import ParsingOptions, ThinkingInitialStage
 from deepinfer_recipe.conversation.policy import Policy
@@ -287,9 +288,7 @@ def fill_reasoning(builder: RequestBuilder, field_name: str) -> None:
                 )
             reasoning = ""
         if reasoning != given:
-            builder.messages[index] = AssistantMessage(
-                message.content, reasoning, message.tool_calls, message.prefix
-            )
+            builder.messages[index] = with_thinking(message, reasoning)
 
 
 def answer_constraint(answer: AnswerFormat, policy: Policy) -> OutputConstraint | None:

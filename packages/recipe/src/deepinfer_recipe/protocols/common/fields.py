@@ -55,6 +55,15 @@ REFUSED: dict[str, dict[str, str]] = {
 }
 """Fields that change what is asked for, with what to do instead. Empty values ask for nothing."""
 
+REFUSED_ITEMS: dict[str, str] = {
+    "compaction": "this server cannot read what another one compacted; send the items themselves",
+    "compaction_trigger": "this server compacts nothing; send a request without it",
+    "item_reference": "send the item itself, or use `previous_response_id`",
+}
+"""Input items of Responses whose loss would change what is asked for, with what to do instead."""
+QUIET_ITEMS = frozenset({"web_search_call"})
+"""Input items of Responses that say nothing to a model: what was found stands in the answer."""
+
 THREAD_UNSUPPORTED = "thread_unsupported_request"
 """The code by which clients of Messages know to send the whole history again."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
@@ -259,10 +260,19 @@ def _typed(place: str, model: type[Any], value: Any) -> Any:
         raise RequestParseError(f"{error} in {place}", param=param) from None
 
 
-def parse_items(items: list[Any], earlier: int = 0) -> list[tuple[int, Item]]:
-    """The items this codec knows, with their place in the list; others are dropped.
+def unknown_items(items: list[Any]) -> set[str]:
+    """Kinds of items that `parse_items` drops."""
+    kinds = {item.get("type", "message") for item in items if isinstance(item, dict)}
+    return {kind for kind in kinds if isinstance(kind, str)} - set(_ITEMS)
+
+
+def parse_items(
+    items: list[Any], earlier: int = 0, refused: Mapping[str, str] | None = None
+) -> list[tuple[int, Item]]:
+    """The items this codec knows, with their place in the list; others are dropped, or refused.
 
     earlier: how many stand before the request's own; those have places below zero.
+    refused: kinds that are an error, with advice.
     """
     known: list[tuple[int, Item]] = []
     for index, item in enumerate(items, start=-earlier):
@@ -281,6 +291,11 @@ def parse_items(items: list[Any], earlier: int = 0) -> list[tuple[int, Item]]:
             )
         model = _ITEMS.get(kind)
         if model is None:
+            if refused and kind in refused:
+                raise RequestParseError(
+                    f"{place}.type: `{kind}` is not supported; {refused[kind]}",
+                    param=f"{place}.type",
+                )
             continue
         parsed = _typed(place, model, item)
         if isinstance(parsed, ToolSearchOutputItem):

@@ -13,6 +13,7 @@ from deepinfer_recipe.protocols.common.body import parse_body
 from deepinfer_recipe.protocols.common.builder import resolve_model
 from deepinfer_recipe.protocols.common.codec import ParsedRequest, ProtocolCodec, StoredTurn
 from deepinfer_recipe.protocols.common.conversation_request import ConversationRequest
+from deepinfer_recipe.protocols.common.fields import QUIET_ITEMS, REFUSED_ITEMS
 from deepinfer_recipe.protocols.common.generator import CallIds, ChunkGenerator
 from deepinfer_recipe.protocols.common.options import ConversionOptions
 from deepinfer_recipe.protocols.common.request import (
@@ -26,6 +27,7 @@ from deepinfer_recipe.protocols.responses.body import (
     ResponsesBody,
     parse_items,
     parse_tools,
+    unknown_items,
 )
 from deepinfer_recipe.protocols.responses.echo import ResponsesEcho
 from deepinfer_recipe.protocols.responses.events import (
@@ -85,7 +87,9 @@ class ResponsesRequest(ProtocolRequest[ParsedResponses]):
         if history is not None:
             own = [message_item(given)] if isinstance(given, str) else given or []
             given = [*history, *own]
-        items = parse_items(given, len(history or ())) if isinstance(given, list) else None
+        refused = REFUSED_ITEMS if policy.refuses_unserved_fields else None
+        earlier = len(history or ())
+        items = parse_items(given, earlier, refused) if isinstance(given, list) else None
         refuses = policy.refuses_unknown_tools
         tools = parse_tools(parsed.tools or [], refuses_others=refuses)
         for index, item in items or ():
@@ -98,6 +102,15 @@ class ResponsesRequest(ProtocolRequest[ParsedResponses]):
         continues = history is not None
         whole = ParsedResponses(parsed, items, tools, continues, stores)
         super().__init__(whole, fields, policy)
+
+    @property
+    def ignored_fields(self) -> tuple[str, ...]:
+        """Also kinds of input items that were passed over, as `input.kind`."""
+        given = self.fields.get("input")
+        if not self._policy.refuses_unserved_fields or not isinstance(given, list):
+            return super().ignored_fields
+        kinds = unknown_items(given) - QUIET_ITEMS
+        return (*super().ignored_fields, *(f"input.{kind:.60}" for kind in sorted(kinds)))
 
     def namespace_tool_map(self, options: ConversionOptions) -> dict[str, tuple[str, str]]:
         """Return the function names of the declared namespace tools.
