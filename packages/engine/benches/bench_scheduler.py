@@ -13,11 +13,11 @@ import sys
 import time
 
 from deepinfer_engine.core.config import EngineConfig
-from deepinfer_engine.core.plan import DecodePlan, PrefillPlan
 from deepinfer_engine.core.runner import Caps, StepOutput
 from deepinfer_engine.core.scheduler import Scheduler
 from deepinfer_engine.core.sequence import LiveSequence
 from deepinfer_engine.core.types import GenerateRequest, SamplingParams
+from deepinfer_engine.core.windows import NOTHING
 
 DEVICE_STEP_MS = 10.0
 STEPS = 400
@@ -37,7 +37,7 @@ class NoParking:
 
 def main() -> None:
     sequences = int(sys.argv[1]) if len(sys.argv) > 1 else 256
-    caps = Caps(129_280, 1 << 20, NEXTN, 3, 1, 64 * sequences, 2 * sequences + 1)
+    caps = Caps(129_280, 1 << 20, NEXTN, 3, (1,), 64 * sequences, 2 * sequences + 1)
     config = EngineConfig(
         max_num_seqs=sequences, max_num_batched_tokens=1 << 20, max_queue=sequences
     )
@@ -47,21 +47,19 @@ def main() -> None:
         request = GenerateRequest(f"r{i}", tuple(range(1, 500 + i)), sampling)
         scheduler.add(LiveSequence(request, request.request_id, 0.0))
     for seq in scheduler.admit(0.0):
-        scheduler.ready(seq, 0)
+        scheduler.ready(seq, NOTHING)
     times: list[float] = []
     for step in range(STEPS):
         began = time.perf_counter()
         plan = scheduler.plan(float(step))
         planned = time.perf_counter() - began
-        if isinstance(plan, PrefillPlan):
-            outputs = [StepOutput((7,)) for _ in plan.chunks]
-        else:
-            assert isinstance(plan, DecodePlan)
-            outputs = [StepOutput((7,) * 4, NEXTN, 3) for _ in plan.rows]
+        assert plan is not None
+        outputs = [StepOutput((7,)) for _ in plan.chunks]
+        outputs += [StepOutput((7,) * 4, NEXTN, 3) for _ in plan.rows]
         began = time.perf_counter()
         scheduler.absorb(plan, outputs)
         scheduler.settle(plan)
-        if isinstance(plan, DecodePlan):
+        if not plan.chunks:
             times.append(1e3 * (planned + time.perf_counter() - began))
     scheduler.pools.audit()
     median, p99 = statistics.median(times), sorted(times)[int(0.99 * len(times))]

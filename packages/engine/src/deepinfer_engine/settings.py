@@ -79,7 +79,26 @@ class Settings(BaseModel):
 
     # Engine
     max_num_seqs: int = Field(16, ge=1, le=4096, description="sequences running at once")
-    max_num_batched_tokens: int = Field(2048, ge=16, description="tokens of one prefill step")
+    max_num_batched_tokens: int = Field(
+        2048, ge=16, description="tokens of one step: prompts, and drafts beside them"
+    )
+    max_gap: float = Field(
+        3.5,
+        ge=0,
+        description="single process: a step that reads prompts beside running answers takes at "
+        "most so many usual ones; 0 = prompts first",
+    )
+    overlap: bool = Field(
+        False, description="plan the next step while the model computes; the same tokens"
+    )
+    coupled: bool | None = Field(
+        None,
+        description="sampled text follows from the seed alone, whatever is drafted; unset = where "
+        "the model has drafts",
+    )
+    priorities: bool = Field(
+        False, description="requests may ask to be served before others (priority below 0)"
+    )
     num_blocks: int | None = Field(
         None,
         ge=8,

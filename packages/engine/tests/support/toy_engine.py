@@ -15,6 +15,7 @@ import numpy as np
 from deepinfer_engine import __version__
 from deepinfer_engine.core.config import EngineConfig
 from deepinfer_engine.core.loop import EngineLoop
+from deepinfer_engine.core.loops import engine_loop
 from deepinfer_engine.core.plan import Chunk, Progress
 from deepinfer_engine.core.prefix_store import PrefixStore
 from deepinfer_engine.core.runner import DecodeRow, PrefillChunk, StepOutput
@@ -166,7 +167,7 @@ def hand_loop(
     settings = EngineConfig(**config)
     sink = Recorder()
     parking = HostParking(runner, settings.park_bytes)
-    return EngineLoop(runner, settings, role, parking=parking, link=None, sink=sink), sink  # type: ignore[arg-type]
+    return engine_loop(runner, settings, role, parking=parking, link=None, sink=sink), sink  # type: ignore[arg-type]
 
 
 def run_dry(loop: EngineLoop, *, limit: int = 10_000) -> int:

@@ -51,6 +51,8 @@ _WORKER_SETTINGS = (
     "nextn",
     "max_num_seqs",
     "max_num_batched_tokens",
+    "overlap",
+    "coupled",
     "num_blocks",
     "threads",
     "xgrammar_timeout",
@@ -184,6 +186,7 @@ def build_runner(
         vision=settings.vision and tower,
         device=Device.parse(settings.device),
         group=group,
+        coupled=settings.coupled,
     )
 
 
@@ -326,6 +329,8 @@ def engine_config(settings: Settings, state_bytes: int = 0) -> EngineConfig:
     return EngineConfig(
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=settings.max_num_batched_tokens,
+        max_gap=settings.max_gap,
+        overlap=settings.overlap,
         persist_state=settings.persisted_states,
         prompt_windows=_prompt_windows(settings, state_bytes),
     )

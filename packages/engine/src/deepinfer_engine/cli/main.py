@@ -89,7 +89,25 @@ ReplayKeep = Annotated[int | None, typer.Option(help="Last prompt tokens that ru
 Nextn = Annotated[int | None, typer.Option(help="Draft tokens a step; 0 = no speculation.")]
 MaxNumSeqs = Annotated[int | None, typer.Option(help="Sequences running at once.")]
 MaxBatched = Annotated[
-    int | None, typer.Option("--max-num-batched-tokens", help="Tokens of one prefill step.")
+    int | None, typer.Option("--max-num-batched-tokens", help="Tokens of one step.")
+]
+MaxGap = Annotated[
+    float | None,
+    typer.Option(
+        help="In one process: steps that read prompts beside answers take so many usual ones."
+    ),
+]
+Overlap = Annotated[
+    bool | None,
+    typer.Option("--overlap/--no-overlap", help="Plan the next step while the model computes."),
+]
+Coupled = Annotated[
+    bool | None,
+    typer.Option("--coupled/--no-coupled", help="Sampled text follows from the seed alone."),
+]
+Priorities = Annotated[
+    bool | None,
+    typer.Option("--priorities", help="Requests may ask to be served before others."),
 ]
 NumBlocks = Annotated[int | None, typer.Option(help="KV blocks of 128 tokens in each worker.")]
 Threads = Annotated[int | None, typer.Option(help="Torch threads of each process.")]
@@ -359,6 +377,10 @@ def serve(
     nextn: Nextn = None,
     max_num_seqs: MaxNumSeqs = None,
     max_num_batched_tokens: MaxBatched = None,
+    max_gap: MaxGap = None,
+    priorities: Priorities = None,
+    overlap: Overlap = None,
+    coupled: Coupled = None,
     num_blocks: NumBlocks = None,
     threads: Threads = None,
     xgrammar_timeout: GrammarTimeout = None,
@@ -395,6 +417,7 @@ def router(
     no_vision: NoVision = False,
     fetch_images: FetchImages = None,
     responses_store: ResponsesStore = None,
+    priorities: Priorities = None,
     search: Search = None,
     search_home: SearchHome = None,
     api_key: ApiKey = None,
@@ -460,6 +483,8 @@ def prefill(
     nextn: Nextn = None,
     max_num_seqs: MaxNumSeqs = None,
     max_num_batched_tokens: MaxBatched = None,
+    overlap: Overlap = None,
+    coupled: Coupled = None,
     num_blocks: NumBlocks = None,
     threads: Threads = None,
     xgrammar_timeout: GrammarTimeout = None,
@@ -506,6 +531,8 @@ def decode(
     nextn: Nextn = None,
     max_num_seqs: MaxNumSeqs = None,
     max_num_batched_tokens: MaxBatched = None,
+    overlap: Overlap = None,
+    coupled: Coupled = None,
     num_blocks: NumBlocks = None,
     threads: Threads = None,
     xgrammar_timeout: GrammarTimeout = None,

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from deepinfer_engine.codec.errors import InvalidRequest
-from deepinfer_engine.core.sampling_params import MIN_REPETITION_PENALTY
+from deepinfer_engine.core.sampling_params import MAX_PRIORITY, MIN_REPETITION_PENALTY
 from deepinfer_engine.core.types import SamplingParams
 
 
@@ -27,6 +27,8 @@ class Extras(BaseModel):
     repetition_penalty: Annotated[
         float, Field(ge=MIN_REPETITION_PENALTY, le=10), _null_is_default(1.0)
     ] = 1.0
+    priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY), _null_is_default(0)] = 0
+    coupled: bool | None = None
     min_tokens: Annotated[int, Field(ge=0), _null_is_default(0)] = 0
     ignore_eos: Annotated[bool, _null_is_default(False)] = False
     stop_token_ids: Annotated[list[int], Field(max_length=64), _null_is_default([])] = []
@@ -70,6 +72,8 @@ def apply_extras(sampling: SamplingParams, body: bytes, vocab_size: int) -> Samp
         ),
         min_tokens=min(extras.min_tokens, sampling.max_tokens),
         ignore_eos=extras.ignore_eos,
+        priority=extras.priority,
+        coupled=extras.coupled,
         stop_token_ids=tuple(
             _token(i, "stop_token_ids", vocab_size) for i in extras.stop_token_ids
         ),

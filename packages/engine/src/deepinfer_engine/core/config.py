@@ -21,15 +21,23 @@ class EngineConfig:
     max_num_seqs: int = 32
     """Sequences that prefill or decode at a time; on a decode worker reservations count too."""
     max_num_batched_tokens: int = 2048
-    """Prompt tokens of one prefill step. At least one block."""
+    """Tokens of one step, prompts and drafts together. At least one block."""
     max_queue: int = 256
     """Requests that may wait for a place; beyond it they are refused with a time to retry."""
     skip_ahead: int = 8
     """How many waiting requests may overtake one that does not fit yet."""
     hol_s: float = 2.0
     """A request overtaken for this long is not overtaken any more."""
+    max_gap: float = 3.5
+    """Where one runner does both: a step that reads prompts beside running sequences takes at most
+    so many times as long as one that does not. 0 = prompts are read in steps of their own, as large
+    as they may be; see `prefill_every_steps`."""
+    overlap: bool = False
+    """Plan a step while the one before it runs, see `core.overlap`."""
+    age_s: float = 30.0
+    """A request that waits gains one class of priority each so many seconds; 0 = never."""
     prefill_every_steps: int = 4
-    """Where one runner does both: decode steps between two prefill steps while both have work."""
+    """Where one runner does both, without mixed steps: decode steps between two prefill steps."""
     prefill_urgent_s: float = 0.25
     """... unless the oldest waiting request is this old."""
     decode_reserve_tokens: int = 32
@@ -39,7 +47,8 @@ class EngineConfig:
     persist_state: PersistState = "last"
     """Which window states go below memory."""
     park_bytes: int = 256 << 20
-    """Host memory for preempted sequences; beyond it they end `insufficient_system_resource`."""
+    """Host memory for preempted sequences; beyond it they are computed again, where a worker only
+    decodes they end `insufficient_system_resource`."""
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens"):
@@ -49,6 +58,8 @@ class EngineConfig:
             "max_queue",
             "skip_ahead",
             "hol_s",
+            "max_gap",
+            "age_s",
             "prefill_every_steps",
             "prefill_urgent_s",
             "decode_reserve_tokens",

@@ -17,19 +17,12 @@ import numpy as np
 from deepinfer_engine.core.config import EngineConfig
 from deepinfer_engine.core.constraint import ConstraintState
 from deepinfer_engine.core.pictures import overlapping, text_only
-from deepinfer_engine.core.plan import (
-    Chunk,
-    Parking,
-    Plan,
-    PrefillPlan,
-    Progress,
-    Reservation,
-    Role,
-)
+from deepinfer_engine.core.plan import Chunk, Parking, Plan, Progress, Reservation, Role
 from deepinfer_engine.core.runner import DecodeRow, PrefillChunk, StepOutput, StepRunner
 from deepinfer_engine.core.scheduler import Scheduler
 from deepinfer_engine.core.sequence import LiveSequence
 from deepinfer_engine.core.sharing import PrefixSharing
+from deepinfer_engine.core.twins import Copies
 from deepinfer_engine.core.types import FinishReason, GenerateRequest
 from deepinfer_engine.core.windows import NOTHING, Prefix
 
@@ -105,6 +98,15 @@ class EngineLoop:
 
     def step(self, now: float) -> Plan | None:
         """One step; returns what ran, or None when there was nothing to run."""
+        plan = self._plan(now)
+        if plan is None:
+            return None
+        outputs = self._launch(*self._prepared(plan), [seq for seq, _ in plan.rows])
+        self._commit(plan, outputs)
+        self._settle(plan)
+        return plan
+
+    def _plan(self, now: float) -> Plan | None:
         with self._changed:
             admitted = self.scheduler.admit(now)
             if self._link is not None:
@@ -115,23 +117,33 @@ class EngineLoop:
         for seq in freed:
             self._after_publications(seq)
         with self._changed:
+            self._copy(self.scheduler.fork())
             plan = self.scheduler.plan(now)
             ended = self.scheduler.take_ended()
         self._emit(ended)
-        if plan is None:
-            return None
-        outputs = self._run(plan)
+        return plan
+
+    def _copy(self, copies: Copies) -> None:
+        runner = self._runner
+        for source, target in copies.blocks:
+            runner.block_bytes(target)[:] = runner.block_bytes(source)
+        for source, target in copies.states:
+            runner.state_bytes(target)[:] = runner.state_bytes(source)
+
+    def _commit(self, plan: Plan, outputs: Sequence[StepOutput | None]) -> None:
         with self._changed:
             self.scheduler.absorb(plan, outputs)
         # The sequences are still `in_use`: nobody frees their memory while it is copied.
         self._publish(plan)
+
+    def _settle(self, plan: Plan) -> None:
         with self._changed:
             progress = self.scheduler.settle(plan)
         self._emit(progress)
-        return plan
 
     def _look_up(self, seq: LiveSequence) -> None:
-        whole = seq.request.prompt_logprobs is not None  # a cached token has no logits
+        # A cached token has no logits.
+        whole = seq.request.prompt_logprobs is not None and not seq.preemptions
         if self._link is None or whole or not self._link.look_up(seq, self.loaded):
             self.loaded(seq, NOTHING)
 
@@ -141,6 +153,9 @@ class EngineLoop:
             self._look_up(seq)
         else:
             self._link.after_publications(lambda: self._look_up(seq))
+
+    def close(self) -> None:
+        """Nothing runs afterwards. The last call of the step thread."""
 
     def wait_for_work(self) -> None:
         """Block until something happened that may let `step` run something."""
@@ -245,14 +260,31 @@ class EngineLoop:
         for one in progress:
             self._sink.progress(one)
 
-    def _run(self, plan: Plan) -> Sequence[StepOutput | None]:
-        if isinstance(plan, PrefillPlan):
-            return self._runner.prefill([self._prefill_chunk(chunk) for chunk in plan.chunks])
-        return self._runner.decode([self._decode_row(seq, n) for seq, n in plan.rows])
+    def _prepared(self, plan: Plan) -> tuple[list[PrefillChunk], list[DecodeRow]]:
+        """What the runner is given; grammars are not there yet."""
+        return (
+            [self._prefill_chunk(chunk) for chunk in plan.chunks],
+            [self._decode_row(seq, drafts) for seq, drafts in plan.rows],
+        )
+
+    def _launch(
+        self,
+        chunks: Sequence[PrefillChunk],
+        rows: Sequence[DecodeRow],
+        seqs: Sequence[LiveSequence],
+    ) -> Sequence[StepOutput | None]:
+        """Run them; outputs of the chunks, then of the rows, whose sequences `seqs` are."""
+        for seq in seqs:
+            if seq.constraint is not None:
+                seq.constraint.catch_up(seq.tokens, seq.answer_from)
+        if not rows:
+            return self._runner.prefill(chunks) if chunks else []
+        if not chunks:
+            return self._runner.decode(rows)
+        read, decoded = self._runner.mixed(chunks, rows)
+        return [*read, *decoded]
 
     def _decode_row(self, seq: LiveSequence, drafts: int) -> DecodeRow:
-        if seq.constraint is not None:
-            seq.constraint.catch_up(seq.tokens, seq.answer_from)
         return DecodeRow(
             history=seq.tokens,
             prompt_len=seq.answer_from,
@@ -270,14 +302,16 @@ class EngineLoop:
         lookback = tuple(seq.tokens[first : chunk.start])
         pictures = seq.request.pictures
         following: Sequence[int] = ()
-        if seq.request.prompt_logprobs is not None:
+        wanted = None if seq.preemptions else seq.request.prompt_logprobs
+        if wanted is not None:
             following = [*seq.tokens[chunk.start + 1 : chunk.end + 1], -1][
                 : chunk.end - chunk.start
             ]
         if pictures:
             lookback = text_only(lookback, first, pictures)
             pictures = overlapping(pictures, chunk.start, chunk.end)
-        if chunk.sample and seq.constraint is not None and seq.request.resumed:
+        resumed = seq.prompt_len - seq.answer_from
+        if chunk.sample and seq.constraint is not None and resumed:
             seq.constraint.catch_up(seq.tokens, seq.answer_from)
         return PrefillChunk(
             token_ids=np.asarray(seq.tokens[chunk.start : chunk.end], dtype=np.int64),
@@ -291,9 +325,9 @@ class EngineLoop:
             prompt_len=seq.prompt_len,
             prompt=seq.tokens if chunk.sample else (),
             constraint=seq.constraint if chunk.sample else None,
-            resumed=seq.request.resumed,
+            resumed=resumed,
             pictures=pictures,
-            prompt_logprobs=seq.request.prompt_logprobs,
+            prompt_logprobs=wanted,
             following=following,
             valid_start=seq.prefix.start if seq.prefix.replayed else 0,
             entries_from=seq.prefix.n_tokens if seq.prefix.replayed else 0,
@@ -301,11 +335,9 @@ class EngineLoop:
 
     def _publish(self, plan: Plan) -> None:
         """Offer full blocks and border states to the store, before anyone hears of the step."""
-        if isinstance(plan, PrefillPlan):
-            for chunk in plan.chunks:
-                self._publish_blocks(chunk.seq, chunk.snapshots)
-                self._sink.chunk_done(chunk)
-            return
+        for chunk in plan.chunks:
+            self._publish_blocks(chunk.seq, chunk.snapshots)
+            self._sink.chunk_done(chunk)
         for seq, _ in plan.rows:
             border = seq.num_tokens // self._runner.layout.block_tokens
             if border > seq.published_blocks:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from deepinfer_engine.core.sequence import LiveSequence
@@ -26,21 +27,6 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
-class PrefillPlan:
-    chunks: tuple[Chunk, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class DecodePlan:
-    """Rows of a decode step: the sequence and how many drafts it may verify."""
-
-    rows: tuple[tuple[LiveSequence, int], ...]
-
-
-Plan = PrefillPlan | DecodePlan
-
-
-@dataclass(frozen=True, slots=True)
 class Progress:
     """Output tokens `index ..` of a sequence, and its end when `finish` is set."""
 
@@ -49,6 +35,30 @@ class Progress:
     tokens: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...]
     finish: FinishReason | None
+
+
+@dataclass(eq=False, slots=True)
+class Plan:
+    """One step: prompt chunks, and rows of running sequences with the drafts each may verify.
+
+    One forward pass runs both. At least one of the two is not empty, no sequence is in both.
+    """
+
+    chunks: tuple[Chunk, ...] = ()
+    rows: tuple[tuple[LiveSequence, int], ...] = ()
+    progress: list[Progress] = field(default_factory=list[Progress])
+    """What it made, once absorbed."""
+    generated: Counter[str] = field(default_factory=Counter[str])
+    """Tokens of it, by user."""
+
+    @property
+    def sequences(self) -> list[LiveSequence]:
+        """Whose memory the step uses."""
+        return [chunk.seq for chunk in self.chunks] + [seq for seq, _ in self.rows]
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(chunk.end - chunk.start for chunk in self.chunks)
 
 
 @dataclass(eq=False, slots=True)

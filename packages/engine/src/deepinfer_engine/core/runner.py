@@ -227,6 +227,12 @@ class StepRunner(Protocol):
         """Draft, verify and emit one step for every row."""
         ...
 
+    def mixed(
+        self, chunks: Sequence[PrefillChunk], rows: Sequence[DecodeRow]
+    ) -> tuple[list[StepOutput | None], list[StepOutput]]:
+        """Both at once, of different sequences: what `prefill` and `decode` return."""
+        ...
+
     def block_bytes(self, block_id: int) -> memoryview:
         """Writable view of one block's bytes; valid until the runner is closed."""
         ...

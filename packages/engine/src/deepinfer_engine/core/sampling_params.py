@@ -12,6 +12,7 @@ from deepinfer_engine.errors import RequestError
 MAX_LOGPROBS = 20
 MAX_STOP_IDS = 256
 MAX_BIASED_IDS = 1024
+MAX_PRIORITY = 1 << 20
 MIN_REPETITION_PENALTY = 0.01
 """Logits are divided by it: one near zero makes them infinite."""
 
@@ -50,6 +51,10 @@ def validate(params: SamplingParams, vocab_size: int) -> None:
         raise RequestError(
             f"{name} cannot be combined with a constraint: where the constraint ends the output, "
             "nothing may follow"
+        )
+    if not -MAX_PRIORITY <= params.priority <= MAX_PRIORITY:
+        raise RequestError(
+            f"priority must be in -{MAX_PRIORITY}..{MAX_PRIORITY}, got {params.priority}"
         )
     if params.logprobs is not None and not 0 <= params.logprobs <= MAX_LOGPROBS:
         raise RequestError(f"logprobs must be in 0..{MAX_LOGPROBS}, got {params.logprobs}")

@@ -2,29 +2,28 @@
 
 Order of calls for one step, all under the loop's lock:
 `admit` -> (prefix looked up) `ready` -> `plan` -> (runner) -> `absorb` -> (publish) -> `settle`.
+
+A step may be planned while the one before it runs. Of a sequence that is in both, `ahead` and
+`ahead_most` bound what the running step will commit: memory is reserved for the most, limits are
+judged by the least, and what is decided by neither waits until the step is over.
 """
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from deepinfer_engine.core.chunks import Reader
 from deepinfer_engine.core.config import EngineConfig
-from deepinfer_engine.core.plan import (
-    Chunk,
-    DecodePlan,
-    Parking,
-    Plan,
-    PrefillPlan,
-    Progress,
-    Reservation,
-    Role,
-)
+from deepinfer_engine.core.fairness import FairOrder
+from deepinfer_engine.core.plan import Chunk, Parking, Plan, Progress, Reservation, Role
 from deepinfer_engine.core.pools import Pools
 from deepinfer_engine.core.runner import Caps, StepOutput
 from deepinfer_engine.core.sequence import LiveSequence, Phase
 from deepinfer_engine.core.stop import cut_at_stop, draft_room
+from deepinfer_engine.core.twins import Copies, Twins
 from deepinfer_engine.core.types import FinishReason
 from deepinfer_engine.core.windows import Prefix
 from deepinfer_engine.errors import (
@@ -59,7 +58,14 @@ class Scheduler:
     _by_key: dict[str, LiveSequence] = field(init=False, default_factory=dict[str, LiveSequence])
     _ended: list[Progress] = field(init=False, default_factory=list[Progress])
     _arrivals: int = field(init=False, default=0)
+    _order: FairOrder = field(init=False)
+    _twins: Twins = field(init=False, default_factory=Twins)
+    _reader: Reader = field(init=False)
+    _growth: int = field(init=False)
+    """Blocks that a step takes for one sequence at most."""
     _decode_steps: int = field(init=False, default=0)
+    _in_flight: int = field(init=False, default=0)
+    """Steps that are planned and not yet settled."""
 
     def __post_init__(self) -> None:
         if self.config.max_num_batched_tokens < self.block_tokens:
@@ -69,6 +75,17 @@ class Scheduler:
             )
         self.pools = Pools.of(
             self.caps.num_blocks, self.caps.num_state_slots, stateless=self.stateless
+        )
+        self._order = FairOrder(self.config.age_s)
+        self._growth = self._blocks_for(2 * (1 + self.caps.nextn)) + 1
+        self._reader = Reader(
+            self.caps,
+            self.block_tokens,
+            self.config,
+            self.pools,
+            self._order,
+            keep_snapshots=self.keep_snapshots,
+            alone=self.role == "prefill",
         )
 
     # -- requests come and go -------------------------------------------------------------------
@@ -137,6 +154,7 @@ class Scheduler:
         seq.blocks, seq.state_slot = reservation.blocks, reservation.state_slot
         seq.num_tokens = reservation.prompt_len
         seq.published_blocks = reservation.prompt_len // self.block_tokens
+        seq.planned = reservation.prompt_len
         for phase in (Phase.ADMITTED, Phase.PREFILLING, Phase.RUNNING):
             seq.to(phase)
         self._running.append(seq)
@@ -150,8 +168,8 @@ class Scheduler:
     def abort(self, key: str, reason: FinishReason = "abort") -> None:
         """End a sequence now, or when the step or load that uses its memory is over."""
         seq = self._by_key.get(key)
-        if seq is None:
-            return
+        if seq is None or seq.finish_reason is not None:
+            return  # unknown, or it has ended and only its last step is not over
         if seq.in_use:
             seq.aborting = True
         else:
@@ -159,32 +177,42 @@ class Scheduler:
 
     def abort_all(self, reason: FinishReason) -> None:
         """The runner is gone: end everything, whatever was using its memory."""
+        self._in_flight = 0
         for seq in list(self._by_key.values()):
-            seq.in_use = False
-            self._end(seq, reason)
+            seq.users = 0
+            if seq.finish_reason is None:
+                self._end(seq, reason)
+            else:
+                self._leave(seq)
 
     # -- one step -------------------------------------------------------------------------------
 
     def admit(self, now: float) -> list[LiveSequence]:
-        """Give waiting prompts their memory, first come first served with bounded overtaking."""
+        """Give waiting prompts their memory, in fair order with bounded overtaking.
+
+        Returns those whose prefix is to be looked up; a fork of one that is being read waits for
+        that one instead.
+        """
+        if not self._waiting or not self._has_place():
+            return []
         admitted: list[LiveSequence] = []
         blocked: LiveSequence | None = None
-        for seq in list(self._waiting):
-            if self._parked or not self._has_place():
-                break
+        parked = min((self._order.level(seq, now) for seq in self._parked), default=None)
+        ranked = [(self._order.rank(seq, now), seq.order, seq) for seq in self._waiting]
+        heapq.heapify(ranked)
+        while ranked and self._has_place():
+            was, _, seq = heapq.heappop(ranked)
+            rank = self._order.rank(seq, now)
+            if rank != was:  # its user was served meanwhile
+                heapq.heappush(ranked, (rank, seq.order, seq))
+                continue
+            if parked is not None and rank[0] >= parked:
+                break  # those that were preempted come first in their class
             if blocked is not None and not self._may_overtake(blocked, now):
                 break
-            need = self._blocks_for(seq.prompt_len)
-            taken = None
-            if need + self._growth_reserve() <= self.pools.blocks.free:
-                taken = self.pools.take(need)
-            if taken is not None:
-                seq.blocks, seq.state_slot = taken
-                seq.in_use = True
-                seq.to(Phase.ADMITTED)
-                self._waiting.remove(seq)
-                self._prefilling.append(seq)
-                admitted.append(seq)
+            if self._take_in(seq):
+                if seq.original is None:
+                    admitted.append(seq)
                 if blocked is not None:
                     blocked.overtaken += 1
             elif blocked is None:
@@ -195,61 +223,129 @@ class Scheduler:
 
     def ready(self, seq: LiveSequence, prefix: Prefix) -> None:
         """The prefix lookup (and load) of an admitted sequence is over."""
-        seq.in_use = False
+        seq.users -= 1
         if seq.aborting:
             self._end(seq, "abort")
             return
+        if seq.phase is Phase.FINISHED:
+            return  # everything was ended while it loaded
         seq.prefix = prefix
-        seq.num_tokens = prefix.start
+        seq.num_tokens = seq.planned = prefix.start
         seq.published_blocks = prefix.n_tokens // self.block_tokens
         seq.to(Phase.PREFILLING)
-        self.counters["cached_prompt_tokens"] += prefix.n_tokens
-        self.counters["replayed_tokens"] += prefix.replayed
+        if not seq.preemptions:
+            self.counters["cached_prompt_tokens"] += prefix.n_tokens
+            self.counters["replayed_tokens"] += prefix.replayed
+
+    def fork(self) -> Copies:
+        """Let equal prompts go on from one that is read up to its last token; what to copy for it
+        before the next `plan`."""
+        blocks: list[tuple[int, int]] = []
+        states: list[tuple[int, int]] = []
+        for seq in self._prefilling:
+            if not Twins.due(seq):
+                continue
+            full = seq.num_tokens // self.block_tokens
+            for fork in seq.forks:
+                tail = fork.blocks[0]
+                self.pools.blocks.pin(seq.blocks[:full])
+                fork.blocks = seq.blocks[:full] + fork.blocks
+                if seq.num_tokens % self.block_tokens:
+                    blocks.append((seq.blocks[full], tail))
+                if fork.state_slot:
+                    states.append((seq.state_slot, fork.state_slot))
+                fork.original = None
+                fork.prefix = Prefix(
+                    seq.num_tokens, seq.num_tokens, generation=seq.prefix.generation
+                )
+                fork.num_tokens = fork.planned = seq.num_tokens
+                fork.published_blocks = full
+                fork.to(Phase.PREFILLING)
+                self.counters["forked_prompts"] += 1
+                self.counters["cached_prompt_tokens"] += fork.num_tokens
+            seq.forks.clear()
+        return Copies(tuple(blocks), tuple(states))
 
     def plan(self, now: float) -> Plan | None:
-        """The next step, or None when there is nothing to run."""
-        self._resume_parked()
-        ready = [seq for seq in self._prefilling if seq.phase is Phase.PREFILLING]
-        if ready and self._prefill_turn(ready[0], now):
-            return self._plan_prefill(ready)
-        return self._plan_decode()
+        """The next step, or None when there is nothing to run, or nothing to decide while a step
+        runs."""
+        self._reader.tick(now)
+        self._resume_parked(now)
+        ready = [seq for seq in self._prefilling if self._reader.reads(seq)]
+        mixed = self.config.max_gap > 0 and self.role == "both"
+        if not mixed and ready and self._prefill_turn(ready[0], now):
+            rows: list[tuple[LiveSequence, int]] = []
+        else:
+            planned = self._plan_rows(now)
+            if planned is None:
+                return None
+            rows = planned
+            ready = ready if mixed or not rows else []
+        chunks = self._reader.chunks(ready, rows, now)
+        if not rows and not chunks:
+            return None
+        self._decode_steps = self._decode_steps + 1 if not chunks else 0
+        plan = Plan(chunks, tuple(rows))
+        for chunk in chunks:
+            chunk.seq.planned = chunk.end
+            if chunk.sample:
+                self._twins.forget(chunk.seq)
+                chunk.seq.ahead += 1
+                chunk.seq.ahead_most += 1
+            chunk.seq.users += 1
+        for seq, drafts in rows:
+            seq.ahead += 1
+            seq.ahead_most += drafts + 1
+            seq.users += 1
+        self._in_flight += 1
+        return plan
 
     def absorb(self, plan: Plan, outputs: Sequence[StepOutput | None]) -> None:
-        """Commit what the runner returned; memory stays as it is until `settle`."""
-        if isinstance(plan, PrefillPlan):
+        """Commit what the runner returned, of chunks and then of rows; memory stays as it is until
+        `settle`. None is the output of a row that had ended when the step began."""
+        n = len(plan.chunks)
+        if len(outputs) != n + len(plan.rows):
+            raise RuntimeError(f"{len(outputs)} outputs for {n + len(plan.rows)} sequences")
+        if plan.chunks:
             self.counters["prefill_steps"] += 1
-            for chunk, output in zip(plan.chunks, outputs, strict=True):
-                self.counters["prefill_tokens"] += chunk.end - chunk.start
-                self._absorb_prefill(chunk, output)
-        else:
+            self.counters["prefill_tokens"] += plan.prompt_tokens
+        if plan.rows:
             self.counters["decode_steps"] += 1
-            for (seq, _), output in zip(plan.rows, outputs, strict=True):
-                if output is None:
-                    raise RuntimeError(f"the runner returned nothing for {seq.key}")
-                self._absorb_decode(seq, output)
+            self.counters["mixed_steps"] += bool(plan.chunks)
+        for chunk, output in zip(plan.chunks, outputs, strict=False):
+            self._absorb_prefill(plan, chunk, output)
+        for (seq, drafts), output in zip(plan.rows, outputs[n:], strict=True):
+            seq.ahead -= 1
+            seq.ahead_most -= drafts + 1
+            if seq.finish_reason is not None or seq.aborting:
+                continue
+            if output is None:
+                raise RuntimeError(f"the runner returned nothing for {seq.key}")
+            self._absorb_decode(plan, seq, output)
+        for salt, tokens in plan.generated.items():
+            self.counters["generated_tokens"] += tokens
+            self._order.charge(salt, tokens)
 
     def settle(self, plan: Plan) -> list[Progress]:
         """Let go of the step's memory, end what ended; returns the output in plan order."""
+        self._in_flight -= 1
+        self._reader.settled(plan)
+        for chunk in plan.chunks:
+            self.pools.states.give([slot for _, slot in chunk.snapshots])
+        made = {one.seq.key: one for one in plan.progress}
         progress: list[Progress] = []
-        if isinstance(plan, PrefillPlan):
-            for chunk in plan.chunks:
-                self.pools.states.give([slot for _, slot in chunk.snapshots])
-            seqs = [chunk.seq for chunk in plan.chunks]
-        else:
-            seqs = [seq for seq, _ in plan.rows]
-        for seq in seqs:
-            seq.in_use = False
-            if seq.aborting:
-                self._end(seq, "abort")
-                continue
-            if not seq.fresh and seq.finish_reason is None:
-                continue
-            tokens, logprobs, seq.fresh = seq.fresh, seq.fresh_logprobs, ()
-            index = seq.output_len - len(tokens)
-            progress.append(Progress(seq, index, tokens, logprobs, seq.finish_reason))
+        for seq in plan.sequences:
+            seq.users -= 1
+            one = made.get(seq.key)
+            if one is not None:
+                progress.append(one)
             if seq.finish_reason is not None:
-                self._leave(seq)
-            elif seq.phase is Phase.PREFILLING:
+                if not seq.in_use and seq.phase is not Phase.FINISHED:
+                    self._leave(seq)
+            elif seq.aborting:
+                if not seq.in_use:
+                    self._end(seq, "abort")
+            elif one is not None and seq.phase is Phase.PREFILLING:
                 self._prefilling.remove(seq)
                 if self.role == "prefill":
                     seq.to(Phase.PREFILLED)
@@ -262,6 +358,19 @@ class Scheduler:
         """Ends that no step reported: aborts, and sequences that could not be parked."""
         ended, self._ended = self._ended, []
         return ended
+
+    def draft_room(self, seq: LiveSequence) -> int:
+        """Drafts it may verify behind the least that steps ahead of it commit."""
+        nextn, total = self.caps.nextn, len(seq.tokens) + seq.ahead
+        if total < min(self.caps.max_model_len, seq.most_tokens) - nextn:
+            return nextn
+        return draft_room(
+            nextn=self.caps.nextn,
+            output_len=seq.output_len + seq.ahead,
+            total_len=len(seq.tokens) + seq.ahead,
+            sampling=seq.request.sampling,
+            max_model_len=self.caps.max_model_len,
+        )
 
     # -- what is seen from outside --------------------------------------------------------------
 
@@ -296,9 +405,7 @@ class Scheduler:
 
     def _active(self) -> int:
         """Sequences that prefill, decode, or hold memory to do so."""
-        return (
-            len(self._prefilling) + len(self._running) + len(self._parked) + len(self._reservations)
-        )
+        return len(self._prefilling) + len(self._running) + len(self._reservations)
 
     def _has_place(self) -> bool:
         return self._active() < self.config.max_num_seqs
@@ -309,7 +416,7 @@ class Scheduler:
 
     def _growth_reserve(self) -> int:
         """Blocks to leave free for running sequences when one more is admitted."""
-        active = self._active()
+        active = self._active() + len(self._parked)
         if self.role == "prefill" or active == 0:
             return 0
         return self._blocks_for((active + 1) * self.config.decode_reserve_tokens)
@@ -322,95 +429,125 @@ class Scheduler:
         urgent = now - oldest.arrival >= self.config.prefill_urgent_s
         return urgent or self._decode_steps >= self.config.prefill_every_steps
 
-    def _plan_prefill(self, ready: list[LiveSequence]) -> PrefillPlan:
-        """Chunks in order of arrival until the token budget is used; cuts fall on block borders."""
-        self._decode_steps = 0
-        budget = self.config.max_num_batched_tokens
-        cuts: list[tuple[LiveSequence, int]] = []
-        for seq in ready:
-            end = seq.prompt_len
-            if end - seq.num_tokens > budget:
-                end = (seq.num_tokens + budget) // self.block_tokens * self.block_tokens
-            if end <= seq.num_tokens:
-                break
-            budget -= end - seq.num_tokens
-            cuts.append((seq, end))
-        return PrefillPlan(tuple(self._chunk(seq, end) for seq, end in cuts))
+    def _take_in(self, seq: LiveSequence) -> bool:
+        """Memory for a waiting prompt; False when there is none now."""
+        original = self._twins.original(seq)
+        shared = 0 if original is None else (seq.prompt_len - 1) // self.block_tokens
+        need = self._blocks_for(seq.prompt_len) - shared
+        if need + self._growth_reserve() > self.pools.blocks.free:
+            return False
+        taken = self.pools.take(need)
+        if taken is None:
+            return False
+        seq.blocks, seq.state_slot = taken
+        seq.to(Phase.ADMITTED)
+        self._waiting.remove(seq)
+        self._prefilling.append(seq)
+        self._order.admitted(seq)
+        self._order.charge(seq.salt, seq.prompt_len)
+        if original is None:
+            seq.users += 1
+            self._twins.read(seq)
+        else:
+            seq.original = original
+            original.forks.append(seq)
+        return True
 
-    def _chunk(self, seq: LiveSequence, end: int) -> Chunk:
-        first = seq.num_tokens // self.block_tokens + 1
-        borders = [b * self.block_tokens for b in range(first, end // self.block_tokens + 1)]
-        whole = self.caps.snapshot_from(seq.prompt_len)
-        if seq.prefix.replayed:
-            # Within a replay only its end is whole.
-            whole = max(whole, seq.prefix.n_tokens)
-        recent = seq.prompt_len - self.config.prompt_windows * self.block_tokens
-        wanted = {*seq.wanted_borders, seq.prefix.n_tokens}
-        borders = [p for p in borders if p >= whole and (p > recent or p in wanted)]
-        # Spare slots are few: the borders nearest the end of the prompt serve the next turn best.
-        n = min(len(borders), self.pools.states.free) if self.keep_snapshots else 0
-        slots = self.pools.states.take(n) or []
-        seq.in_use = True
-        borders.sort(key=lambda position: (position in seq.wanted_borders, position))
-        snapshots = tuple(zip(sorted(borders[len(borders) - n :]), slots, strict=True))
-        return Chunk(seq, seq.num_tokens, end, snapshots)
+    def _plan_rows(self, now: float) -> list[tuple[LiveSequence, int]] | None:
+        """Serve the best class and in it the shortest output first; where memory lacks, preempt the
+        worst class and in it the longest output. None: memory lacks, and who could give it is in a
+        step that runs."""
+        able = [seq for seq in self._running if not seq.ahead or self._goes_on(seq)]
+        if self.role == "both" and self._in_flight:
+            able += [
+                seq
+                for seq in self._prefilling
+                if seq.users and seq.planned >= seq.prompt_len and self._goes_on(seq)
+            ]
+        if len(able) * self._growth <= self.pools.blocks.free:
+            rows = [(seq, self._grow(seq) or 0) for seq in able]  # enough for everybody
+        else:
+            served = self._served(able)
+            if served is None:
+                return None
+            rows = served
+        rows.sort(key=lambda row: (-len(row[0].tokens), row[0].order))
+        return rows
 
-    def _plan_decode(self) -> DecodePlan | None:
-        """Serve the shortest output first; where memory lacks, preempt the longest output."""
-        order = deque(sorted(self._running, key=lambda seq: (seq.output_len, seq.order)))
+    def _served(self, able: list[LiveSequence]) -> list[tuple[LiveSequence, int]] | None:
+        order = deque(
+            sorted(able, key=lambda s: (self._order.level(s, s.arrival), s.output_len, s.order))
+        )
         rows: list[tuple[LiveSequence, int]] = []
         while order:
             seq = order.popleft()
             while (drafts := self._grow(seq)) is None:
                 victim = order.pop() if order else seq
+                if victim.in_use:
+                    return None
                 self._preempt(victim)
                 if victim is seq:
                     break
             else:
                 rows.append((seq, drafts))
-        if not rows:
-            return None
-        self._decode_steps += 1
-        for seq, _ in rows:
-            seq.in_use = True
-        rows.sort(key=lambda row: (-len(row[0].tokens), row[0].order))
-        return DecodePlan(tuple(rows))
+        return rows
+
+    def _goes_on(self, seq: LiveSequence) -> bool:
+        """Whether a step that runs may leave something to do."""
+        if seq.finish_reason is not None or seq.aborting:
+            return False
+        if not seq.ahead:
+            return True
+        sampling = seq.request.sampling
+        least = len(seq.tokens) + seq.ahead
+        return seq.output_len + seq.ahead < sampling.max_tokens and least < self.caps.max_model_len
 
     def _grow(self, seq: LiveSequence) -> int | None:
         """Blocks for anchor and drafts; rather fewer drafts than no step. None: no block left."""
-        drafts = draft_room(
-            nextn=self.caps.nextn,
-            output_len=seq.output_len,
-            total_len=len(seq.tokens),
-            sampling=seq.request.sampling,
-            max_model_len=self.caps.max_model_len,
-        )
-        for n in range(self._blocks_for(seq.num_tokens + 1 + drafts) - len(seq.blocks), 0, -1):
+        drafts = self.draft_room(seq)
+        most = len(seq.tokens) + seq.ahead_most
+        if most + drafts <= len(seq.blocks) * self.block_tokens:
+            return drafts
+        for n in range(self._blocks_for(most + drafts) - len(seq.blocks), 0, -1):
             taken = self.pools.blocks.take(n)
             if taken is not None:
                 seq.blocks += taken
                 break
-        room = len(seq.blocks) * self.block_tokens - (seq.num_tokens + 1)
+        room = len(seq.blocks) * self.block_tokens - most
         return None if room < 0 else min(drafts, room)
 
     def _preempt(self, seq: LiveSequence) -> None:
         self.counters["preemptions"] += 1
-        could_return = self.pools.blocks.fit(self._blocks_for(seq.num_tokens + 1)) != "never"
-        if could_return and self.parking.park(seq):
+        could_return = self.pools.blocks.fit(self._blocks_for(len(seq.tokens))) != "never"
+        if not could_return:
+            self._end(seq, "insufficient_system_resource")
+            return
+        parked = self.parking.park(seq)
+        if not parked and self.role != "both":
+            self._end(seq, "insufficient_system_resource")
+            return
+        self._running.remove(seq)
+        self.pools.give(seq.blocks, seq.state_slot)
+        seq.blocks, seq.state_slot = [], 0
+        if seq.constraint is not None:
+            seq.constraint.forget()
+        if parked:
             self.counters["parked"] += 1
-            self._running.remove(seq)
-            self.pools.give(seq.blocks, seq.state_slot)
-            seq.blocks, seq.state_slot = [], 0
-            if seq.constraint is not None:
-                seq.constraint.forget()
             seq.to(Phase.PARKED)
             self._parked.append(seq)
         else:
-            self._end(seq, "insufficient_system_resource")
+            # Read again, output included, it goes on where it stood: each time a token further.
+            self.counters["recomputed"] += 1
+            seq.preemptions += 1
+            seq.found = seq.cached
+            seq.prompt_len = len(seq.tokens)
+            seq.num_tokens = seq.planned = seq.published_blocks = 0
+            seq.to(Phase.WAITING)
+            self._waiting.append(seq)
 
-    def _resume_parked(self) -> None:
-        while self._parked:
-            seq = self._parked[0]
+    def _resume_parked(self, now: float) -> None:
+        while self._parked and self._has_place():
+            seq = min(self._parked, key=lambda s: self._order.level(s, now))
             need = self._blocks_for(seq.num_tokens + 1)
             spare = self._growth_reserve() if self._running else 0
             if need + spare > self.pools.blocks.free:
@@ -418,52 +555,60 @@ class Scheduler:
             taken = self.pools.take(need)
             if taken is None:
                 return
-            self._parked.popleft()
+            self._parked.remove(seq)
             seq.blocks, seq.state_slot = taken
             self.parking.resume(seq)
             seq.to(Phase.RUNNING)
             self._running.append(seq)
 
-    def _absorb_prefill(self, chunk: Chunk, output: StepOutput | None) -> None:
+    def _absorb_prefill(self, plan: Plan, chunk: Chunk, output: StepOutput | None) -> None:
         seq = chunk.seq
         seq.num_tokens = chunk.end
+        if chunk.sample:
+            seq.ahead -= 1
+            seq.ahead_most -= 1
         if output is not None:
             seq.prompt_logprobs += output.prompt_logprobs
-            if not chunk.sample and chunk.seq.request.prompt_logprobs is not None:
+            if not chunk.sample and seq.request.prompt_logprobs is not None:
                 output = None
         if (output is not None) != chunk.sample:
             raise RuntimeError(f"{seq.key}: an output belongs to the last chunk of a prompt alone")
         if output is not None and not seq.aborting:
-            self.counters["prompt_tokens"] += seq.prompt_len
-            self._append(seq, output)
+            if not seq.preemptions:
+                self.counters["prompt_tokens"] += seq.prompt_len
+            self._append(plan, seq, output)
 
-    def _absorb_decode(self, seq: LiveSequence, output: StepOutput) -> None:
+    def _absorb_decode(self, plan: Plan, seq: LiveSequence, output: StepOutput) -> None:
         if seq.num_tokens != len(seq.tokens) - 1:
             raise RuntimeError(f"{seq.key}: {seq.num_tokens} resident of {len(seq.tokens)} tokens")
-        if seq.aborting:
-            return
         seq.drafted_tokens += output.n_drafted
         seq.accepted_tokens += output.n_accepted
         self.counters["drafted_tokens"] += output.n_drafted
         self.counters["accepted_tokens"] += output.n_accepted
-        self._append(seq, output)
+        self._append(plan, seq, output)
         seq.num_tokens = len(seq.tokens) - 1
 
-    def _append(self, seq: LiveSequence, output: StepOutput) -> None:
-        kept, seq.finish_reason = cut_at_stop(
-            output.tokens,
-            output_len=seq.output_len,
-            total_len=len(seq.tokens),
-            sampling=seq.request.sampling,
-            eos_token_ids=self.caps.eos_token_ids,
-            max_model_len=self.caps.max_model_len,
-        )
+    def _append(self, plan: Plan, seq: LiveSequence, output: StepOutput) -> None:
+        total = len(seq.tokens)
+        index, tokens = total - seq.answer_from, output.tokens
+        end = total + len(tokens)
+        if end >= min(self.caps.max_model_len, seq.most_tokens) or not seq.ends.isdisjoint(tokens):
+            kept, seq.finish_reason = cut_at_stop(
+                tokens,
+                output_len=index,
+                total_len=total,
+                sampling=seq.request.sampling,
+                eos_token_ids=self.caps.eos_token_ids,
+                max_model_len=self.caps.max_model_len,
+            )
+            tokens = tokens[:kept]
         if output.failed and seq.finish_reason is None:
             seq.finish_reason = "error"
-        seq.fresh = tuple(output.tokens[:kept])
-        seq.fresh_logprobs = tuple(output.logprobs[:kept])
-        seq.tokens.extend(seq.fresh)
-        self.counters["generated_tokens"] += kept
+        seq.tokens.extend(tokens)
+        plan.generated[seq.salt] += len(tokens)
+        plan.progress.append(
+            Progress(seq, index, tokens, output.logprobs[: len(tokens)], seq.finish_reason)
+        )
 
     def _enter(self, seq: LiveSequence) -> None:
         if seq.key in self._by_key:
@@ -472,7 +617,12 @@ class Scheduler:
             self.counters["constrained_requests"] += 1
         self._arrivals += 1
         seq.order = self._arrivals
+        sampling = seq.request.sampling
+        seq.most_tokens = seq.answer_from + sampling.max_tokens
+        ends = () if sampling.ignore_eos else self.caps.eos_token_ids
+        seq.ends = frozenset((*sampling.stop_token_ids, *ends))
         self._by_key[seq.key] = seq
+        self._order.enter(seq)
 
     def _end(self, seq: LiveSequence, reason: FinishReason) -> None:
         seq.finish_reason = reason
@@ -495,8 +645,20 @@ class Scheduler:
                 self.parking.drop(seq)
             case Phase.PREFILLED | Phase.FINISHED:
                 pass
+        self._order.leave(seq)
+        self._twins.forget(seq)
+        if seq.original is not None:
+            seq.original.forks.remove(seq)
+            seq.original = None
         if seq.blocks:
             self.pools.give(seq.blocks, seq.state_slot)
             seq.blocks, seq.state_slot = [], 0
         del self._by_key[seq.key]
         seq.to(Phase.FINISHED)
+        for fork in seq.forks:  # what they waited for does not come: back into the queue
+            self._prefilling.remove(fork)
+            self.pools.give(fork.blocks, fork.state_slot)
+            fork.blocks, fork.state_slot, fork.original = [], 0, None
+            fork.to(Phase.WAITING)
+            self._waiting.append(fork)
+        seq.forks.clear()

@@ -1,7 +1,8 @@
 """One request while the scheduler knows it, and the phases it may go through.
 
     WAITING ──► ADMITTED ──► PREFILLING ──► RUNNING ◄──► PARKED    (one runner does both)
-                                      └──► PREFILLED                 (prefill: until hand-off)
+       ▲                              ├──► PREFILLED                 (prefill: until hand-off)
+       └── preempted, to be recomputed: its output is read like a prompt ──┘ from RUNNING
     a decode worker's sequences start RUNNING; from every phase ──► FINISHED
 
 Counts: `L = len(tokens)` committed tokens, `N = num_tokens` of them resident as KV. While RUNNING
@@ -10,6 +11,7 @@ Counts: `L = len(tokens)` committed tokens, `N = num_tokens` of them resident as
 
 from __future__ import annotations
 
+import math
 from enum import Enum
 
 from deepinfer_engine.core.constraint import ConstraintState
@@ -31,10 +33,10 @@ class Phase(Enum):
 
 LEGAL: dict[Phase, frozenset[Phase]] = {
     Phase.WAITING: frozenset({Phase.ADMITTED, Phase.FINISHED}),
-    Phase.ADMITTED: frozenset({Phase.PREFILLING, Phase.FINISHED}),
+    Phase.ADMITTED: frozenset({Phase.PREFILLING, Phase.WAITING, Phase.FINISHED}),
     Phase.PREFILLING: frozenset({Phase.PREFILLED, Phase.RUNNING, Phase.FINISHED}),
     Phase.PREFILLED: frozenset({Phase.FINISHED}),
-    Phase.RUNNING: frozenset({Phase.PARKED, Phase.FINISHED}),
+    Phase.RUNNING: frozenset({Phase.PARKED, Phase.WAITING, Phase.FINISHED}),
     Phase.PARKED: frozenset({Phase.RUNNING, Phase.FINISHED}),
     Phase.FINISHED: frozenset(),
 }
@@ -46,22 +48,29 @@ class LiveSequence:
     __slots__ = (
         "aborting",
         "accepted_tokens",
+        "ahead",
+        "ahead_most",
         "answer_from",
         "arrival",
         "blocked_since",
         "blocks",
         "border_state",
         "constraint",
+        "deadline",
         "drafted_tokens",
+        "ends",
         "finish_reason",
-        "fresh",
-        "fresh_logprobs",
-        "in_use",
+        "forks",
+        "found",
         "key",
+        "most_tokens",
         "num_tokens",
         "order",
+        "original",
         "overtaken",
         "phase",
+        "planned",
+        "preemptions",
         "prefix",
         "prompt_len",
         "prompt_logprobs",
@@ -69,6 +78,7 @@ class LiveSequence:
         "request",
         "state_slot",
         "tokens",
+        "users",
         "wanted_borders",
     )
 
@@ -89,11 +99,21 @@ class LiveSequence:
         """Rank of arrival; breaks ties."""
         self.tokens: list[int] = list(request.token_ids)
         self.prompt_len = len(self.tokens)
+        """Tokens that are read before the first is sampled: the prompt, and where it was preempted
+        and is computed again, its output too."""
         self.answer_from = self.prompt_len - request.resumed
         """Where the output begins: within the prompt, where a lost worker has sampled some."""
         self.num_tokens = 0
+        self.planned = 0
+        """Tokens of the prompt that are read when all planned steps are over."""
+        self.forks: list[LiveSequence] = []
+        """Equal prompts that wait until this one is read up to its last token."""
+        self.original: LiveSequence | None = None
+        """The one among whose forks this is."""
         self.prefix: Prefix = NOTHING
-        """What the prefix cache held of the prompt."""
+        """What was in place of the tokens that are read, when their reading began."""
+        self.found: Prefix | None = None
+        """What the prefix cache held of the prompt; a later `prefix` is that of a recomputation."""
         self.border_state: tuple[int, bytes] | None = None
         """The last border of the answer and its state, where that is stored at the end."""
         self.blocks: list[int] = []
@@ -104,23 +124,48 @@ class LiveSequence:
         """Of the prompt tokens behind the first, as far as they were computed and wanted."""
         self.wanted_borders: set[int] = set()
         """Block borders whose state others wait for."""
+        self.ends: frozenset[int] = frozenset()
+        """Tokens behind which it may end; set with `most_tokens`, of prompt and output, when the
+        scheduler takes it."""
+        self.most_tokens = 0
         self.drafted_tokens = 0
         self.accepted_tokens = 0
         self.phase = Phase.WAITING
         self.finish_reason: FinishReason | None = None
-        self.in_use = False
-        """A step or a load may read or write its memory: nothing may be freed now."""
+        self.users = 0
+        """Steps and loads that may read or write its memory: until 0 nothing may be freed."""
         self.aborting = False
         self.blocked_since: float | None = None
+        self.deadline = arrival + request.timeout_s if request.timeout_s else math.inf
+        self.preemptions = 0
+        """How often it had to be computed again."""
+        self.ahead = 0
+        """Least and ..."""
+        self.ahead_most = 0
+        """... most tokens that steps planned and not yet absorbed will commit."""
         self.overtaken = 0
         """How many later requests were admitted while this one waited at the head."""
-        self.fresh: tuple[int, ...] = ()
-        """Tokens of the step that has been absorbed but not settled, and their logprobs."""
-        self.fresh_logprobs: tuple[TokenLogprob, ...] = ()
+
+    @property
+    def in_use(self) -> bool:
+        return self.users > 0
+
+    @property
+    def salt(self) -> str:
+        return self.request.salt
+
+    @property
+    def priority(self) -> int:
+        return self.request.sampling.priority
+
+    @property
+    def cached(self) -> Prefix:
+        """What the prefix cache held of the prompt."""
+        return self.prefix if self.found is None else self.found
 
     @property
     def cached_tokens(self) -> int:
-        return self.prefix.n_tokens
+        return self.cached.n_tokens
 
     @property
     def output_len(self) -> int:
@@ -141,6 +186,6 @@ class LiveSequence:
             cached_tokens=min(self.cached_tokens, self.answer_from),
             drafted_tokens=self.drafted_tokens,
             accepted_tokens=self.accepted_tokens,
-            replayed_tokens=self.prefix.replayed,
-            window=self.prefix.window,
+            replayed_tokens=self.cached.replayed,
+            window=self.cached.window,
         )

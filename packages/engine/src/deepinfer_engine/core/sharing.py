@@ -45,7 +45,8 @@ class PrefixSharing:
         return [seq for seq, _, _ in over]
 
     def _is_over(self, seq: LiveSequence, leader: LiveSequence, common: int) -> bool:
-        return seq.aborting or leader.phase not in _BUSY or leader.num_tokens >= common
+        offered = min(leader.num_tokens, leader.published_blocks * self._size)
+        return seq.aborting or leader.phase not in _BUSY or offered >= common
 
     def _leader(self, seq: LiveSequence) -> tuple[LiveSequence | None, int]:
         """Who computes the longest beginning of this prompt just now, in whole blocks."""

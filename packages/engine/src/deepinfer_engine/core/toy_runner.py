@@ -128,6 +128,12 @@ class ToyRunner:
         with self._alone():
             return [self._decode_one(row) for row in rows]
 
+    def mixed(
+        self, chunks: Sequence[PrefillChunk], rows: Sequence[DecodeRow]
+    ) -> tuple[list[StepOutput | None], list[StepOutput]]:
+        """See `StepRunner.mixed`: nothing is shared between sequences here."""
+        return self.prefill(chunks), self.decode(rows)
+
     def _alone(self) -> threading.Lock:
         if self._busy.locked():
             raise RuntimeError("a runner is not thread-safe: two steps ran at the same time")

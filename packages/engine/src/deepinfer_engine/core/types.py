@@ -53,6 +53,12 @@ class SamplingParams:
     logits."""
     constraint: Constraint | None = None
     """None: any text. Else every token is one that the grammar allows, whatever the logits."""
+    coupled: bool | None = None
+    """How drafts are verified where a temperature is set. True: the text is a function of prompt,
+    parameters and seed alone. False: exact residual sampling, which accepts a little more, and
+    where the text follows how many drafts were verified. None: as the engine is set."""
+    priority: int = 0
+    """No matter of sampling: which requests are served first, lower ones sooner."""
 
 
 @dataclass(frozen=True, slots=True)

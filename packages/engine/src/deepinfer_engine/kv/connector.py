@@ -72,7 +72,7 @@ class KVConnector:
     def _match(self, seq: LiveSequence, limit_tokens: int | None) -> Hit | None:
         try:
             return self._store.match(
-                seq.request.token_ids,
+                seq.tokens[: seq.prompt_len],
                 seq.request.salt,
                 limit_tokens=limit_tokens,
                 pictures=seq.request.pictures,

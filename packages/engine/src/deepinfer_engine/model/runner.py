@@ -54,6 +54,7 @@ def build_runner(
     device: Device = CPU,
     weights: WeightForm = "stored",
     group: ExpertLeader | None = None,
+    coupled: bool | None = None,
 ) -> TorchRunner:
     """Load a checkpoint directory and allocate its pools.
 
@@ -63,6 +64,8 @@ def build_runner(
     vision: load the tower of a checkpoint that has one; False serves text alone.
     replay, keep: bounded replay of prompts; `keep` defaults to the least that is legal and a block
         more, so that the last border of every prompt has a whole state to store.
+    coupled: how drafts are verified where a request does not say, see `SamplingParams`; None:
+        coupled where the model has drafts.
     weights: "stored" keeps 8- and 4-bit matrices of a GGUF file as they are, "wide" widens them.
     group: processes that share the routed experts with this one; closed by whoever made it.
 
@@ -102,7 +105,7 @@ def build_runner(
     times = StepTimes.load(steps_home(), step_key(model, dtype, device))
     # Of a step in several processes this thread's own work is a part: there the clock is time.
     clock = time.thread_time if group is None else time.perf_counter
-    return TorchRunner(model, caps, device, times, clock)
+    return TorchRunner(model, caps, device, times, clock, coupled=coupled)
 
 
 class TorchRunner:
@@ -115,6 +118,8 @@ class TorchRunner:
         device: Device = CPU,
         times: StepTimes | None = None,
         clock: Callable[[], float] = time.thread_time,
+        *,
+        coupled: bool | None = None,
     ) -> None:
         """times: measured step times; they and those of its own steps decide how many drafts pay.
         clock: seconds, by default of this thread's work: neighbours do not count."""
@@ -123,7 +128,8 @@ class TorchRunner:
         self._device = device
         self._drafts = model.drafts if caps.nextn else None
         self._clock = clock
-        self._sampler = Sampler(caps.eos_token_ids, coupled=model.drafts is not None)
+        chosen = model.drafts is not None if coupled is None else coupled
+        self._sampler = Sampler(caps.eos_token_ids, coupled=chosen)
         self._budget = DraftBudget(times or StepTimes.assumed(), max(caps.nextn, 1))
 
     @property
@@ -145,46 +151,42 @@ class TorchRunner:
 
     def prefill(self, chunks: Sequence[PrefillChunk]) -> list[StepOutput | None]:
         """Run prompt chunks as one batch; sample the first token of those that are complete."""
-        outputs: list[StepOutput | None] = [None] * len(chunks)
-        sampled = [i for i, c in enumerate(chunks) if c.sample]
-        ends = np.cumsum([len(c.token_ids) for c in chunks]) - 1
-        with tensors_on(self._device):
-            rows = [self._model.rows_of(c) for c in chunks]
-            if any(c.prompt_logprobs is not None for c in chunks):
-                every = self._model.forward(rows, None)
-                logits = every[torch.from_numpy(ends[sampled])]
-            else:
-                every, logits = None, self._model.forward(rows, torch.from_numpy(ends[sampled]))
-            if sampled:
-                first = self._sampler.first_tokens([chunks[i] for i in sampled], logits)
-                for i, output in zip(sampled, first, strict=True):
-                    outputs[i] = output
-            if every is not None:
-                lengths = [len(c.token_ids) for c in chunks]
-                for i, own in enumerate(every.split(lengths)):
-                    k = chunks[i].prompt_logprobs
-                    if k is not None:
-                        found = prompt_logprobs(own, chunks[i].following, k)
-                        outputs[i] = replace(outputs[i] or StepOutput(()), prompt_logprobs=found)
-        return outputs
+        return self.mixed(chunks, ())[0]
 
     def decode(self, rows: Sequence[DecodeRow]) -> list[StepOutput]:
         """Draft, run the target over anchors and drafts, verify, emit."""
+        return self.mixed((), rows)[1]
+
+    def mixed(
+        self, chunks: Sequence[PrefillChunk], rows: Sequence[DecodeRow]
+    ) -> tuple[list[StepOutput | None], list[StepOutput]]:
+        """One forward pass over both: rows first, then chunks."""
         began = self._clock()
+        outputs: list[StepOutput] = []
+        drafted = False
         with tensors_on(self._device):
-            sampling = self._sampler.arrays(rows)
-            lens, proposal = self._propose(rows, sampling)
-            fed = [self._rows_of(r, proposal.tokens[i, : lens[i]]) for i, r in enumerate(rows)]
-            logits = self._model.forward(fed, None)
-            outputs = self._sampler.verify(rows, logits, proposal, lens, sampling)
-        drafted = proposal.tokens.shape[1] > 0
-        if drafted:
-            self._budget.observe(lens, np.array([o.n_accepted for o in outputs]))
-        if self._drafts is not None:
+            fed, n, step = list[SequenceRows](), 0, None
+            if rows:
+                sampling = self._sampler.arrays(rows)
+                lens, proposal = self._propose(rows, sampling)
+                fed = [self._rows_of(r, proposal.tokens[i, : lens[i]]) for i, r in enumerate(rows)]
+                n = len(rows) + int(lens.sum())
+                step = sampling, lens, proposal
+            read = _ReadRows(chunks, n)
+            fed += [self._model.rows_of(c) for c in chunks]
+            logits = self._model.forward(fed, read.wanted if chunks else None)
+            if step is not None:
+                sampling, lens, proposal = step
+                outputs = self._sampler.verify(rows, logits[:n], proposal, lens, sampling)
+                drafted = proposal.tokens.shape[1] > 0
+                if drafted:
+                    self._budget.observe(lens, np.array([o.n_accepted for o in outputs]))
+            first = read.outputs(self._sampler, logits)
+        if self._drafts is not None and rows and not chunks:
             spent = (self._clock() - began) * 1e3
             made = sum(len(o.tokens) for o in outputs)
             self._budget.timed(len(rows), made, spent, drafted=drafted)
-        return outputs
+        return first, outputs
 
     def block_bytes(self, block_id: int) -> memoryview:
         """Writable view of one block's bytes."""
@@ -225,3 +227,46 @@ def _lookback(row: DecodeRow, size: int) -> tuple[int, ...]:
     first = max(0, len(row.history) - 1 - size)
     before = row.history[first:-1]
     return text_only(before, first, row.pictures) if row.pictures else tuple(before)
+
+
+class _ReadRows:
+    """Which rows of logits the chunks of a step want, and what becomes of them."""
+
+    def __init__(self, chunks: Sequence[PrefillChunk], before: int) -> None:
+        """before: rows of logits that stand before those of the chunks, all wanted."""
+        self._chunks = chunks
+        at, wanted = before, [np.arange(before)]
+        for chunk in chunks:
+            end = at + len(chunk.token_ids)
+            if chunk.prompt_logprobs is not None:
+                wanted.append(np.arange(at, end))
+            elif chunk.sample:
+                wanted.append(np.array([end - 1]))
+            at = end
+        self._before = before
+        self.wanted = torch.from_numpy(np.concatenate(wanted))
+
+    def outputs(self, sampler: Sampler, logits: Tensor) -> list[StepOutput | None]:
+        """logits: of the wanted rows."""
+        outputs: list[StepOutput | None] = [None] * len(self._chunks)
+        at, sampled, ends = self._before, list[int](), list[int]()
+        for i, chunk in enumerate(self._chunks):
+            rows = len(chunk.token_ids) if chunk.prompt_logprobs is not None else int(chunk.sample)
+            if chunk.prompt_logprobs is not None:
+                said = logits[at : at + rows]
+                found = prompt_logprobs(said, chunk.following, chunk.prompt_logprobs)
+                outputs[i] = StepOutput((), prompt_logprobs=found)
+            at += rows
+            if chunk.sample:
+                sampled.append(i)
+                ends.append(at - 1)
+        if sampled:
+            chunks = [self._chunks[i] for i in sampled]
+            for i, output in zip(sampled, sampler.first_tokens(chunks, logits[ends]), strict=True):
+                known = outputs[i]
+                outputs[i] = (
+                    output
+                    if known is None
+                    else replace(output, prompt_logprobs=known.prompt_logprobs)
+                )
+        return outputs

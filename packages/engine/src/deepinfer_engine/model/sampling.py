@@ -29,7 +29,8 @@ def sampling_batch(
 ) -> SamplingBatch:
     """One entry a request.
 
-    coupled: what is sampled depends on the seed and on nothing that a drafter does.
+    coupled: of those that do not say: what is sampled depends on the seed and on nothing that a
+    drafter does.
 
     histories: committed tokens, prompt first; may be empty where no penalty is set and `positions`
     is given.
@@ -45,7 +46,7 @@ def sampling_batch(
         ),
         seeds=np.array([p.seed or 0 for p in params], dtype=np.uint64),
         positions=lengths,
-        coupled=np.ones(len(params), dtype=np.bool_) if coupled else None,
+        coupled=_coupled(params, coupled),
         top_p=_unless_all([p.top_p for p in params], 1.0),
         top_k=np.array([p.top_k for p in params], dtype=np.int64)
         if any(p.top_k > 0 for p in params)
@@ -72,6 +73,13 @@ def sampling_batch(
             dtype=np.int64,
         ),
     )
+
+
+def _coupled(
+    params: Sequence[SamplingParams], default: bool
+) -> np.ndarray[tuple[int], np.dtype[np.bool_]] | None:
+    chosen = [default if p.coupled is None else p.coupled for p in params]
+    return np.array(chosen, dtype=np.bool_) if any(chosen) else None
 
 
 def _unless_all(

@@ -97,7 +97,8 @@ class LLM:
 
         where = Device.parse(device)
         self._directory = directory = model_directory(model)
-        config = EngineConfig(max_num_seqs=max_num_seqs, max_queue=_UNLIMITED)
+        # Nobody watches a stream here: prompts are read in large steps.
+        config = EngineConfig(max_num_seqs=max_num_seqs, max_queue=_UNLIMITED, max_gap=0.0)
         self._tokenizer = load_tokenizer(directory)
         runner = build_runner(
             directory,

@@ -66,6 +66,7 @@ def request_body(request: GenerateRequest) -> Body:
         "salt": request.salt,
         "traffic_class": request.traffic_class,
         "resumed": request.resumed,
+        "timeout_s": request.timeout_s,
     }
     if request.pictures:
         body["pictures"] = [[getattr(p, f) for f in _PICTURE_FIELDS] for p in request.pictures]
@@ -89,6 +90,7 @@ def read_request(
         salt=str(body["salt"]),
         traffic_class=body["traffic_class"],
         resumed=body["resumed"],
+        timeout_s=body.get("timeout_s"),
         pictures=_read_pictures(body.get("pictures", ()), pixels),
     )
 

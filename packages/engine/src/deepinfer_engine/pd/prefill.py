@@ -271,7 +271,7 @@ class PrefillService(WorkerService):
                 **xid_body(job.xid),
                 "tokens": pack_tokens(progress.tokens),
                 "logprobs": logprobs_body(progress.logprobs),
-                "cached": cached_body(progress.seq.prefix),
+                "cached": cached_body(progress.seq.cached),
             }
             if progress.finish is not None:
                 body["finish"] = progress.finish
@@ -441,7 +441,7 @@ def _commit_body(job: Job, first: Progress) -> Body:
         "tokens": pack_tokens(seq.tokens[: seq.prompt_len]),
         "first_token": first.tokens[0],
         "first_logprobs": logprobs_body(first.logprobs),
-        "cached": cached_body(seq.prefix),
+        "cached": cached_body(seq.cached),
     }
 
 

@@ -94,6 +94,8 @@ class Sampling(Finite):
     logit_bias: tuple[tuple[int, float], ...]
     logprobs: int | None
     constraint: Grammar | None
+    coupled: bool | None
+    priority: int
 
 
 class Request(Attempted):
@@ -101,6 +103,8 @@ class Request(Attempted):
     sampling: Sampling
     salt: str
     traffic_class: Literal["agent", "chat", "scratch"]
+    timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    """The request's own limit, by which it is ordered among others; the router ends it."""
     resumed: Count = 0
     """Last tokens of the prompt that were sampled as output by a worker that is lost."""
     pictures: tuple[tuple[Count, Count, Count, Count, Hash], ...] = ()

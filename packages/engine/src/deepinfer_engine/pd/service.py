@@ -19,7 +19,7 @@ from typing import Any, Literal, Protocol
 from deepinfer_engine import __version__
 from deepinfer_engine.core.config import EngineConfig
 from deepinfer_engine.core.grammars import GrammarCompiler
-from deepinfer_engine.core.loop import EngineLoop
+from deepinfer_engine.core.loops import engine_loop
 from deepinfer_engine.core.plan import Chunk, Progress
 from deepinfer_engine.core.prefix_store import PrefixStore
 from deepinfer_engine.core.runner import StepRunner
@@ -28,6 +28,7 @@ from deepinfer_engine.kv.connector import KVConnector
 from deepinfer_engine.kv.parking import HostParking
 from deepinfer_engine.pd import transport
 from deepinfer_engine.pd.compiling import FairCompiler
+from deepinfer_engine.pd.mailbox import Mailbox
 from deepinfer_engine.pd.messages import read_xid, reading, xid_body
 from deepinfer_engine.pd.quoting import quoted
 from deepinfer_engine.pd.schema import BadMessage
@@ -122,7 +123,7 @@ class WorkerService(ABC):
             if store is None
             else KVConnector(store, runner, persist_state=config.persist_state)
         )
-        self.loop = EngineLoop(
+        self.loop = engine_loop(
             runner,
             config,
             role,
@@ -133,6 +134,7 @@ class WorkerService(ABC):
         self.draining = False
         self.peers: set[Connection] = set()
         self._events: asyncio.AbstractEventLoop | None = None
+        self._mailbox: Mailbox | None = None
         self._stop = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self.failure: BaseException | None = None
@@ -190,6 +192,7 @@ class WorkerService(ABC):
         host, port = transport.parse_address(listen)
         transport.check_key(host, self.cluster_key)
         self._events = asyncio.get_running_loop()
+        self._mailbox = Mailbox(self._events)
         self._stop = stop or self._stop
         if self.failure is not None:  # a helper was lost before there was a loop to tell
             self._stop.set()
@@ -415,9 +418,8 @@ class WorkerService(ABC):
 
     def post(self, call: Callable[..., None], *args: object) -> None:
         """Run `call(*args)` on the event loop, from any thread."""
-        assert self._events is not None
-        with contextlib.suppress(RuntimeError):  # the loop is closed: the worker has ended
-            self._events.call_soon_threadsafe(call, *args)
+        assert self._mailbox is not None
+        self._mailbox.post(call, *args)
 
 
 def abort_body(xid: Xid, reason: str, message: str = "") -> Body:

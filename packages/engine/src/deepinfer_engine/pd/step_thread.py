@@ -78,3 +78,5 @@ class StepThread:
             log.exception("an engine step failed; every request of this worker ends")
             self._failed(error)
             self._loop.abort_all("error")
+        finally:
+            self._loop.close()

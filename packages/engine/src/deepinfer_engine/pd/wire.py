@@ -21,7 +21,7 @@ import xxhash
 
 from deepinfer_engine.errors import TransferError
 
-VERSION = 3
+VERSION = 4
 """Of frames and of every message: peers of another version refuse each other."""
 SEALED = 1
 MAX_CONTROL_BYTES = 16 << 20

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from deepinfer_engine.core.config import EngineConfig
 from deepinfer_engine.core.grammars import GrammarCompiler
-from deepinfer_engine.core.loop import EngineLoop
+from deepinfer_engine.core.loops import engine_loop
 from deepinfer_engine.core.plan import Chunk, Progress
 from deepinfer_engine.core.prefix_store import PrefixStore
 from deepinfer_engine.core.runner import StepRunner
@@ -19,6 +19,7 @@ from deepinfer_engine.errors import EngineLost, EngineUnavailable, RequestError
 from deepinfer_engine.kv.connector import KVConnector
 from deepinfer_engine.kv.parking import HostParking
 from deepinfer_engine.pd.compiling import FairCompiler
+from deepinfer_engine.pd.mailbox import Mailbox
 from deepinfer_engine.pd.step_thread import StepThread
 from deepinfer_engine.router.client import ModelInfo, WorkerStatus
 
@@ -27,14 +28,11 @@ from deepinfer_engine.router.client import ModelInfo, WorkerStatus
 class _Stream:
     """Where the events of one request go: a queue on the event loop that asked."""
 
-    loop: asyncio.AbstractEventLoop
+    mailbox: Mailbox
     queue: asyncio.Queue[Progress]
 
     def post(self, progress: Progress) -> None:
-        try:
-            self.loop.call_soon_threadsafe(self.queue.put_nowait, progress)
-        except RuntimeError:  # the loop that asked is closed: nobody listens any more
-            return
+        self.mailbox.post(self.queue.put_nowait, progress)
 
 
 class LocalEngine:
@@ -64,9 +62,10 @@ class LocalEngine:
             else KVConnector(store, runner, persist_state=config.persist_state)
         )
         self._streams: dict[str, _Stream] = {}
+        self._mailboxes: dict[asyncio.AbstractEventLoop, Mailbox] = {}
         self._failure: BaseException | None = None
         self._closed = False
-        self.loop = EngineLoop(
+        self.loop = engine_loop(
             runner,
             config,
             "both",
@@ -86,7 +85,11 @@ class LocalEngine:
         key = request.request_id
         if key in self._streams:
             raise RequestError(f"request {key} runs already; every request needs its own id")
-        stream = self._streams[key] = _Stream(asyncio.get_running_loop(), asyncio.Queue())
+        events = asyncio.get_running_loop()
+        for closed in [e for e in self._mailboxes if e.is_closed()]:
+            del self._mailboxes[closed]
+        mailbox = self._mailboxes.setdefault(events, Mailbox(events))
+        stream = self._streams[key] = _Stream(mailbox, asyncio.Queue())
         timer = None
         started = time.monotonic()
         try:
@@ -96,7 +99,7 @@ class LocalEngine:
             self.loop.submit(request, key, started, constraint)
             if request.timeout_s is not None:
                 left = max(0.0, request.timeout_s - (time.monotonic() - started))
-                timer = stream.loop.call_later(left, self.loop.abort, key)
+                timer = events.call_later(left, self.loop.abort, key)
             while True:
                 progress = await stream.queue.get()
                 if progress.finish == "error" and (self._failure is not None or self._closed):
@@ -104,7 +107,7 @@ class LocalEngine:
                 if progress.tokens:
                     event = TokensEvent(progress.index, progress.tokens, progress.logprobs)
                     if progress.index == 0:
-                        found = progress.seq.prefix
+                        found = progress.seq.cached
                         event = replace(
                             event,
                             cached_tokens=found.n_tokens,

@@ -108,6 +108,14 @@ class AnswerResponse(Response):
         gone: asyncio.Future[None],
     ) -> None:
         services = self.services
+        if not services.settings.priorities and any(
+            part.sampling.priority < 0 for part in prepared.parts
+        ):
+            raise InvalidRequest(
+                "priority: requests may step back here (above 0), not forward; the operator allows "
+                "it with --priorities",
+                param="priority",
+            )
         writer.stream = prepared.stream
         writer.headers |= _warning(prepared)
         services.metrics.count_ignored(self.protocol, len(prepared.warnings), prepared.unenforced)

@@ -14,7 +14,6 @@ from dense_checkpoint import write_dense
 
 from deepinfer_engine import LLM, ConfigError, Delta, RequestError, SamplingParams
 from deepinfer_engine.core import types
-from deepinfer_engine.core.plan import PrefillPlan
 from deepinfer_engine.offline import progress as bars
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
@@ -99,7 +98,7 @@ def test_n_answers_share_their_prompt(llm: LLM) -> None:
     (done,) = llm.generate([prompt], warm)
     answers = [done, *done.others]
     assert len({a.token_ids for a in answers}) == 3
-    assert [a.usage.cached_tokens for a in answers] == [0, 256, 256]
+    assert [a.usage.cached_tokens for a in answers] == [0, 299, 299], "all but the last token"
     (again,) = llm.generate([prompt], warm)
     assert [a.token_ids for a in (again, *again.others)] == [a.token_ids for a in answers]
     (alone,) = llm.generate([prompt], SamplingParams(1.5, seed=7, max_tokens=8, ignore_eos=True))
@@ -172,7 +171,7 @@ def test_one_wave_computes_a_common_beginning_once(folder: Path) -> None:
 
         def counted(now):
             plan = step(now)
-            if isinstance(plan, PrefillPlan):
+            if plan is not None and plan.chunks:
                 computed.extend(c.end - c.start for c in plan.chunks)
             return plan
 

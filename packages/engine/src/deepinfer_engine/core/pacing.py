@@ -1,0 +1,63 @@
+"""How much of a prompt a step reads while other sequences wait for their next token.
+
+A step with prompt tokens may take `gap` times as long as a step without. What steps take is seen,
+not modelled: the share of prompt tokens grows while steps are shorter than that, and shrinks when
+they are longer. Without a measured step to compare with, one step is left without prompt tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+LEAST = 16
+"""Prompt tokens a step reads at least, so that every prompt ends."""
+FIRST = 64
+"""... and before anything is known."""
+FADE = 0.8
+"""What the steps before count beside the last one."""
+AGAIN = 256
+"""Steps with prompt tokens after which one without is measured again: contexts have grown."""
+OUTLIER = 3.0
+"""A step this much longer than usual says something about the machine, and is not learned from."""
+
+
+@dataclass(slots=True)
+class Pace:
+    """Sizes by what steps took."""
+
+    gap: float
+    """0 = prompts are not held back."""
+    _usual: dict[int, float] = field(default_factory=dict[int, float])
+    """Seconds of a step without prompt tokens, by size of the batch in powers of two."""
+    _tokens: float = FIRST
+    _since: int = 0
+
+    def tokens(self, rows: int, most: int) -> int:
+        """Prompt tokens of the next step beside so many rows, at most `most`; 0: none this time."""
+        if not rows or not self.gap:
+            return most
+        if rows.bit_length() not in self._usual or self._since >= AGAIN:
+            self._since = 0
+            self._usual.pop(rows.bit_length(), None)
+            return 0
+        return min(most, max(LEAST, int(self._tokens)))
+
+    def took(self, rows: int, prompt_tokens: int, seconds: float) -> None:
+        """A step is over."""
+        if not rows or seconds <= 0:
+            return
+        size = rows.bit_length()
+        usual = self._usual.get(size)
+        if not prompt_tokens:
+            if usual is None:
+                self._usual[size] = seconds
+            elif seconds < OUTLIER * usual:
+                self._usual[size] = FADE * usual + (1 - FADE) * seconds
+            return
+        self._since += 1
+        if usual is None:
+            return
+        # A smaller chunk than was allowed, the end of a prompt, says nothing against more.
+        ratio = min(max(self.gap * usual / seconds, 0.5), 1.5)
+        if ratio < 1 or prompt_tokens >= int(self._tokens):
+            self._tokens = max(LEAST, min(prompt_tokens, self._tokens) * ratio)
