@@ -112,6 +112,9 @@ class Settings(BaseModel):
     ep: int = Field(
         1, ge=1, le=64, description="processes of a decode worker, which share a model's experts"
     )
+    prefill_ep: int = Field(
+        1, ge=1, le=64, description="processes of each prefill worker that serve starts, likewise"
+    )
     ep_redundant: int | None = Field(
         None, ge=0, description="expert slots beside one for each expert; unset = one a process"
     )

@@ -60,6 +60,13 @@ def test_a_group_answers_like_one_process_while_its_experts_move(group, expected
     assert server.metric("deepinfer_worker_ep_processes", role="prefill") == 0
 
 
+def test_a_prefill_worker_shares_experts_too(running_server, expected) -> None:
+    with running_server("--dtype", "float64", "--ep", "2", "--prefill-ep", "2") as server:
+        assert said(server.post("/v1/chat/completions", body_of(server, STORY))) == expected
+        assert server.metric("deepinfer_worker_ep_processes", role="prefill") == 2
+        assert server.metric("deepinfer_worker_ep_processes", role="decode") == 2
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_stream_outlives_a_process_of_the_group(
     group, expected, processes, until, number

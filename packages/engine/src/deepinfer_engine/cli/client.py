@@ -62,7 +62,7 @@ async def local_source(settings: Settings) -> AsyncGenerator[ChatSource, None]:
 
     codec, metrics, clock = build_codec(settings), Metrics(), SystemClock()
     async with AsyncExitStack() as stack:
-        alone = settings.model_copy(update={"single_process": True, "ep": 1})
+        alone = settings.model_copy(update={"single_process": True, "ep": 1, "prefill_ep": 1})
         engine = await stack.enter_async_context(launched_engine(alone))
         limit = (await engine.model_info()).max_model_len
 

@@ -77,7 +77,7 @@ async def _generate(
     from deepinfer_engine.cli.launch import build_codec, launched_engine
 
     codec = build_codec(settings)
-    alone = settings.model_copy(update={"single_process": True, "ep": 1})
+    alone = settings.model_copy(update={"single_process": True, "ep": 1, "prefill_ep": 1})
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),

@@ -75,11 +75,13 @@ _WORKER_SETTINGS = (
     "window_directory",
     "window_deadline_ms",
     "vision",
+    "ep",
+    "ep_redundant",
+    "ep_rebalance_steps",
+    "ep_timeout_s",
     "drain_timeout_s",
     "log_level",
 )
-# What only a decode worker needs to know.
-_DECODE_SETTINGS = ("ep", "ep_redundant", "ep_rebalance_steps", "ep_timeout_s")
 _FLAGS = {"cache_tiers": "--cache-tier"}
 # Flags with a form for yes, too; the others are there for no alone.
 _TOLD_EITHER_WAY = frozenset({"cache_local", "cache_shared", "window_exchange"})  # fmt: skip
@@ -192,7 +194,7 @@ def build_runner(
 
 @contextmanager
 def expert_group(settings: Settings) -> Generator[ExpertGroup | None]:
-    """The other processes of a decode worker with `ep` above 1, while the body runs; else None.
+    """The other processes of a worker with `ep` above 1, while the body runs; else None.
 
     From the main thread: they end when the thread does that started them. Raises ConfigError.
     """
@@ -351,9 +353,10 @@ def _prompt_windows(settings: Settings, state_bytes: int) -> int:
 def worker_argv(role: str, settings: Settings) -> list[str]:
     """The command line of one worker, complete but for `--listen`."""
     argv = [sys.executable, "-m", "deepinfer_engine.cli.main", role]
-    own = _DECODE_SETTINGS if role == "decode" else ()
-    for name in (*_WORKER_SETTINGS, *own):
+    for name in _WORKER_SETTINGS:
         value = getattr(settings, name)
+        if name == "ep" and role == "prefill":
+            value = settings.prefill_ep
         if name == "model" and value is not None:
             value = model_dir(settings)  # resolved once, for all
         flag = _FLAGS.get(name, "--" + name.replace("_", "-"))
@@ -389,10 +392,11 @@ async def launched_engine(
     own.
     """
     own = not (settings.single_process or settings.prefill or settings.decode)
-    if settings.ep > 1 and not own:
+    if max(settings.ep, settings.prefill_ep) > 1 and not own:
         raise ConfigError(
-            f"ep {settings.ep} is about decode workers that this server starts: leave out "
-            "single_process, prefill and decode, or give --ep to `deepinfer decode`"
+            f"ep {settings.ep} and prefill_ep {settings.prefill_ep} are about workers that this "
+            "server starts: leave out single_process, prefill and decode, or give --ep to "
+            "`deepinfer prefill` and `deepinfer decode`"
         )
     if settings.single_process:
         async with _local(settings) as engine:

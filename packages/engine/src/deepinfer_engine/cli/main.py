@@ -242,6 +242,12 @@ DecodeWorkers = Annotated[int | None, typer.Option(help="Decode workers to start
 Ep = Annotated[
     int | None, typer.Option("--ep", help="Processes of a decode worker that share the experts.")
 ]
+OwnEp = Annotated[
+    int | None, typer.Option("--ep", help="Processes of this worker, which share the experts.")
+]
+PrefillEp = Annotated[
+    int | None, typer.Option("--prefill-ep", help="Processes of a prefill worker, likewise.")
+]
 EpRedundant = Annotated[
     int | None, typer.Option(help="Expert slots beside one each; default: one a process.")
 ]
@@ -343,6 +349,7 @@ def serve(
     prefill_workers: PrefillWorkers = None,
     decode_workers: DecodeWorkers = None,
     ep: Ep = None,
+    prefill_ep: PrefillEp = None,
     ep_redundant: EpRedundant = None,
     ep_rebalance_steps: EpRebalance = None,
     ep_timeout_s: EpTimeout = None,
@@ -457,6 +464,10 @@ def _worker(role: Any, listen: str, config: Path | None, flags: dict[str, Any]) 
 def prefill(
     listen: Listen = "127.0.0.1:0",
     model: Model = None,
+    ep: OwnEp = None,
+    ep_redundant: EpRedundant = None,
+    ep_rebalance_steps: EpRebalance = None,
+    ep_timeout_s: EpTimeout = None,
     cache_dir: CacheDir = None,
     no_cache: NoCache = False,
     cache_local: CacheLocal = None,
@@ -501,7 +512,7 @@ def prefill(
 def decode(
     listen: Listen = "127.0.0.1:0",
     model: Model = None,
-    ep: Ep = None,
+    ep: OwnEp = None,
     ep_redundant: EpRedundant = None,
     ep_rebalance_steps: EpRebalance = None,
     ep_timeout_s: EpTimeout = None,

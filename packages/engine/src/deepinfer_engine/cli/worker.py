@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Coroutine
-from contextlib import nullcontext
-from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 from deepinfer_engine.cli.launch import (
     build_grammars,
@@ -35,16 +32,13 @@ def run_worker(role: Literal["prefill", "decode"], settings: Settings, listen: s
     setup_logging(settings.log_level)
     key = cluster_key_from_environ(os.environ)
     notify("loading", role=role, pid=os.getpid())
-    with expert_group(settings) if role == "decode" else nullcontext() as group:
+    with expert_group(settings) as group:
         runner = build_runner(settings, tower=role == "prefill", group=group)
         store = build_store(settings, runner, listen=listen)
-        serve: Callable[..., Coroutine[Any, Any, None]]
         if role == "prefill":
             from deepinfer_engine.pd.prefill import serve_prefill as serve
         else:
-            from deepinfer_engine.pd.decode import serve_decode
-
-            serve = partial(serve_decode, helpers=group)
+            from deepinfer_engine.pd.decode import serve_decode as serve
         asyncio.run(
             serve(
                 runner,
@@ -54,6 +48,7 @@ def run_worker(role: Literal["prefill", "decode"], settings: Settings, listen: s
                 cluster_key=key,
                 grammars=build_grammars(settings, runner),
                 identity=model_identity(settings),
+                helpers=group,
                 looked=beat if supervised() else lambda trouble: None,
                 ready=lambda address: notify("ready", role=role, pid=os.getpid(), address=address),
                 drain_timeout_s=settings.drain_timeout_s,

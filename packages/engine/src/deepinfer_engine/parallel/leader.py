@@ -122,7 +122,11 @@ class ExpertGroup:
 
     def counters(self) -> dict[str, float]:
         """Numbers that only grow."""
-        return {**self._balance.counters, "ep_exchange_seconds": self.seat.exchange_s}
+        return {
+            **self._balance.counters,
+            "eplb_commits_failed": float(self.seat.failed_commits),
+            "ep_exchange_seconds": self.seat.exchange_s,
+        }
 
     def gauges(self) -> dict[str, float]:
         """Numbers of now. The age of the last plan is there once there was one."""

@@ -22,6 +22,7 @@ from deepinfer_engine.model.registry import family_of
 from deepinfer_engine.parallel import network
 from deepinfer_engine.parallel.channel import Channel
 from deepinfer_engine.parallel.messages import Setup, read_rows
+from deepinfer_engine.parallel.model import answer_shape
 from deepinfer_engine.parallel.seat import Seat
 
 log = logging.getLogger(__name__)
@@ -87,7 +88,9 @@ def compute(model: LoadedModel, seat: Seat, channel: Channel) -> None:
         rows = read_rows(body["rows"])
         wanted = torch.tensor(body["wanted"], dtype=torch.int64)
         logits: Tensor = model.forward(rows, wanted)
-        network.send(logits, 0)
+        if rows:
+            shape = answer_shape(*logits.shape)
+            network.send(logits if len(wanted) else logits.new_zeros(shape), 0)
         seat.ended()
 
 

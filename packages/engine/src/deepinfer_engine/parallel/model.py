@@ -77,6 +77,8 @@ class GroupModel:
     def forward(self, rows: Sequence[SequenceRows], logit_rows: Tensor | None) -> Tensor:
         """See `LoadedModel.forward`. Raises EngineLost where a process was lost: the cache of the
         sequences is then in doubt, and the group of no more use."""
+        whole = logit_rows is not None or not any(r.replay_from for r in rows)
+        assert whole, "under bounded replay the rows that are kept must be named"
         shares = divided(rows, self._seat.size)
         lengths = np.array([len(r.token_ids) for r in rows], dtype=np.int64)
         first = np.cumsum(lengths) - lengths
@@ -90,10 +92,11 @@ class GroupModel:
         out = own.new_empty((len(wanted), own.shape[1]))
         out[torch.from_numpy(places)] = own
         for rank, (_, places) in enumerate(parts[1:], start=1):
-            if len(places):
-                got = own.new_empty((len(places), own.shape[1]))
+            if shares[rank]:
+                got = own.new_empty(answer_shape(len(places), own.shape[1]))
                 network.receive(got, rank)
-                out[torch.from_numpy(places)] = got
+                if len(places):
+                    out[torch.from_numpy(places)] = got
         self._seat.ended()
         return out
 
@@ -108,6 +111,12 @@ def divided(rows: Sequence[SequenceRows], size: int) -> list[list[int]]:
         shares[rank].append(i)
         tokens[rank] += len(row.token_ids)
     return shares
+
+
+def answer_shape(rows: int, vocabulary: int) -> tuple[int, int]:
+    """Of what a process sends when its pass is over: logits, or where none are wanted a single
+    number. Nobody may read the caches before all have written them."""
+    return (rows, vocabulary) if rows else (1, 1)
 
 
 def part_of(

@@ -66,6 +66,8 @@ class Seat:
         self._counts = np.zeros((0, 0), dtype=np.int64)
         self._step = 0
         self._moe_s = self._moe_step_s = 0.0
+        self.failed_commits = 0
+        """Layers that some process could not switch."""
         self.exchange_s = 0.0
         """Seconds spent in dispatch and combine, waiting for others included; since the start."""
 
@@ -183,6 +185,7 @@ class Seat:
             event = balancer.step(counts)
         except CommitError as error:
             # The old layer is in force everywhere, and the next plan may do better.
+            self.failed_commits += 1
             log.warning("experts stay where they are: %s", error)
             return
         except EplbError as error:

@@ -34,7 +34,13 @@ from deepinfer_engine.pd.messages import (
 )
 from deepinfer_engine.pd.quoting import quoted
 from deepinfer_engine.pd.sending import Outgoing, Unit
-from deepinfer_engine.pd.service import ModelIdentity, WorkerService, abort_body, xid_of
+from deepinfer_engine.pd.service import (
+    Helpers,
+    ModelIdentity,
+    WorkerService,
+    abort_body,
+    xid_of,
+)
 from deepinfer_engine.pd.transport import Connection, Frame
 from deepinfer_engine.pd.wire import Body, FrameType, Xid
 
@@ -92,6 +98,7 @@ async def serve_prefill(
     cluster_key: bytes | None = None,
     grammars: GrammarCompiler | None = None,
     identity: ModelIdentity | None = None,
+    helpers: Helpers | None = None,
     looked: Callable[[str], None] = lambda trouble: None,
     ready: Callable[[str], None] = lambda address: None,
     stop: asyncio.Event | None = None,
@@ -102,9 +109,16 @@ async def serve_prefill(
     Calls `ready("host:port")` once with the bound address. `store` and `grammars` are closed at
     the end. Raises ConfigError for an unusable address, or a non-loopback one without
     `cluster_key`. `looked` hears twice a second, from a thread of its own, why no step ends.
+    `helpers`: processes that `runner` computes with; the worker ends when one of them does.
     """
     service = PrefillService(
-        runner, store, config or EngineConfig(), cluster_key, grammars, identity=identity
+        runner,
+        store,
+        config or EngineConfig(),
+        cluster_key,
+        grammars,
+        identity=identity,
+        helpers=helpers,
     )
     service.on_look = looked
     await service.serve(listen, ready=ready, stop=stop, drain_timeout_s=drain_timeout_s)
@@ -122,8 +136,18 @@ class PrefillService(WorkerService):
         grammars: GrammarCompiler | None = None,
         *,
         identity: ModelIdentity | None = None,
+        helpers: Helpers | None = None,
     ) -> None:
-        super().__init__("prefill", runner, store, config, cluster_key, grammars, identity=identity)
+        super().__init__(
+            "prefill",
+            runner,
+            store,
+            config,
+            cluster_key,
+            grammars,
+            identity=identity,
+            helpers=helpers,
+        )
         self._pongs: dict[int, asyncio.Future[int]] = {}
         self._ping_ids = itertools.count(1)
         self._jobs: dict[str, Job] = {}

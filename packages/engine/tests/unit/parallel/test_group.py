@@ -16,12 +16,14 @@ import pytest
 from dense_checkpoint import write_dense
 from tiny_checkpoint import write_tiny
 
+from deepinfer_engine.adapters.eplb import CommitError, EplbError
 from deepinfer_engine.core.runner import DecodeRow, PrefillChunk
 from deepinfer_engine.core.types import SamplingParams
 from deepinfer_engine.errors import CheckpointError, ConfigError, EngineLost
 from deepinfer_engine.model.runner import TorchRunner, build_runner
 from deepinfer_engine.parallel.leader import ExpertGroup
 from deepinfer_engine.parallel.messages import Balancing, Setup
+from deepinfer_engine.parallel.seat import Seat
 
 SLOTS, BLOCKS, STEPS = 12, 40, 40
 GREEDY = SamplingParams(temperature=0.0)
@@ -75,15 +77,34 @@ def answers(runner: TorchRunner, steps: int, sampling: SamplingParams) -> list[l
     prompts = [rng.integers(4, 320, size=n).tolist() for n in (3, 40, 129, 17, 1)]
     histories = [list(p) for p in prompts]
     tables = [[1 + 5 * i + b for b in range(5)] for i in range(len(prompts))]
-    for i, prompt in enumerate(prompts):
-        runner.clear_state(i + 1)
-        chunk = PrefillChunk(
-            np.array(prompt), 0, (), tables[i], i + 1, sampling, True, prompt_len=len(prompt),
-            prompt=prompt,
-        )  # fmt: skip
-        (first,) = runner.prefill([chunk])
-        assert first is not None
-        histories[i] += first.tokens
+    # Two steps for all prompts: of the first no logits are wanted.
+    for last in (False, True):
+        chunks = []
+        for i, prompt in enumerate(prompts):
+            middle = len(prompt) // 2
+            if not last:
+                runner.clear_state(i + 1)
+            part = prompt[middle:] if last else prompt[:middle]
+            if part:
+                begin = middle if last else 0
+                chunks.append(
+                    PrefillChunk(
+                        np.array(part),
+                        begin,
+                        tuple(prompt[max(0, begin - 3) : begin]),
+                        tables[i],
+                        i + 1,
+                        sampling,
+                        last,
+                        prompt_len=len(prompt),
+                        prompt=prompt,
+                    )
+                )
+        outputs = runner.prefill(chunks)
+        if last:
+            for history, output in zip(histories, outputs, strict=True):
+                assert output is not None
+                history += output.tokens
     for step in range(steps):
         # Sequences come and go, and some steps have fewer of them than there are processes.
         live = [i for i in range(len(prompts)) if (step // 7 + i) % 3 or step % 5 == 0]
@@ -142,6 +163,31 @@ def test_experts_stay_where_nobody_plans(model, alone) -> None:
         same(answers(runner_of(model, group), STEPS // 2, COUPLED), alone["sampled"])
         assert group.counters()["eplb_plans"] == 0
         assert "eplb_plan_age_seconds" not in group.gauges()
+
+
+class Refusing:
+    """A balancer whose step fails."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def step(self, counts: np.ndarray) -> None:
+        raise self.error
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_move_that_fails_costs_the_move_and_a_lost_peer_the_group() -> None:
+    seat = Seat(0, 2, {}, Balancing(every=10))
+    seat.place(3, 4)
+    seat._balancer = Refusing(CommitError("1 of 2 ranks could not switch a layer"))
+    seat.ended()
+    seat.ended()
+    assert (seat.step, seat.failed_commits) == (2, 2)
+    seat._balancer = Refusing(EplbError("a peer is gone"))
+    with pytest.raises(EngineLost, match="moving experts failed: a peer is gone"):
+        seat.ended()
 
 
 def test_a_killed_process_is_heard_of_and_ends_the_step(model) -> None:
