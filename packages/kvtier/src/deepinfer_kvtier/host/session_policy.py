@@ -139,7 +139,8 @@ class SessionAware(ChainBook):
     """Evicts the conversation turn that is least likely to be continued soon, deepest block first.
 
     A request that extends at least 0.3 of an earlier one's blocks is its next turn. How soon turns
-    of a kind are continued is XX, and a last block that is not full, are worth nothing.
+    of a kind are continued is learnt from those seen. Turns that have been continued, and a last
+    block that is not full, are worth nothing.
 
     Turns lie in cells by kind and age. All turns of a cell have one price, so choosing a victim is
     looking for the cheapest cell that is not empty; a turn changes its cell 22 times in its life.
