@@ -341,7 +341,7 @@ class Cache(TierSet):
         self.leases.release_all()
         for tier, queue in self._by_queue():
             if queue is not None and not queue.stopped:
-                # Closing files under a thread that still writes could hand it somebody else's file.
+                # Closing files under a thread that still writes could hand it another file.
                 self.closed = report = FlushReport(False, report.pending, report.failed)
                 continue
             try:

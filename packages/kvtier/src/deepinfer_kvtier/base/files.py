@@ -19,7 +19,7 @@ _HELD: Final = (errno.EAGAIN, errno.EACCES)
 
 
 def share(fd: int) -> bool:
-    """Mark the file as in use; False when somebody holds it exclusively or it has no name left.
+    """Mark the file as in use; False when another process claims it or it has no name left.
 
     Where the file system knows no locks nothing is marked, and the answer is True.
     """
@@ -282,7 +282,7 @@ class PosixIo:
             os.close(fd)
 
     def claim(self, path: Path) -> int | None:
-        """Descriptor that keeps others from using the file; None while somebody does."""
+        """Descriptor that keeps others from using the file; None while another process does."""
         fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         if claim(fd):
             return fd

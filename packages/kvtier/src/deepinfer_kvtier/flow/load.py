@@ -62,7 +62,7 @@ class SingleFlight:
         self._flights: tuple[dict[bytes, _Flight], ...] = tuple({} for _ in KIND_CODES)
 
     def claim(self, kind: int, digests: Sequence[bytes], priority: int) -> dict[bytes, _Flight]:
-        """Claim what nobody reads yet; returns the flights of those that somebody else reads."""
+        """Claim what nobody reads yet; returns the flights of those that another load reads."""
         others: dict[bytes, _Flight] = {}
         mine, flights = _Flight(priority), self._flights[kind]
         with self._lock:

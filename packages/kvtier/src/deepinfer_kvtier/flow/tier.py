@@ -298,7 +298,7 @@ class GuardedTier:
         self.tier.sync()
 
     def sync_in_s(self) -> float:
-        """Further tiers are synced when somebody asks for it."""
+        """Further tiers are synced on request."""
         return float("inf")
 
     def write_control(self) -> None:

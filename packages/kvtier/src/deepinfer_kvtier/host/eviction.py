@@ -157,7 +157,7 @@ class ChainBook:
         return found
 
     def _owners(self, use: Use) -> tuple[list[RequestNode | None], int]:
-        """Who owns each block of a chain, and how many leading ones somebody does."""
+        """Who owns each block of a chain, and how many leading ones have an owner."""
         owners = list(map(self._owner.get, use.chain))
         return owners, len(owners) if owners[-1] is not None else owners.index(None)
 

@@ -308,7 +308,7 @@ def copy_forward(disk: DiskTier, states: Sequence[SegmentStats]) -> tuple[int, i
     records = copied = 0
     for state in states:
         if disk.segments.get(state.local).moved:
-            continue  # somebody leased it before its file could go
+            continue  # another process leased it before its file could go
         # Readers may have found the last of its records damaged since the survey.
         rows = alive_rows(disk, state.cls, by_segment.get(state.local, stored[:0]))
         try:

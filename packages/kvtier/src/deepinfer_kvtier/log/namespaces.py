@@ -1,6 +1,6 @@
 """Namespaces as the disk knows them: how much each one has, and making it have less.
 
-The index in memory does not carry namespaces: they are read from the logs when somebody asks.
+The index in memory does not carry namespaces: they are read from the logs on request.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Registry of segment files: small numbers for rows, open descriptors as leases.
 
 On a local file system an open descriptor keeps the bytes of an unlinked file readable, so pinning a
-segment means holding its descriptor open. There, too, a descriptor that somebody uses carries a
+segment means holding its descriptor open. There, too, a descriptor in use carries a
 lock that collectors of all processes respect: what one process has leased, another one can still
 load. The lock ends with its process.
 """
@@ -74,7 +74,7 @@ class SegmentSet:
             return [segment for segment in self._by_local if not segment.gone]
 
     def tombstoned(self) -> list[Segment]:
-        """Segments that somebody has given up; their files may be left over."""
+        """Segments that a process has given up; their files may be left over."""
         with self._lock:
             return [segment for segment in self._by_local if segment.tombstoned]
 
@@ -253,7 +253,7 @@ class SegmentSet:
         return stale + [segment.fd for segment in self._by_local if segment.fd is not None]
 
     def close(self) -> None:
-        """Close every descriptor; those that somebody reads from as soon as he is done."""
+        """Close every descriptor; those in use when their reader finishes."""
         with self._lock:
             self._closed = True
             idle = [self._forget_descriptor(segment) for segment in list(self._idle.values())]

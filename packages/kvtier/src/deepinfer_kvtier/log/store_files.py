@@ -399,7 +399,7 @@ def _parse(raw: bytes) -> KVTierConfig:
 
 
 def _explicit(config: KVTierConfig) -> dict[str, Any]:
-    """Policy settings somebody chose, as JSON would hold them."""
+    """Policy settings that were chosen, as JSON would hold them."""
     return config.model_dump(
         mode="json", include=config.model_fields_set.intersection(POLICY_FIELDS)
     )

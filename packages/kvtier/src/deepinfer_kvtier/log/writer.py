@@ -169,7 +169,7 @@ class SegmentWriter:
         """Write records and their index entries; returns the entries, in order of the batch.
 
         A record whose bytes are not what was handed over gets no entry: nobody finds it. What of
-        it is written has the checksum of what was meant, should somebody find it all the same.
+        it is written has the checksum of what was meant, should a reader find it all the same.
         after_ms: time of the newest tombstone; the records must count as written later than it.
         raises: OSError; then none of the batch has become visible.
         """
@@ -268,7 +268,7 @@ class SegmentWriter:
         return [*fds, self._log_fd] + ([] if self._lock_fd is None else [self._lock_fd])
 
     def abandon(self) -> None:
-        """Let go without another write: somebody else may be finishing the log."""
+        """Let go without another write: another process may be finishing the log."""
         self._end_helpers()
         for segment in (*self._retired, *self._segments.values()):
             self._io.close(segment.fd)

@@ -303,7 +303,7 @@ class S3Tier:
             )
         return here
 
-    # -- upkeep
+    # -- maintenance
 
     def take_touches(self) -> dict[tuple[str, int], int]:
         """Segments read since the last call, by writer and number, and when (seconds)."""

@@ -55,7 +55,7 @@ class S3Collector:
         self._grave_seen: dict[tuple[str, int], float] = {}
 
     def collect(self) -> S3GcReport:
-        """Write marks of use, bury what is expired, delete what is buried long enough.
+        """Write marks of use, tombstone what is expired, delete what has been long enough.
 
         raises: Unavailable.
         """
