@@ -191,6 +191,7 @@ NOT_HELD: list[tuple[str, Schema]] = [
     ("oneOf", {"oneOf": [{"type": "string"}, {"enum": ["a", 1]}]}),
 ]
 HELD: list[Schema] = [
+    {"type": "object", "propertyNames": {"type": "string"}, "additionalProperties": {}},
     {"type": "object", "properties": {"a": {}}, "required": ["a"], "minProperties": 1},
     {"type": "object", "properties": {"a": {}}, "additionalProperties": False, "maxProperties": 1},
     {"type": "array", "uniqueItems": True, "maxItems": 1},

@@ -1,17 +1,21 @@
 """Grammars at work: compiled by xgrammar for one vocabulary, walked token by token.
 
-Importing this module is cheap; using it loads xgrammar, which loads torch.
+Importing this module is cheap; using it loads xgrammar, which loads torch. What a grammar allows at
+a place is found when a walk first comes there and kept for the next: computed in advance for all
+places, the calls of 24 tools take 1.3 CPU seconds and 7 MiB over a vocabulary of 129,280 tokens,
+of which an answer visits few.
 """
 
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
-from collections.abc import Collection
+import struct
+from array import array
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
-from deepinfer_recipe.base.errors import EncodeError, GrammarError, GrammarUnavailable
+from deepinfer_recipe.base.errors import EncodeError, GrammarError
 from deepinfer_recipe.base.json_text import compact_json
 from deepinfer_recipe.conversation.special_tokens import (
     DEFAULT_SPECIAL_TOKENS,
@@ -19,6 +23,7 @@ from deepinfer_recipe.conversation.special_tokens import (
     SpecialTokens,
 )
 from deepinfer_recipe.grammar.formats import token
+from deepinfer_recipe.grammar.library import library
 from deepinfer_recipe.prompts.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -28,16 +33,6 @@ if TYPE_CHECKING:
     MaskRow = npt.NDArray[np.int32]
 
 
-def _library() -> Any:
-    try:
-        return importlib.import_module("xgrammar")
-    except ImportError as missing:
-        raise GrammarUnavailable(
-            f'enforcing output constraints needs xgrammar ({missing}); install "deepinfer-recipe'
-            '[grammar]"'
-        ) from missing
-
-
 class GrammarVocabulary:
     """A tokenizer as grammars see it: the bytes of every token.
 
@@ -45,25 +40,31 @@ class GrammarVocabulary:
     with: the mark of tool calls and the end of thinking.
     """
 
-    __slots__ = ("info", "think_end", "think_end_id")
+    __slots__ = ("info", "packed", "think_end", "think_end_id")
 
-    def __init__(self, info: Any, think_end: str, think_end_id: int) -> None:
-        self.info = info
+    def __init__(self, packed: bytes) -> None:
+        """`packed` is what `_pack` made."""
+        (size,) = _HEAD.unpack_from(packed)
+        head = json.loads(packed[_HEAD.size : _HEAD.size + size])
+        self.packed = packed
+        self.think_end: str = head["think_end"]
+        self.think_end_id: int = head["think_end_id"]
+        self.info: Any = library().TokenizerInfo(
+            _spellings(packed, _HEAD.size + size, head["count"]),
+            library().VocabType.RAW,
+            vocab_size=head["vocab_size"],
+            stop_token_ids=head["ends"],
+        )
         """The library's own `TokenizerInfo`."""
-        self.think_end = think_end
-        self.think_end_id = think_end_id
 
-    def serialize(self) -> str:
-        """JSON text that `deserialize` reads, in another process too."""
-        return json.dumps([self.info.serialize_json(), self.think_end, self.think_end_id])
+    def serialize(self) -> bytes:
+        """Bytes that `deserialize` reads, in another process too."""
+        return self.packed
 
     @staticmethod
-    def deserialize(text: str) -> GrammarVocabulary:
+    def deserialize(data: bytes) -> GrammarVocabulary:
         """What `serialize` wrote."""
-        info, think_end, think_end_id = json.loads(text)
-        return GrammarVocabulary(
-            _library().TokenizerInfo.deserialize_json(info), think_end, think_end_id
-        )
+        return GrammarVocabulary(data)
 
     @staticmethod
     def of(
@@ -98,17 +99,18 @@ class GrammarVocabulary:
         ends = set(stop_token_ids)
         if marks is None:
             ends.add(tokenizer.special_id(special_tokens.token(SpecialToken.Eos)))
-        info = _library().TokenizerInfo(
-            spellings,
-            _library().VocabType.RAW,
-            vocab_size=vocab_size or size,
-            stop_token_ids=sorted(ends),
-        )
         think_end_id = -1
         if marks is None or think_end in marks:
             with contextlib.suppress(*((EncodeError,) if marks is not None else ())):
                 think_end_id = tokenizer.special_id(think_end)
-        return GrammarVocabulary(info, think_end, think_end_id)
+        head = {
+            "count": len(spellings),
+            "vocab_size": vocab_size or size,
+            "ends": sorted(ends),
+            "think_end": think_end,
+            "think_end_id": think_end_id,
+        }
+        return GrammarVocabulary(_pack(head, spellings))
 
     @property
     def size(self) -> int:
@@ -119,6 +121,27 @@ class GrammarVocabulary:
     def mask_words(self) -> int:
         """int32 words of a mask row: bit `i` of word `w` is token `32 w + i`."""
         return -(-self.size // 32)
+
+
+_HEAD = struct.Struct("<I")
+"""Length of the JSON in front; then come the lengths of all spellings as u32, then their bytes."""
+
+
+def _pack(head: dict[str, Any], spellings: Sequence[bytes]) -> bytes:
+    text = json.dumps(head).encode()
+    lengths = array("I", map(len, spellings))
+    return b"".join((_HEAD.pack(len(text)), text, lengths.tobytes(), *spellings))
+
+
+def _spellings(packed: bytes, start: int, count: int) -> list[bytes]:
+    lengths = array("I")
+    at = start + count * lengths.itemsize
+    lengths.frombytes(packed[start:at])
+    out: list[bytes] = []
+    for length in lengths:
+        out.append(packed[at : at + length])
+        at += length
+    return out
 
 
 class CompiledGrammar:
@@ -134,7 +157,7 @@ class CompiledGrammar:
 
     @property
     def nbytes(self) -> int:
-        """About how much memory it takes."""
+        """About how much memory it takes, with what walks have found so far."""
         return int(self._grammar.memory_size_bytes)
 
     def matcher(self, prefix: str = "") -> GrammarMatcher:
@@ -142,7 +165,7 @@ class CompiledGrammar:
 
         Raises `GrammarError` if no answer begins with the prefix.
         """
-        walk = _library().GrammarMatcher(self._grammar)
+        walk = library().GrammarMatcher(self._grammar)
         if prefix and not walk.accept_string(prefix):
             raise GrammarError("the answer's given beginning does not fit its format")
         return GrammarMatcher(walk, self.vocabulary, thinks=self._thinks)
@@ -218,16 +241,20 @@ class GrammarMatcher:
 
 
 def compile_grammar(
-    text: str, vocabulary: GrammarVocabulary, *, threads: int = 1
+    text: str, vocabulary: GrammarVocabulary, *, ahead: bool = False
 ) -> CompiledGrammar:
     """Compile a structural tag.
+
+    ahead: find what may come at every place now, not when a walk first comes there.
 
     Nothing bounds the time: a schema of a kilobyte can take minutes, and this call cannot be
     interrupted. Use `GrammarService` for what clients send.
 
     Raises GrammarError for a grammar that cannot be compiled.
     """
-    compiler = _library().GrammarCompiler(vocabulary.info, max_threads=threads, cache_enabled=False)
+    compiler = library().GrammarCompiler(
+        vocabulary.info, max_threads=1, cache_enabled=False, enable_dynamic_compilation=not ahead
+    )
     # Inside a JSON string the quotes would be escaped: this can only be the node itself.
     thinks = compact_json(token(vocabulary.think_end)) in text
     try:

@@ -129,6 +129,8 @@ class SchemaRewriter:
             return schema
         made = self.flattened(schema)
         self.check_keywords(made)
+        for key in made.keys() & set(_NEVER):
+            del made[key]  # it asks nothing
         if "pattern" not in made and made.get("format") in FORMATS:
             made["pattern"] = FORMATS[made.pop("format")]
         if isinstance(made.get("pattern"), str):
@@ -253,7 +255,7 @@ class SchemaRewriter:
     def check_keywords(self, schema: dict[str, Any]) -> None:
         """Raise `GrammarError` naming a keyword that would be passed over."""
         for key in _NEVER:
-            if key in schema and not (key == "if" and not {"then", "else"} & set(schema)):
+            if key in schema and not _asks_nothing(key, schema):
                 raise _not_held(key)
         reference = schema.get("$ref")
         if isinstance(reference, str):
@@ -439,3 +441,10 @@ def _declare_required(schema: dict[str, Any]) -> None:
         properties.setdefault(name, rest)
     if properties:
         schema["properties"] = properties
+
+
+def _asks_nothing(key: str, schema: dict[str, Any]) -> bool:
+    """Whether a keyword holds for every value, as `propertyNames` does in Zod's records."""
+    if key == "if":
+        return not {"then", "else"} & set(schema)
+    return key == "propertyNames" and schema[key] in (True, {}, {"type": "string"})

@@ -25,7 +25,7 @@ from deepinfer_recipe.base.errors import (
     GrammarTooComplex,
     GrammarUnavailable,
 )
-from deepinfer_recipe.grammar.worker import read_message, write_message
+from deepinfer_recipe.grammar.worker import read_message, write_bytes, write_message
 
 if TYPE_CHECKING:
     from deepinfer_recipe.grammar.compile import CompiledGrammar, GrammarVocabulary
@@ -167,11 +167,11 @@ class GrammarService:
         with self._lock:
             self._counters["grammar_compilations"] += 1
         vocabulary = self._known_vocabulary()
-        self._try_out(text, vocabulary)
-        return compile_grammar(text, vocabulary)
+        ahead = self._tried_out(text, vocabulary)
+        return compile_grammar(text, vocabulary, ahead=ahead)
 
-    def _try_out(self, text: str, vocabulary: GrammarVocabulary) -> None:
-        """Compile in a process. Raises `GrammarError` and its kinds."""
+    def _tried_out(self, text: str, vocabulary: GrammarVocabulary) -> bool:
+        """Compile in a process; whether masks must be made ahead. Raises `GrammarError`s."""
         compiler = self._taken(text, vocabulary)
         message = {"grammar": text, "alarm_s": self._timeout_s + _ALARM_GRACE_S}
         answer = compiler.ask(message, self._timeout_s)
@@ -199,6 +199,7 @@ class GrammarService:
             )
         if "invalid" in answer:
             raise GrammarError(answer["invalid"])
+        return bool(answer["ahead"])
 
     def _known_vocabulary(self) -> GrammarVocabulary:
         with self._making:
@@ -228,8 +229,9 @@ class GrammarService:
         if closed:
             compiler.kill()
         self._own.compiler = compiler
-        setup = {"vocabulary": vocabulary.serialize(), "memory_bytes": self._memory_bytes}
-        answer = compiler.ask(setup, _START_S)
+        answer = compiler.ask(
+            {"memory_bytes": self._memory_bytes}, _START_S, then=vocabulary.serialize()
+        )
         if answer is None or "unavailable" in answer:
             self._drop(compiler)
             raise GrammarUnavailable(
@@ -261,33 +263,43 @@ class GrammarService:
             if error is not None:
                 self._counters["grammar_failures"] += 1
             if error is None or isinstance(error, GrammarError):
-                size = len(text) + (done.result().nbytes if error is None else 0)
-                self._cache.put(text, done, size)
+                self._cache.put(text, done)
 
 
 class _Cache:
-    """Results by text, the least recently used going first. The service holds the lock."""
+    """Results by text, the least recently used going first. The service holds the lock.
+
+    A grammar grows while answers are walked, so sizes are taken again whenever one is asked for
+    or comes in.
+    """
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit = limit_bytes
-        self._entries: OrderedDict[str, tuple[Future[CompiledGrammar], int]] = OrderedDict()
-        self.used_bytes = 0
+        self._entries: OrderedDict[str, Future[CompiledGrammar]] = OrderedDict()
+
+    @property
+    def used_bytes(self) -> int:
+        return sum(_size(text, future) for text, future in self._entries.items())
 
     def get(self, text: str) -> Future[CompiledGrammar] | None:
-        entry = self._entries.get(text)
-        if entry is None:
-            return None
-        self._entries.move_to_end(text)
-        return entry[0]
+        future = self._entries.get(text)
+        if future is not None:
+            self._entries.move_to_end(text)
+            self._make_room()
+        return future
 
-    def put(self, text: str, future: Future[CompiledGrammar], size: int) -> None:
-        if size > self._limit:
-            return
-        self._entries[text] = (future, size)
-        self.used_bytes += size
-        while self.used_bytes > self._limit:
-            _, (_, gone) = self._entries.popitem(last=False)
-            self.used_bytes -= gone
+    def put(self, text: str, future: Future[CompiledGrammar]) -> None:
+        self._entries[text] = future
+        self._make_room()
+
+    def _make_room(self) -> None:
+        used = self.used_bytes
+        while used > self._limit:
+            used -= _size(*self._entries.popitem(last=False))
+
+
+def _size(text: str, done: Future[CompiledGrammar]) -> int:
+    return len(text) + (done.result().nbytes if done.exception() is None else 0)
 
 
 class _Compiler:
@@ -311,8 +323,13 @@ class _Compiler:
     def alive(self) -> bool:
         return self._process.poll() is None
 
-    def ask(self, message: dict[str, Any], timeout_s: float) -> dict[str, Any] | None:
-        """One exchange; None if the process ended, of itself or at the end of its time."""
+    def ask(
+        self, message: dict[str, Any], timeout_s: float, *, then: bytes | None = None
+    ) -> dict[str, Any] | None:
+        """One exchange, `then` going behind the message.
+
+        None if the process ended, of itself or at the end of its time.
+        """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         clock = threading.Timer(timeout_s, self._expire)
@@ -320,6 +337,8 @@ class _Compiler:
         clock.start()
         try:
             write_message(self._process.stdin, message)
+            if then is not None:
+                write_bytes(self._process.stdin, then)
             return read_message(self._process.stdout)
         except OSError:
             return None

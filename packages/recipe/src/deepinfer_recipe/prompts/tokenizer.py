@@ -25,7 +25,8 @@ def _byte_alphabet() -> dict[str, int]:
     return alphabet
 
 
-_BYTE_OF = _byte_alphabet()
+_BYTE_OF = {**dict.fromkeys(range(256), 0xFFFF), **str.maketrans(_byte_alphabet())}
+"""For `str.translate`: a byte for each character of the alphabet, nothing of Latin-1 for others."""
 
 
 def _backend() -> Any:
@@ -146,8 +147,8 @@ class Tokenizer:
         if token is None:
             raise EncodeError(f"token id {token_id} is not in the vocabulary of the tokenizer")
         try:
-            return bytes([_BYTE_OF[character] for character in token])
-        except KeyError:
+            return token.translate(_BYTE_OF).encode("latin-1")
+        except UnicodeEncodeError:
             raise EncodeError(
                 f"token {token!r} is not byte-level: only byte-level BPE tokenizers decode"
             ) from None
