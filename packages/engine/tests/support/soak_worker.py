@@ -11,6 +11,7 @@ import os
 import sys
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from deepinfer_engine.codec.choose import open_grammars
 from deepinfer_engine.core.config import EngineConfig
+from deepinfer_engine.core.grammars import GrammarCompiler
 from deepinfer_engine.core.toy_runner import ToyRunner
 from deepinfer_engine.demo import demo_path
 from deepinfer_engine.errors import ConstraintsUnavailable
@@ -42,6 +44,13 @@ class PacedRunner(ToyRunner):
         return super().decode(rows)
 
 
+def grammars(runner: ToyRunner) -> GrammarCompiler | None:
+    try:
+        return open_grammars(demo_path(), runner.caps.vocab_size, timeout_s=GRAMMAR_S)
+    except ConstraintsUnavailable:
+        return None
+
+
 def main() -> None:
     die_with_parent()
     logging.basicConfig(level="ERROR")
@@ -49,18 +58,13 @@ def main() -> None:
     runner = PacedRunner(
         num_blocks=512, num_state_slots=64, block_tokens=16, vocab_size=1536, max_model_len=2048
     )
-    try:
-        grammars = open_grammars(demo_path(), runner.caps.vocab_size, timeout_s=GRAMMAR_S)
-    except ConstraintsUnavailable:
-        grammars = None
-    serve = {"prefill": serve_prefill, "decode": serve_decode}[role]
+    serve = serve_prefill if role == "prefill" else partial(serve_decode, grammars=grammars(runner))
     asyncio.run(
         serve(
             runner,
             None,
             listen,
             config=EngineConfig(),
-            grammars=grammars,
             cluster_key=cluster_key_from_environ(os.environ),
             looked=beat,
             ready=lambda address: notify("ready", address=address),

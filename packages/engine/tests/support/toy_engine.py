@@ -295,8 +295,7 @@ async def cluster(
     decode_runner: Callable[[], ToyRunner] = toy,
     prefill_config: EngineConfig | None = None,
     decode_config: EngineConfig | None = None,
-    prefill_grammars: Callable[[], Any] = lambda: None,
-    decode_grammars: Callable[[], Any] = lambda: None,
+    grammars: Callable[[], Any] = lambda: None,
     recovery_s: float = 0.0,
     ready_timeout_s: float = PATIENCE_S,
 ) -> AsyncIterator[Cluster]:
@@ -306,19 +305,17 @@ async def cluster(
         role: type[PrefillService] | type[DecodeService],
         runner: ToyRunner,
         config: Any,
-        grammars: Any,
+        **more: Any,
     ):
         its_store = store(runner) if store is not None else None
-        return role(runner, its_store, config or EngineConfig(), KEY, grammars)
+        return role(runner, its_store, config or EngineConfig(), KEY, **more)
 
     ps = [
-        await start_worker(
-            made(PrefillService, prefill_runner(), prefill_config, prefill_grammars())
-        )
+        await start_worker(made(PrefillService, prefill_runner(), prefill_config))
         for _ in range(prefills)
     ]
     ds = [
-        await start_worker(made(DecodeService, decode_runner(), decode_config, decode_grammars()))
+        await start_worker(made(DecodeService, decode_runner(), decode_config, grammars=grammars()))
         for _ in range(decodes)
     ]
     engine = await RemoteEngine.connect(

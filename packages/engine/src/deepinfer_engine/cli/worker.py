@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from functools import partial
 from typing import Literal
 
 from deepinfer_engine.cli.launch import (
@@ -38,7 +39,9 @@ def run_worker(role: Literal["prefill", "decode"], settings: Settings, listen: s
         if role == "prefill":
             from deepinfer_engine.pd.prefill import serve_prefill as serve
         else:
-            from deepinfer_engine.pd.decode import serve_decode as serve
+            from deepinfer_engine.pd.decode import serve_decode
+
+            serve = partial(serve_decode, grammars=build_grammars(settings, runner))
         asyncio.run(
             serve(
                 runner,
@@ -46,7 +49,6 @@ def run_worker(role: Literal["prefill", "decode"], settings: Settings, listen: s
                 listen,
                 config=engine_config(settings, runner.layout.state_bytes),
                 cluster_key=key,
-                grammars=build_grammars(settings, runner),
                 identity=model_identity(settings),
                 helpers=group,
                 looked=beat if supervised() else lambda trouble: None,

@@ -45,6 +45,55 @@ class Grammar(Protocol):
         ...
 
 
+class SequenceConstraint(Protocol):
+    """`RowConstraint` of one sequence, which the step's thread alone touches."""
+
+    @property
+    def mask_words(self) -> int: ...
+
+    def catch_up(self, tokens: Sequence[int], start: int) -> None:
+        """Take the output `tokens[start:]` as far as it is not known yet."""
+        ...
+
+    def forget(self) -> None:
+        """Give the memory of the walk back; `catch_up` walks again from the start."""
+        ...
+
+    def fill(self, rows: MaskRow, drafts: Sequence[int]) -> None:
+        """See `RowConstraint.fill`. `catch_up` comes first."""
+        ...
+
+
+class GivenMask:
+    """What the next token may be, told by the worker that holds the grammar."""
+
+    __slots__ = ("_row",)
+
+    def __init__(self, row: MaskRow) -> None:
+        """row: int32 [mask_words]"""
+        self._row = row
+
+    @property
+    def mask_words(self) -> int:
+        return len(self._row)
+
+    def catch_up(self, tokens: Sequence[int], start: int) -> None: ...
+
+    def forget(self) -> None: ...
+
+    def fill(self, rows: MaskRow, drafts: Sequence[int]) -> None:
+        rows[0] = self._row
+
+
+def mask_behind(grammar: Grammar, prefix: str, tokens: Sequence[int]) -> MaskRow:
+    """int32 [mask_words]: what may come behind `prefix` and the output `tokens`."""
+    state = ConstraintState(grammar, prefix)
+    state.catch_up(tokens, 0)
+    rows = np.full((1, grammar.mask_words), -1, dtype=np.int32)
+    state.fill(rows, ())
+    return rows[0]
+
+
 class ConstraintState:
     """`backend.base.RowConstraint` of one sequence."""
 

@@ -1,8 +1,8 @@
 """What turns a request's constraint into something a step can walk.
 
-A worker compiles for its own vocabulary, away from the step's thread: in processes that die with
-a schema that takes too long. A constraint travels as text and is compiled where it is enforced,
-on prefill for the first token and on decode for the others, at the same time.
+A decode worker compiles for its own vocabulary, away from the step's thread: in processes that die
+with a schema that takes too long. A constraint travels as text. Prefill samples one token only: it
+asks decode what that may be, and needs no grammar, library or vocabulary of its own.
 """
 
 from __future__ import annotations

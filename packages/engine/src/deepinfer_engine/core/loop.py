@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 
 from deepinfer_engine.core.config import EngineConfig
-from deepinfer_engine.core.constraint import ConstraintState
+from deepinfer_engine.core.constraint import SequenceConstraint
 from deepinfer_engine.core.pictures import overlapping, text_only
 from deepinfer_engine.core.plan import Chunk, Parking, Plan, Progress, Reservation, Role
 from deepinfer_engine.core.runner import DecodeRow, PrefillChunk, StepOutput, StepRunner
@@ -174,7 +174,7 @@ class EngineLoop:
         request: GenerateRequest,
         key: str,
         now: float,
-        constraint: ConstraintState | None = None,
+        constraint: SequenceConstraint | None = None,
     ) -> None:
         """Queue a prompt; raises RequestError kinds and EngineUnavailable."""
         with self._changed:

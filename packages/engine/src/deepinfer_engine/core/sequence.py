@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from enum import Enum
 
-from deepinfer_engine.core.constraint import ConstraintState
+from deepinfer_engine.core.constraint import SequenceConstraint
 from deepinfer_engine.core.types import FinishReason, GenerateRequest, TokenLogprob, Usage
 from deepinfer_engine.core.windows import NOTHING, Prefix
 
@@ -87,7 +87,7 @@ class LiveSequence:
         request: GenerateRequest,
         key: str,
         arrival: float,
-        constraint: ConstraintState | None = None,
+        constraint: SequenceConstraint | None = None,
     ) -> None:
         self.request = request
         self.constraint = constraint

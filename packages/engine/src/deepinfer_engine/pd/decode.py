@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from deepinfer_engine.core.config import EngineConfig
-from deepinfer_engine.core.constraint import ConstraintState
+from deepinfer_engine.core.constraint import ConstraintState, mask_behind
 from deepinfer_engine.core.grammars import GrammarCompiler
 from deepinfer_engine.core.plan import Chunk, Progress
 from deepinfer_engine.core.prefix_store import PrefixStore
@@ -71,6 +71,8 @@ class Offer:
     compiling: asyncio.Task[None] | None = None
     """Set while the grammar of the request is being compiled."""
     constraint: ConstraintState | None = None
+    asked: tuple[Connection, tuple[int, ...]] | None = None
+    """The prefill worker that wants to know the first token's mask, and the output before it."""
 
 
 async def serve_decode(
@@ -155,6 +157,8 @@ class DecodeService(WorkerService):
         match kind:
             case FrameType.RESERVE if role == "router":
                 self._reserve(peer, xid, body)
+            case FrameType.MASK_WANTED if role == "prefill":
+                self._mask_wanted(peer, xid, body)
             case FrameType.COMMIT if role == "prefill":
                 self._commit(peer, xid, body)
             case FrameType.ABORT:
@@ -201,7 +205,7 @@ class DecodeService(WorkerService):
                 offer.compiling = self.spawn(self._compile(offer, request.sampling))
 
     async def _compile(self, offer: Offer, sampling: SamplingParams) -> None:
-        """While prefill computes: what its first token was masked with, for the tokens after."""
+        """Prefill waits for the mask of its first token; the tokens after it are sampled here."""
         try:
             offer.constraint = await self.compiler.compiled(sampling, str(offer.body["salt"]))
         except RequestError as error:
@@ -214,11 +218,43 @@ class DecodeService(WorkerService):
             offer.router.send(FrameType.ABORT, body)
         else:
             offer.compiling = None
+            self._answer_mask(offer)
             attempt = self.landings.get(offer.xid)
             if attempt is not None and isinstance(attempt.writer, Connection):
                 self._start_if_ready(attempt, attempt.writer)
             return
         self._drop(offer.xid)
+
+    def _mask_wanted(self, peer: Connection, xid: Xid, body: Body) -> None:
+        offer = self._offers.get(xid.key)
+        if offer is None:
+            peer.send(FrameType.GONE, xid_body(xid))
+            return
+        tokens = unpack_tokens(body["tokens"])
+        if tokens:
+            self._check_tokens(tokens, xid)
+        offer.asked = peer, tokens
+        if offer.compiling is None:
+            self._answer_mask(offer)
+
+    def _answer_mask(self, offer: Offer) -> None:
+        if offer.asked is not None:
+            self.spawn(self._send_mask(offer, *offer.asked))
+            offer.asked = None
+
+    async def _send_mask(self, offer: Offer, peer: Connection, tokens: tuple[int, ...]) -> None:
+        """In a thread: where nobody has been yet, what may come takes milliseconds to find."""
+        mask: bytes | None = None
+        try:
+            if offer.constraint is not None:
+                prefix = str(offer.body["sampling"]["constraint"]["prefix"])
+                row = await asyncio.to_thread(mask_behind, offer.constraint.grammar, prefix, tokens)
+                mask = row.astype("<i4").tobytes()
+        except Exception as error:
+            log.exception("the mask of %s could not be made", offer.xid.key)
+            self._end(offer.xid, "engine", f"the mask could not be made: {error}")
+            return
+        peer.send(FrameType.MASK, {**xid_body(offer.xid), "mask": mask})
 
     def _enqueue(self, offer: Offer) -> None:
         if len(self._queue) >= self._config.max_queue:

@@ -10,9 +10,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from deepinfer_engine.core.config import EngineConfig
-from deepinfer_engine.core.constraint import ConstraintState
-from deepinfer_engine.core.grammars import GrammarCompiler
+from deepinfer_engine.core.constraint import GivenMask
 from deepinfer_engine.core.plan import Chunk, Progress
 from deepinfer_engine.core.prefix_store import PrefixStore
 from deepinfer_engine.core.runner import StepRunner
@@ -81,8 +82,10 @@ class Job:
     steps: asyncio.Queue[ChunkDone | Progress] = field(
         default_factory=asyncio.Queue["ChunkDone | Progress"]
     )
-    compiling: asyncio.Task[None] | None = None
-    """Set until the scheduler has the prompt."""
+    asking: asyncio.Task[None] | None = None
+    """Set while the decode worker is asked what the first token may be."""
+    mask: asyncio.Future[bytes | None] | None = None
+    """Its answer."""
     pusher: asyncio.Task[None] | None = None
     decode: Connection | None = None
     committed_at: float | None = None
@@ -96,7 +99,6 @@ async def serve_prefill(
     *,
     config: EngineConfig | None = None,
     cluster_key: bytes | None = None,
-    grammars: GrammarCompiler | None = None,
     identity: ModelIdentity | None = None,
     helpers: Helpers | None = None,
     looked: Callable[[str], None] = lambda trouble: None,
@@ -106,9 +108,9 @@ async def serve_prefill(
 ) -> None:
     """Serve prefill on `listen` ("host:port", port 0 = any) until SIGTERM, SIGINT or `stop`; drain.
 
-    Calls `ready("host:port")` once with the bound address. `store` and `grammars` are closed at
-    the end. Raises ConfigError for an unusable address, or a non-loopback one without
-    `cluster_key`. `looked` hears twice a second, from a thread of its own, why no step ends.
+    Calls `ready("host:port")` once with the bound address. `store` is closed at the end. Raises
+    ConfigError for an unusable address, or a non-loopback one without `cluster_key`. `looked` hears
+    twice a second, from a thread of its own, why no step ends.
     `helpers`: processes that `runner` computes with; the worker ends when one of them does.
     """
     service = PrefillService(
@@ -116,7 +118,6 @@ async def serve_prefill(
         store,
         config or EngineConfig(),
         cluster_key,
-        grammars,
         identity=identity,
         helpers=helpers,
     )
@@ -133,7 +134,6 @@ class PrefillService(WorkerService):
         store: PrefixStore | None,
         config: EngineConfig,
         cluster_key: bytes | None,
-        grammars: GrammarCompiler | None = None,
         *,
         identity: ModelIdentity | None = None,
         helpers: Helpers | None = None,
@@ -144,7 +144,6 @@ class PrefillService(WorkerService):
             store,
             config,
             cluster_key,
-            grammars,
             identity=identity,
             helpers=helpers,
         )
@@ -181,6 +180,9 @@ class PrefillService(WorkerService):
                 if job is not None:
                     self.loop.release(xid.key)
                     self._forget(job)
+            case FrameType.MASK if role == "decode":
+                if job is not None and job.mask is not None and not job.mask.done():
+                    job.mask.set_result(body["mask"])
             case FrameType.NACK if role == "decode":
                 if job is not None:
                     self._resend(job, reading(lambda b: int(b["unit"]), body))
@@ -193,7 +195,7 @@ class PrefillService(WorkerService):
                 if job is None:
                     self._pixels.pop(xid.key, None)
                     peer.send(FrameType.ABORT_ACK, xid_body(xid))
-                elif job.compiling is not None:
+                elif job.asking is not None:
                     self._forget(job)
                     peer.send(FrameType.ABORT_ACK, xid_body(xid))
                 else:
@@ -244,26 +246,40 @@ class PrefillService(WorkerService):
         if request.sampling.constraint is None:
             self._submit(job, request, None)
         else:
-            job.compiling = self.spawn(self._compile(job, request))
+            job.asking = self.spawn(self._ask_mask(job, request))
 
-    async def _compile(self, job: Job, request: GenerateRequest) -> None:
-        """The prompt waits for its grammar here, not in the scheduler's queue."""
+    async def _ask_mask(self, job: Job, request: GenerateRequest) -> None:
+        """The prompt waits for its grammar here, not in the scheduler's queue.
+
+        A grammar that decode cannot compile it refuses to the router, which ends this job.
+        """
+        job.mask = asyncio.get_running_loop().create_future()
+        answered = request.token_ids[len(request.token_ids) - request.resumed :]
         try:
-            constraint = await self.compiler.compiled(request.sampling, request.salt)
-        except RequestError as error:
-            self._fail(job, "", "", body=refusal(job.xid, error))
-        except EngineUnavailable as error:
-            self._fail(job, "full", str(error))
-        except Exception as error:
-            log.exception("compiling the constraint of %s failed", job.xid.key)
-            self._fail(job, "engine", f"compiling the constraint failed: {error}")
+            decode = job.decode = await self._decode_link(job.decode_address, job.decode_epoch)
+            decode.send(
+                FrameType.MASK_WANTED, {**xid_body(job.xid), "tokens": pack_tokens(answered)}
+            )
+            mask = await job.mask
+            constraint = None if mask is None else self._given(mask)
+        except (OSError, TransferError, TimeoutError) as error:
+            self._lost_decode(job, error)
         else:
             self._submit(job, request, constraint)
 
-    def _submit(
-        self, job: Job, request: GenerateRequest, constraint: ConstraintState | None
-    ) -> None:
-        job.compiling = None
+    def _given(self, mask: bytes) -> GivenMask:
+        words = -(-self.runner.caps.vocab_size // 32)
+        if len(mask) != 4 * words:
+            raise TransferError(f"a mask of {len(mask)} bytes, not {4 * words}")
+        return GivenMask(np.frombuffer(mask, dtype="<i4").astype(np.int32))
+
+    def _lost_decode(self, job: Job, error: Exception) -> None:
+        text = f"cannot reach the decode worker: {error}"
+        body = {**abort_body(job.xid, "decode_lost", text), "blame": "decode"}
+        self._fail(job, "", "", body=body)
+
+    def _submit(self, job: Job, request: GenerateRequest, constraint: GivenMask | None) -> None:
+        job.asking = None
         try:
             self.loop.submit(request, job.xid.key, time.monotonic(), constraint)
         except RequestError as error:
@@ -327,10 +343,7 @@ class PrefillService(WorkerService):
             job.committed_at = time.monotonic()
             await decode.drain()
         except (OSError, TransferError, TimeoutError) as error:
-            text = f"cannot reach the decode worker: {error}"
-            self._fail(
-                job, "", "", body={**abort_body(job.xid, "decode_lost", text), "blame": "decode"}
-            )
+            self._lost_decode(job, error)
         except Exception as error:
             log.exception("sending the prompt of %s failed", job.xid.key)
             self._fail(job, "engine", f"sending the prompt failed: {error}")
@@ -426,7 +439,7 @@ class PrefillService(WorkerService):
         self._jobs.pop(job.xid.key, None)
 
     def _stop_pushing(self, job: Job) -> None:
-        for task in (job.compiling, job.pusher):
+        for task in (job.asking, job.pusher):
             if task is not None and task is not asyncio.current_task():
                 task.cancel()
 

@@ -171,6 +171,18 @@ class First(Attempted):
     usage: Usage | None = None
 
 
+class MaskWanted(Attempted):
+    """Prefill to decode: what may the first token be?"""
+
+    tokens: Ids
+    """Output that the prompt ends with already, where the request is resumed."""
+
+
+class Mask(Attempted):
+    mask: Annotated[bytes, Field(max_length=1 << 20)] | None
+    """Bits of the tokens that may come, raw little-endian int32; None: any, nothing is held."""
+
+
 class Commit(Attempted):
     n_units: Count
     digest: U64
@@ -273,6 +285,8 @@ MESSAGES: dict[FrameType, type[Message]] = {
     FrameType.PREFILL: Prefill,
     FrameType.FIRST: First,
     FrameType.PIXELS: Pixels,
+    FrameType.MASK_WANTED: MaskWanted,
+    FrameType.MASK: Mask,
     FrameType.COMMIT: Commit,
     FrameType.READY: Ready,
     FrameType.RELEASED: Attempted,

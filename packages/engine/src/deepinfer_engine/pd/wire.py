@@ -21,7 +21,7 @@ import xxhash
 
 from deepinfer_engine.errors import TransferError
 
-VERSION = 4
+VERSION = 5
 """Of frames and of every message: peers of another version refuse each other."""
 SEALED = 1
 MAX_CONTROL_BYTES = 16 << 20
@@ -49,6 +49,8 @@ class FrameType(IntEnum):
     PREFILL = 20
     FIRST = 21
     PIXELS = 22
+    MASK_WANTED = 23
+    MASK = 24
     UNIT = 30
     COMMIT = 31
     READY = 32

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
+import numpy as np
 import pytest
 from toy_engine import (
     BLOCK,
@@ -20,13 +21,15 @@ from toy_engine import (
     toy,
     until,
 )
-from toy_grammar import TENS, ToyCompiler
+from toy_grammar import TENS, WORDS, ToyCompiler, ToyGrammar
 
 from deepinfer_engine.core.config import EngineConfig
+from deepinfer_engine.core.constraint import mask_behind
 from deepinfer_engine.core.pictures import picture_digest
 from deepinfer_engine.core.runner import PrefillChunk
+from deepinfer_engine.core.types import Constraint
 from deepinfer_engine.core.windows import NOTHING
-from deepinfer_engine.errors import ConfigError, TransferError
+from deepinfer_engine.errors import ConfigError, ConstraintError, TransferError
 from deepinfer_engine.pd import decode as decode_module
 from deepinfer_engine.pd import prefill as prefill_module
 from deepinfer_engine.pd import transport, wire
@@ -168,6 +171,43 @@ def test_what_decode_compiles_for_a_request_that_goes_is_given_up(ended):
             await asyncio.sleep(0)
         assert compiler.abandoned == ["tens"]
         router.close()
+        await worker.end()
+
+    run(test())
+
+
+def test_decode_tells_prefill_what_the_first_token_may_be():
+    async def test():
+        compiler = ToyCompiler()
+        compiler.hold("tens")
+        worker = await start_worker(DecodeService(toy(), None, EngineConfig(), KEY, compiler))
+        router, prefill = await Peer.to(worker, "router"), await Peer.to(worker, "prefill")
+        grammar = ToyGrammar("tens")
+
+        def asked(tokens, xid=XID):
+            prefill.send(FrameType.MASK_WANTED, {**xid_body(xid), "tokens": pack_tokens(tokens)})
+
+        async def told():
+            return (await prefill.next(FrameType.MASK))["mask"]
+
+        for constraint in (TENS, Constraint("no such", needed=False)):
+            compiler.errors["no such"] = ConstraintError("no such type")
+            xid = Xid(constraint.grammar, 1)
+            body = request_body(request(xid.rid, TOKENS, greedy(12, constraint=constraint)))
+            reserve(worker, router, xid=xid, **body)
+            await router.next(FrameType.RESERVED)
+        asked((), Xid("tens", 1))
+        await until(lambda: worker.service._offers["tens#1"].asked)
+        compiler.let_go("tens")
+        assert await told() == mask_behind(grammar, "", ()).tobytes()
+        asked((3, 9), Xid("tens", 1))  # a request that goes on where another worker was lost
+        assert await told() == mask_behind(grammar, "", (3, 9)).tobytes()
+        asked((), Xid("no such", 1))
+        assert await told() is None, "nothing was promised"
+        asked(())
+        assert (await prefill.next(FrameType.GONE))["rid"] == XID.rid
+        for peer in (router, prefill):
+            peer.close()
         await worker.end()
 
     run(test())
@@ -548,15 +588,16 @@ async def prefill_worker(decode_address="127.0.0.1:1", *, runner=None, **config)
 
 
 @contextlib.asynccontextmanager
-async def silent_decode():
-    """A decode worker that takes everything and never says a word."""
+async def silent_decode(mask=None):
+    """A decode worker that takes everything and says nothing but this, when asked for a mask."""
     tasks = set()
 
     async def silent(peer):
         hello = identity("decode", layout_hash=LAYOUT_HASH)
         await transport.accept(peer, hello, KEY)
-        while await peer.receive() is not None:
-            pass
+        while (frame := await peer.receive()) is not None:
+            if frame.type == FrameType.MASK_WANTED and mask is not None:
+                peer.send(FrameType.MASK, {**xid_body(XID), "mask": mask})
         peer.close()
 
     server = await transport.listen(
@@ -565,6 +606,39 @@ async def silent_decode():
     yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
     server.close()
     await asyncio.gather(*tasks)
+
+
+def test_prefill_samples_what_decode_allows_and_gives_up_on_a_mask_that_does_not_fit():
+    told = []
+
+    async def test(mask):
+        async with silent_decode(mask) as address, prefill_worker(address) as (_, router, ask):
+            ask(**request_body(request("r", TOKENS, greedy(12, constraint=TENS))))
+            kind = FrameType.FIRST if len(mask) == 4 * WORDS else FrameType.ABORT
+            told.append(await router.next(kind))
+            router.send(FrameType.ABORT, xid_body(XID))
+            await router.next(FrameType.ABORT_ACK)
+
+    only = np.zeros(WORDS, dtype="<i4")
+    only[7] = 1 << 3
+    run(test(only.tobytes()))
+    run(test(b"1234"))
+    first, refused = told
+    assert unpack_tokens(first["tokens"]) == (7 * 32 + 3,)
+    assert (refused["reason"], refused["blame"]) == ("decode_lost", "decode")
+    assert "a mask of 4 bytes" in refused["message"]
+
+
+def test_a_prompt_that_waits_for_its_mask_can_be_left():
+    async def test():
+        async with silent_decode() as address, prefill_worker(address) as (worker, router, ask):
+            ask(**request_body(request("r", TOKENS, greedy(12, constraint=TENS))))
+            await until(lambda: any(job.decode for job in worker.service._jobs.values()))
+            router.send(FrameType.ABORT, xid_body(XID))
+            await router.next(FrameType.ABORT_ACK)
+            assert worker.service.unfinished() == 0
+
+    run(test())
 
 
 def test_prefill_tells_the_router_when_the_decode_worker_cannot_be_reached():

@@ -1,4 +1,4 @@
-"""Constrained requests through processes' parts: compiled on both sides, refused with a reason."""
+"""Constrained requests through processes' parts: compiled once, refused with a reason."""
 
 from __future__ import annotations
 
@@ -40,59 +40,50 @@ async def local(compiler):
 
 def test_the_answer_is_the_same_in_one_process_and_over_workers():
     async def body():
-        one, two = ToyCompiler(), ToyCompiler()
+        one = ToyCompiler()
         async with local(ToyCompiler()) as engine:
             alone = await ask(engine, request("r", TOKENS, SAMPLING))
-        async with cluster(prefill_grammars=lambda: one, decode_grammars=lambda: two) as it:
+        async with cluster(grammars=lambda: one) as it:
             apart = await ask(it.engine, request("r", TOKENS, SAMPLING))
             await until(it.idle)
         assert apart.tokens == alone.tokens
         assert obeys("tens", apart.tokens)
-        assert one.submitted == two.submitted == ["tens"]
+        assert one.submitted == ["tens"], "once a pair, not once a worker"
         assert one.closed
-        assert two.closed
 
     run(body())
 
 
-@pytest.mark.parametrize("slow", ["prefill", "decode"])
-def test_a_grammar_that_takes_long_holds_up_its_own_request_alone(slow):
+def test_a_grammar_that_takes_long_holds_up_its_own_request_alone():
     async def body():
-        compilers = {"prefill": ToyCompiler(), "decode": ToyCompiler()}
-        compilers[slow].hold("tens")
-        async with cluster(
-            prefill_grammars=lambda: compilers["prefill"],
-            decode_grammars=lambda: compilers["decode"],
-        ) as it:
+        compiler = ToyCompiler()
+        compiler.hold("tens")
+        async with cluster(grammars=lambda: compiler) as it:
             waiting = asyncio.create_task(ask(it.engine, request("slow", TOKENS, SAMPLING)))
-            await until(lambda: compilers[slow].submitted)
+            await until(lambda: compiler.submitted)
             other = await ask(it.engine, request("fast", TOKENS, greedy(8, ignore_eos=True)))
             assert len(other.tokens) == 8
             assert not waiting.done()
-            compilers[slow].let_go("tens")
+            compiler.let_go("tens")
             assert obeys("tens", (await waiting).tokens)
             await until(it.idle)
 
     run(body())
 
 
-@pytest.mark.parametrize("slow", ["prefill", "decode"])
-def test_a_client_that_leaves_while_a_grammar_compiles_leaves_nothing_behind(slow):
+def test_a_client_that_leaves_while_a_grammar_compiles_leaves_nothing_behind():
     async def body():
-        compilers = {"prefill": ToyCompiler(), "decode": ToyCompiler()}
-        compilers[slow].hold("tens")
-        async with cluster(
-            prefill_grammars=lambda: compilers["prefill"],
-            decode_grammars=lambda: compilers["decode"],
-        ) as it:
+        compiler = ToyCompiler()
+        compiler.hold("tens")
+        async with cluster(grammars=lambda: compiler) as it:
             task = asyncio.create_task(ask(it.engine, request("r", TOKENS, SAMPLING)))
-            await until(lambda: compilers[slow].submitted)
+            await until(lambda: compiler.submitted)
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
             await until(it.idle)
             # Others may wait for the same grammar: it was not called off.
-            assert not compilers[slow].held["tens"].cancelled()
-            compilers[slow].let_go("tens")
+            assert not compiler.held["tens"].cancelled()
+            compiler.let_go("tens")
             assert obeys("tens", (await ask(it.engine, request("s", TOKENS, SAMPLING))).tokens)
 
     run(body())
@@ -117,15 +108,9 @@ def test_a_refused_constraint_is_told_with_its_kind_and_field(error):
     async def body():
         async with local(bad_compiler(error)) as engine:
             await refused(engine)
-        for sick in ("prefill", "decode"):
-            sides = {"prefill": ToyCompiler(), "decode": ToyCompiler()}
-            sides[sick] = bad_compiler(error)
-            async with cluster(
-                prefill_grammars=lambda s=sides: s["prefill"],
-                decode_grammars=lambda s=sides: s["decode"],
-            ) as it:
-                await refused(it.engine)
-                await until(it.idle)
+        async with cluster(grammars=lambda: bad_compiler(error)) as it:
+            await refused(it.engine)
+            await until(it.idle)
 
     run(body())
 
@@ -168,7 +153,7 @@ def test_a_full_compiler_is_a_reason_to_try_again():
         async with local(Full()) as engine:
             with pytest.raises(EngineUnavailable, match="wait"):
                 await ask(engine, request("r", TOKENS, SAMPLING))
-        async with cluster(prefill_grammars=ToyCompiler, decode_grammars=Full) as it:
+        async with cluster(grammars=Full) as it:
             with pytest.raises(EngineUnavailable):
                 await ask(it.engine, request("r", TOKENS, SAMPLING))
             await until(it.idle)
@@ -178,12 +163,13 @@ def test_a_full_compiler_is_a_reason_to_try_again():
 
 def test_the_workers_report_their_compilers():
     async def body():
-        async with cluster(prefill_grammars=ToyCompiler, decode_grammars=ToyCompiler) as it:
+        async with cluster(grammars=ToyCompiler) as it:
             await ask(it.engine, request("r", TOKENS, SAMPLING))
+            (_, without), (counters, gauges) = (w.service.load() for w in it.workers)
+            assert "grammar_queue" not in without, "prefill samples one token by decode's mask"
+            assert counters["grammar_compilations"] == 1
+            assert gauges["grammar_queue"] == 0
             for worker in it.workers:
-                counters, gauges = worker.service.load()
-                assert counters["grammar_compilations"] == 1
-                assert gauges["grammar_queue"] == 0
-                assert counters["constrained_requests"] == 1
+                assert worker.service.load()[0]["constrained_requests"] == 1
 
     run(body())

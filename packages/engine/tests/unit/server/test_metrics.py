@@ -64,8 +64,7 @@ def test_everything_a_whole_server_reports_passes_the_linters_rules(tmp_path):
             prefill_runner=wide,
             decode_runner=wide,
             store=lambda runner: open_store(tmp_path / str(next(stores)), runner.layout),
-            prefill_grammars=ToyCompiler,
-            decode_grammars=ToyCompiler,
+            grammars=ToyCompiler,
         ) as it:
             app = create_app(it.engine, byte_codec(), Settings())
             transport = httpx.ASGITransport(app=app)

@@ -17,7 +17,7 @@ from typing import Any
 from deepinfer_recipe.base.json_text import compact_json
 from deepinfer_recipe.grammar.formats import Format
 from deepinfer_recipe.grammar.rewrite import FORMATS, MAX_DEPTH, safe_pattern
-from deepinfer_recipe.grammar.schema import HELD_LENGTH, NUMBER
+from deepinfer_recipe.grammar.schema import MAX_LEAST, MAX_UNROLLED, NUMBER
 
 _MAX_ALIKE = 8
 """Alternatives that may begin alike."""
@@ -33,7 +33,7 @@ _PLAIN = frozenset(
     )
 )
 _OWN_PATTERNS = frozenset(map(safe_pattern, FORMATS.values()))
-_OWN_RULE = re.compile(r"root ::= \[\^.\]\{(\d+),(\d*)\}")
+_OWN_RULE = re.compile(r"root ::= \[\^.\]\{(\d+)(?:,(\d*))?\}")
 
 
 def doubtful_parts(text: str) -> list[str]:
@@ -81,7 +81,7 @@ def _is_own(node: Format) -> bool:
     counted = _OWN_RULE.fullmatch(rules)
     if counted is None:
         return rules == NUMBER
-    return max(int(count or 0) for count in counted.groups()) <= HELD_LENGTH
+    return max(int(count or 0) for count in counted.groups()) <= max(MAX_LEAST, MAX_UNROLLED)
 
 
 def _alike(elements: list[Format]) -> int:

@@ -38,17 +38,11 @@ _LONE_SURROGATES = ("\\ud", "\\uD")
 """Half of a pair is an escape that JSON allows and no UTF-8 text can hold."""
 WHITESPACE = 1
 """Blanks in a row: a model that has lost its way loops in longer runs, and pays for each."""
-<<<<<<< HEAD
-_MAX_LEAST = 32
+MAX_LEAST = 32
 """Largest `minLength` of a string that stands as text in a call. Each character that is counted
 one by one costs 20 ms to compile for a vocabulary of 129,000 tokens; in JSON a bound costs nothing.
-=======
-HELD_LENGTH = 20
-"""Longest bound of a string that stands as text in a call. Each character of it costs 20 ms to
-compile for a vocabulary of 129,000 tokens, up to 5 s for a string; in JSON a bound costs nothing.
->>>>>>> 1305be6 (recipe: grammars are walked as they come; what may be dear is computed in advance; compilers without torch)
 """
-_MAX_UNROLLED = 20
+MAX_UNROLLED = 20
 """Longest `maxLength` of such a string that is counted one by one; longer ones are a budget."""
 
 NUMBER = 'root ::= "-"? ("0" | [1-9] [0-9]{0,17}) ("." [0-9]{1,17})? ([eE] [+-]? [0-9]{1,2})?'
@@ -189,12 +183,11 @@ class ParameterSplitter:
     def _raw(self, schema: dict[str, Any]) -> Format:
         if isinstance(schema.get("pattern"), str):
             return regex(schema["pattern"])
-<<<<<<< HEAD
         low, high = int(schema.get("minLength", 0)), schema.get("maxLength")
-        if low > _MAX_LEAST:
+        if low > MAX_LEAST:
             raise GrammarError(
                 f"the schema uses `minLength` {low} of a string that is written as text, of which "
-                f"at most {_MAX_LEAST} can be enforced; ask for less"
+                f"at most {MAX_LEAST} can be enforced; ask for less"
             )
         if high is not None and high < low:
             raise GrammarError(f"the schema demands `minLength` {low} and `maxLength` {high}")
@@ -202,22 +195,10 @@ class ParameterSplitter:
             return any_text(self._mark)
         # Counting and leaving out a whole word do not go together; one character does.
         first = self._mark[0]
-        if high is not None and high <= _MAX_UNROLLED:
+        if high is not None and high <= MAX_UNROLLED:
             return ebnf(f"root ::= [^{first}]{{{low},{int(high)}}}")
         rest = any_text(first, max_chars=None if high is None else int(high) - low)
         return sequence(ebnf(f"root ::= [^{first}]{{{low}}}"), rest) if low else rest
-=======
-        low, high = schema.get("minLength", 0), schema.get("maxLength")
-        if low > HELD_LENGTH:
-            low = 1
-        if high is not None and high > HELD_LENGTH:
-            high = None
-        if low or high is not None:
-            # Counting and leaving out a whole word do not go together; one character does.
-            count = f"{{{int(low)},{'' if high is None else int(high)}}}"
-            return ebnf(f"root ::= [^{self._mark[0]}]{count}")
-        return any_text(self._mark)
->>>>>>> 1305be6 (recipe: grammars are walked as they come; what may be dear is computed in advance; compilers without torch)
 
     def _json(self, schema: dict[str, Any]) -> Format:
         made = self.rewriter.enforceable(schema)
