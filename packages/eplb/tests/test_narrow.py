@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from deepinfer_eplb import evaluate, plan
 from deepinfer_eplb.bench.loads import generate
+from deepinfer_eplb.placement import moved_share
 from deepinfer_eplb.planning import kernels_numpy
-from deepinfer_eplb.planning.narrow import peaks, place_by_peaks
+from deepinfer_eplb.planning.narrow import best_of, peaks, place_by_peaks
 from deepinfer_eplb.planning.published import per_step_policy, totals_policy
 from deepinfer_eplb.planning.replicas import by_peaks, by_power
 
@@ -76,6 +80,43 @@ def test_moving_loads_on_few_slots_a_rank_are_balanced_with_a_third_of_the_slots
         )
         ratios.append((evaluate(truth, made.phy2log, gpus).B - 1) / (better - 1))
     assert np.mean(ratios) < 1.0, ratios
+
+
+@pytest.mark.parametrize("kind", ["static", "zipf"])
+def test_loads_that_stand_still_are_placed_no_worse_than_by_either_policy(kind: str) -> None:
+    """Layers together, on what the counts were drawn from; two traces of each kind."""
+    ratios = []
+    for seed in (43, 44):
+        trace = generate(kind, seed, steps=300, layers=4, experts=256)
+        old = plan(trace.counts[:100], 144, 288).phy2log
+        window, truth = trace.counts[100:200], trace.expected[200:]
+        made = evaluate(truth, plan(window, 144, 288, old).phy2log, 144).B
+        better = min(
+            evaluate(truth, policy(window, 144, 288), 144).B
+            for policy in (per_step_policy, totals_policy)
+        )
+        ratios.append((made - 1) / (better - 1))
+    assert np.mean(ratios) <= 1.0, ratios
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 2**16), price=st.sampled_from([0.0, 1e-5, 10.0]))
+def test_the_best_of_three_is_one_of_them_and_never_costs_more(seed: int, price: float) -> None:
+    rng = np.random.default_rng(seed)
+    G, E, S, L = 6, 9, 12, 3
+    loads = rng.gamma(1.0, 100.0, (L, E)) * np.ones((16, 1, 1))
+    made, start = (
+        np.stack([rng.permutation([*range(E), *rng.integers(0, E, S - E)]) for _ in range(L)])
+        for _ in range(2)
+    )
+    out = best_of(made, start, loads, G, price)
+    total = [evaluate(loads, p.astype(np.int32), G).per_layer for p in (out, made, start)]
+    if price == 0.0:
+        assert (total[0] <= np.minimum(total[1], total[2]) + 1e-9).all()
+    elif price == 10.0:
+        assert (out == start).all()
+    shares = [moved_share(start[k : k + 1], out[k : k + 1], G) for k in range(L)]
+    assert (total[0] + price * S * np.array(shares) <= total[2] + 1e-9).all()
 
 
 def test_steady_loads_on_two_slots_a_rank_stay_where_they_are() -> None:

@@ -17,6 +17,7 @@ from deepinfer_eplb.evaluation import imbalance, rank_loads, rank_shares
 from deepinfer_eplb.placement import follow_ranks, keep_ranks, keep_slots, maps_of, moved_share
 from deepinfer_eplb.planning.hierarchy import check_nodes, layer_by_nodes
 from deepinfer_eplb.planning.load_model import MOVING_EXCESS, LoadModel, fit
+from deepinfer_eplb.planning.narrow import STILL_EXCESS, best_of
 from deepinfer_eplb.planning.scenarios import blocks, moving_excess, scale
 from deepinfer_eplb.planning.solver import NARROW_SLOTS, Solver
 from deepinfer_eplb.planning.totals import never_worse
@@ -170,8 +171,9 @@ def plan(
     if resized:
         # groups of experts change their nodes then: nothing of the old spread need hold
         fresh = fresh or limited
+    ignored = None if fresh or resized else start
     predicted, old_B, fresh = _judge(request, loads, start, fresh, resized)
-    out, solver = _solve(request, loads, None if fresh else start)
+    out, solver = _solve(request, loads, None if fresh else start, ignored)
     phy2log = relabel[out].astype(np.int32)
     if before is not None and fresh and not limited:
         phy2log = _keep_ranks(before, phy2log, num_gpus)
@@ -202,8 +204,13 @@ def warm_up() -> None:
     plan(window, 3, 6, np.array([[0, 1, 2, 3, 0, 1]]))
 
 
-def _solve(request: _Request, loads: Float, start: Int | None) -> tuple[Int, Solver]:
-    """Placements int64 [L, S] of loads [W, L, E], and the solver that counted the moves."""
+def _solve(
+    request: _Request, loads: Float, start: Int | None, before: Int | None = None
+) -> tuple[Int, Solver]:
+    """Placements int64 [L, S] of loads [W, L, E], and the solver that counted the moves.
+
+    start: what the search starts from; before: what is in force, where the search ignores it.
+    """
     model = fit(loads, request.num_gpus, totals=request.totals, blocks=request.scenarios)
     solver = Solver(
         request.num_gpus,
@@ -232,6 +239,11 @@ def _solve(request: _Request, loads: Float, start: Int | None) -> tuple[Int, Sol
             out[layer] = never_worse(
                 out[layer], sums[layer], request.num_gpus, request.groups, nodes, again
             )
+    rivals = request.narrow and not request.totals and request.groups == 1 and budget > 0
+    before = start if before is None else before
+    known = before is None or before.min() >= 0
+    if rivals and known and moving_excess(loads) <= STILL_EXCESS:
+        out = best_of(out, before, loads, request.num_gpus, PRICE)
     return out, solver
 
 
@@ -295,7 +307,7 @@ def _judge(
         return predicted, None, fresh
     steady = moving_excess(loads) <= MOVING_EXCESS
     if not fresh and not request.totals and request.groups == 1 and request.narrow and steady:
-        anew, _ = _solve(request, train, None)
+        anew, _ = _solve(request, train, None, before)
         kept = _keep_ranks(before, anew, request.num_gpus)
         more = moved_share(before, kept, request.num_gpus) - moved_share(
             before, made, request.num_gpus
