@@ -260,3 +260,33 @@ def test_thinking_ends_once_even_where_strings_cannot_be_filtered(thinks):
     assert matcher.accept(support.tokenizer(MODEL).encode('"')[0])
     assert not may_end()
     assert support.allowed(row, support.tokenizer(MODEL).encode("x")[0])
+
+
+def test_thinking_ends_where_it_has_to():
+    made = constraint_grammar(
+        OutputConstraint("json", '{"type":"boolean"}'),
+        parsing_options=ParsingOptions(thinking_initial_stage=ThinkingInitialStage.ReasoningStart),
+        version=ModelVersion.DeepseekV41Flash,
+    )
+    compiled, own = compile_grammar(made, vocabulary()), support.tokenizer(MODEL)
+    matcher = compiled.matcher(think_tokens=3)
+    row = np.zeros(vocabulary().mask_words, dtype=np.int32)
+    end, word = vocabulary().think_end_id, own.encode("hm")[0]
+    for _ in range(3):
+        assert matcher.fill(row)
+        assert support.allowed(row, word)
+        assert matcher.accept(word)
+    for _ in range(2):
+        assert matcher.fill(row)
+        bits = np.unpackbits(row.view(np.uint8), bitorder="little")
+        assert bits.nonzero()[0].tolist() == [end], "nothing but the end of thinking"
+        matcher.rollback(1)
+        assert matcher.fill(row)
+        assert support.allowed(row, word), "and back again, where drafts are thrown away"
+        assert matcher.accept(word)
+    assert matcher.accept(end)
+    assert matcher.fill(row)
+    assert support.allowed(row, own.encode("true")[0])
+    answer = compiled.matcher(think_tokens=0)
+    assert answer.fill(row)
+    assert not support.allowed(row, word)

@@ -78,6 +78,10 @@ class ToyGrammar:
     name: str
     log: list[str] = field(default_factory=list)
     mask_words: int = WORDS
+    most: int | None = None
+
+    def thinking(self, tokens: int) -> ToyGrammar:
+        return ToyGrammar(self.name, self.log, most=tokens)
 
     def matcher(self, prefix: str) -> ToyMatcher:
         if prefix == "wrong":

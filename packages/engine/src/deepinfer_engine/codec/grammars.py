@@ -25,6 +25,7 @@ from deepinfer_engine.adapters.recipe import (
     request_grammar,
 )
 from deepinfer_engine.codec.errors import InvalidRequest, Protocol
+from deepinfer_engine.core.constraint import CompiledGrammar as EngineGrammar
 from deepinfer_engine.core.constraint import Grammar, Matcher
 from deepinfer_engine.core.types import Constraint, SamplingParams
 from deepinfer_engine.errors import (
@@ -127,7 +128,10 @@ def constrained(
                 f"{name} cannot be combined with a format of the answer", param=name
             )
         return sampling, True
-    return replace(sampling, constraint=Constraint(grammar.text, grammar.prefix, needed)), False
+    # A model that thinks until its tokens are gone would never come to what was promised.
+    most = sampling.max_tokens // 2 if is_held or not tools else None
+    constraint = Constraint(grammar.text, grammar.prefix, needed, most)
+    return replace(sampling, constraint=constraint), False
 
 
 def constraint_error(error: GrammarError) -> ConstraintError:
@@ -166,12 +170,12 @@ class RecipeGrammars:
         except GrammarUnavailable as exc:
             raise ConstraintsUnavailable(str(exc)) from exc
 
-    def submit(self, text: str) -> Future[Grammar]:
+    def submit(self, text: str) -> Future[EngineGrammar]:
         try:
             inner = self._service.submit(text)
         except GrammarBusy as exc:
             raise EngineUnavailable(str(exc)) from exc
-        outer: Future[Grammar] = Future()
+        outer: Future[EngineGrammar] = Future()
         inner.add_done_callback(lambda done: _pass_on(done, outer))
         return outer
 
@@ -188,7 +192,7 @@ class RecipeGrammars:
         self._service.close()
 
 
-def _pass_on(done: Future[CompiledGrammar], outer: Future[Grammar]) -> None:
+def _pass_on(done: Future[CompiledGrammar], outer: Future[EngineGrammar]) -> None:
     error = EngineUnavailable("the grammar compiler is closed") if done.cancelled() else None
     error = error or done.exception()
     if not outer.set_running_or_notify_cancel():
@@ -207,14 +211,18 @@ def _pass_on(done: Future[CompiledGrammar], outer: Future[Grammar]) -> None:
 
 
 class _RecipeGrammar:
-    """`core.constraint.Grammar` on a compiled one."""
+    """`core.constraint.CompiledGrammar` on a compiled one."""
 
-    def __init__(self, compiled: CompiledGrammar) -> None:
+    def __init__(self, compiled: CompiledGrammar, think_tokens: int | None = None) -> None:
         self._compiled = compiled
+        self._think_tokens = think_tokens
         self.mask_words = compiled.vocabulary.mask_words
 
     def matcher(self, prefix: str) -> Matcher:
         try:
-            return self._compiled.matcher(prefix)
+            return self._compiled.matcher(prefix, think_tokens=self._think_tokens)
         except GrammarError as exc:
             raise ConstraintError(str(exc), param="messages") from exc
+
+    def thinking(self, tokens: int) -> Grammar:
+        return _RecipeGrammar(self._compiled, tokens)

@@ -45,6 +45,14 @@ class Grammar(Protocol):
         ...
 
 
+class CompiledGrammar(Grammar, Protocol):
+    """What a compiler makes of a text."""
+
+    def thinking(self, tokens: int) -> Grammar:
+        """The same, with at most so many tokens of thinking in front of the answer."""
+        ...
+
+
 class SequenceConstraint(Protocol):
     """`RowConstraint` of one sequence, which the step's thread alone touches."""
 

@@ -11,15 +11,15 @@ import asyncio
 from concurrent.futures import Future
 from typing import Protocol
 
-from deepinfer_engine.core.constraint import ConstraintState, Grammar
-from deepinfer_engine.core.types import SamplingParams
+from deepinfer_engine.core.constraint import CompiledGrammar, ConstraintState
+from deepinfer_engine.core.types import Constraint, SamplingParams
 from deepinfer_engine.errors import ConstraintError, ConstraintsUnavailable, EngineUnavailable
 
 
 class GrammarCompiler(Protocol):
     """Compiles grammars; thread-safe."""
 
-    def submit(self, text: str) -> Future[Grammar]:
+    def submit(self, text: str) -> Future[CompiledGrammar]:
         """One text is compiled once. The future raises ConstraintError and its kinds.
 
         Raises EngineUnavailable when too many wait.
@@ -50,12 +50,12 @@ async def constraint_of(
         submitted = _submitted(sampling, compiler)
         if submitted is None:
             return None
-        future, prefix = submitted
+        future, constraint = submitted
         waiting = asyncio.wrap_future(future)
         # What becomes of a grammar whose request has gone is nobody's error.
         waiting.add_done_callback(_looked_at)
         # Shielded: others may wait for the same grammar.
-        return ConstraintState(await asyncio.shield(waiting), prefix)
+        return _state(await asyncio.shield(waiting), constraint)
     except _FAILURES:
         if _needed(sampling):
             raise
@@ -70,15 +70,20 @@ def constraint_of_blocking(
         submitted = _submitted(sampling, compiler)
         if submitted is None:
             return None
-        future, prefix = submitted
-        return ConstraintState(future.result(), prefix)
+        future, constraint = submitted
+        return _state(future.result(), constraint)
     except _FAILURES:
         if _needed(sampling):
             raise
         return None
 
 
-def _looked_at(done: asyncio.Future[Grammar]) -> None:
+def _state(grammar: CompiledGrammar, constraint: Constraint) -> ConstraintState:
+    most = constraint.think_tokens
+    return ConstraintState(grammar if most is None else grammar.thinking(most), constraint.prefix)
+
+
+def _looked_at(done: asyncio.Future[CompiledGrammar]) -> None:
     if not done.cancelled():
         done.exception()
 
@@ -93,7 +98,7 @@ def _needed(sampling: SamplingParams) -> bool:
 
 def _submitted(
     sampling: SamplingParams, compiler: GrammarCompiler | None
-) -> tuple[Future[Grammar], str] | None:
+) -> tuple[Future[CompiledGrammar], Constraint] | None:
     constraint = sampling.constraint
     if constraint is None:
         return None
@@ -105,4 +110,4 @@ def _submitted(
             'it runs; install "deepinfer-engine[grammar]" there (in a checkout: pip install -e '
             '"./packages/engine[grammar]")'
         )
-    return compiler.submit(constraint.grammar), constraint.prefix
+    return compiler.submit(constraint.grammar), constraint

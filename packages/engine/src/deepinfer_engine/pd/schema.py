@@ -70,6 +70,7 @@ class Grammar(Message):
     grammar: str
     prefix: str
     needed: bool
+    think_tokens: Count | None = None
 
 
 class Finite(Message):

@@ -254,6 +254,7 @@ class _WorkerCollector(Collector):
         names = sorted({name for worker in self.snapshot for name in getattr(worker, kind)})
         for name in names:
             metric = "deepinfer_worker_" + re.sub(r"[^a-zA-Z0-9_]", "_", name)
+            metric = re.sub("_s$", "_seconds", metric)  # units are spelled out
             text = f"{name} as the workers report it"
             labels = ["role", "worker"]
             family: CounterMetricFamily | GaugeMetricFamily

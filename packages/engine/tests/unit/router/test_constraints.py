@@ -173,3 +173,23 @@ def test_the_workers_report_their_compilers():
                 assert worker.service.load()[0]["constrained_requests"] == 1
 
     run(body())
+
+
+def test_the_bound_of_thinking_comes_with_the_request_not_with_the_grammar():
+    async def body():
+        compiler = ToyCompiler()
+        async with cluster(grammars=lambda: compiler) as it:
+            limited = greedy(20, constraint=Constraint("tens", think_tokens=3))
+            decode = it.workers[1].service
+            entered = []
+            submit = decode.landings.run
+            decode.landings.run = lambda attempt, seq: (
+                entered.append(seq.constraint.grammar.most),
+                submit(attempt, seq),
+            )
+            for name, sampling in (("a", limited), ("b", SAMPLING)):
+                await ask(it.engine, request(name, TOKENS, sampling))
+            assert entered == [3, None]
+            assert {*compiler.submitted} == {"tens"}
+
+    run(body())

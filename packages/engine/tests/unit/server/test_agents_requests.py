@@ -10,6 +10,7 @@ from server_fakes import Script, byte_codec
 from deepinfer_engine.codec.recipe_codec import RecipeCodec
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "w", "schema": SCHEMA}}
 USER = {"role": "user", "content": "weather?"}
 DSML = "\uff5cDSML\uff5c"
 CALL = (
@@ -39,6 +40,22 @@ def test_a_forced_tool_is_served_with_and_without_grammars(codec, enforces):
     else:
         assert prompt.endswith(f"</think>\n\n<{DSML} calls>\n")
         assert not sampling.constraint.needed  # the prompt opens the call
+
+
+@pytest.mark.parametrize(
+    ("more", "most"),
+    [
+        ({"tool_choice": "required"}, 100),
+        ({"tool_choice": {"type": "function", "function": {"name": "w"}}}, 100),
+        ({"tools": None, "response_format": FORMAT}, 100),
+        ({}, None),
+    ],
+)
+def test_thinking_leaves_room_for_what_was_promised(more, most):
+    codec = byte_codec(enforces=True)
+    body = {**chat(codec, max_tokens=200), **more}
+    request = prepared(codec, "chat", body)
+    assert request.parts[0].sampling.constraint.think_tokens == most
 
 
 def test_a_forced_tool_whose_grammar_is_too_large_is_opened_by_the_prompt(codec):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 
 import httpx
 import pytest
@@ -19,7 +21,10 @@ from deepinfer_engine.settings import Settings
 OPENMETRICS = {"accept": "application/openmetrics-text; version=1.0.0"}
 # The library writes the times at which counters began as gauges of their own, `_created`.
 SUFFIXES = re.compile("_(total|count|sum|bucket|info)$")
-UNITS = re.compile("_(milliseconds|microseconds|ms|us|minutes|hours|kilobytes|megabytes|kb|mb|gb)$")
+UNITS = re.compile("_(milliseconds|microseconds|minutes|hours|kilobytes|megabytes)$")
+ABBREVIATED = re.compile("_(s|ms|us|ns|sec|b|kb|mb|gb|tb|pb|m|h|d)(?=_|$)")
+PROMTOOL = shutil.which("promtool")
+"""Debian's package prometheus has it; the rules above are its own, so that they hold without."""
 TYPE_NAMES = re.compile("(^|_)(counter|gauge|histogram|summary|untyped)(_|$)")
 
 
@@ -39,7 +44,7 @@ def faults(families) -> list[str]:
         if not re.fullmatch("[a-z_][a-z0-9_]*", name):
             found.append(f"{name} is not in snake case")
         # The parsers give a counter's name without its _total.
-        matches = (rule.search(name) for rule in (SUFFIXES, UNITS, TYPE_NAMES))
+        matches = (rule.search(name) for rule in (SUFFIXES, UNITS, ABBREVIATED, TYPE_NAMES))
         found += [f"{family.type} {name} has {match.group()}" for match in matches if match]
         series = set()
         for sample in family.samples:
@@ -86,6 +91,10 @@ def test_everything_a_whole_server_reports_passes_the_linters_rules(tmp_path):
             reported = list(plain(text.text))
             assert faults(reported) == []
             assert faults(openmetrics(strict.text)) == []
+            if PROMTOOL is not None:
+                check = [PROMTOOL, "check", "metrics"]
+                said = subprocess.run(check, input=text.content, capture_output=True, check=False)
+                assert (said.returncode, said.stdout + said.stderr) == (0, b"")
             names = {family.name for family in reported}
             assert {"deepinfer_requests", "deepinfer_worker_blocks_capacity"} <= names
             assert any(name.startswith("deepinfer_worker_store_") for name in names)
@@ -100,6 +109,7 @@ def test_everything_a_whole_server_reports_passes_the_linters_rules(tmp_path):
         ("# HELP a_total b\n# TYPE a_total gauge\na_total 1\n", "gauge a_total has _total"),
         ("# TYPE a gauge\na 1\n", "a has no help text"),
         ("# HELP a_ms b\n# TYPE a_ms gauge\na_ms 1\n", "gauge a_ms has _ms"),
+        ("# HELP a_off_s b\n# TYPE a_off_s gauge\na_off_s 1\n", "gauge a_off_s has _s"),
         ("a 1\n", "a is unknown"),
     ],
 )

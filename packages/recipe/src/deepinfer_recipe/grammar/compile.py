@@ -160,15 +160,17 @@ class CompiledGrammar:
         """About how much memory it takes, with what walks have found so far."""
         return int(self._grammar.memory_size_bytes)
 
-    def matcher(self, prefix: str = "") -> GrammarMatcher:
+    def matcher(self, prefix: str = "", *, think_tokens: int | None = None) -> GrammarMatcher:
         """A walk from the beginning, behind `prefix`, the part of the answer that exists.
+
+        think_tokens: behind so many tokens thinking ends, where a token says so.
 
         Raises `GrammarError` if no answer begins with the prefix.
         """
         walk = library().GrammarMatcher(self._grammar)
         if prefix and not walk.accept_string(prefix):
             raise GrammarError("the answer's given beginning does not fit its format")
-        return GrammarMatcher(walk, self.vocabulary, thinks=self._thinks)
+        return GrammarMatcher(walk, self.vocabulary, thinks=self._thinks, think_tokens=think_tokens)
 
 
 class GrammarMatcher:
@@ -177,10 +179,20 @@ class GrammarMatcher:
     `fill` tells the tokens that may come next, `accept` moves on, `rollback` moves back.
     """
 
-    __slots__ = ("_count", "_think_end", "_thought", "_walk", "_without_think_end")
+    __slots__ = (
+        *("_count", "_most_thinking", "_think_end", "_thought", "_walk", "_without_think_end"),
+    )
 
-    def __init__(self, walk: Any, vocabulary: GrammarVocabulary, *, thinks: bool) -> None:
+    def __init__(
+        self,
+        walk: Any,
+        vocabulary: GrammarVocabulary,
+        *,
+        thinks: bool,
+        think_tokens: int | None = None,
+    ) -> None:
         """`walk` is the library's matcher, at the beginning or behind a prefix."""
+        self._most_thinking = think_tokens
         self._walk = walk
         self._think_end = vocabulary.think_end_id
         # Without such a token (-1) nothing is to be left out.
@@ -218,7 +230,17 @@ class GrammarMatcher:
             # Strings with bounds cannot be filtered; thinking ends once all the same.
             word, keep = self._without_think_end
             mask[word] &= keep
+        elif self._most_thinking is not None and self._count >= self._most_thinking:
+            self._end_thinking(mask)
         return True
+
+    def _end_thinking(self, mask: MaskRow) -> None:
+        """Leave nothing but the end of thinking, where that may come."""
+        word, keep = self._without_think_end
+        only = int(mask[word]) & ~keep
+        if self._think_end >= 0 and only:
+            mask[:] = 0
+            mask[word] = only
 
     def accept(self, token: int) -> bool:
         """Move on by one token; False, and no move, if it may not come here."""
