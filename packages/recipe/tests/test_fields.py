@@ -66,7 +66,7 @@ REPORTED = {
 REPORTED_ITEMS = {
     *("apply_patch_call", "apply_patch_call_output", "code_interpreter_call", "computer_call"),
     *("computer_call_output", "configuration_update", "file_search_call"),
-    *("image_generation_call", "local_shell_call", "local_shell_call_output"),
+    *("image_generation_call", "item_reference", "local_shell_call", "local_shell_call_output"),
     *("mcp_approval_request", "mcp_approval_response", "mcp_call", "mcp_list_tools"),
     *("program", "program_output", "shell_call", "shell_call_output"),
 }

@@ -287,6 +287,32 @@ def test_a_tool_loop_sends_only_the_results_and_keeps_the_reasoning(make: Make) 
         turn(store, "r3", "And?", "", previous_response_id="r1", **more)
 
 
+def test_a_reference_stands_for_an_item_of_a_kept_answer(make: Make) -> None:
+    store = make()
+    more = {"tools": [TOOL], "reasoning": {"effort": "high"}}
+    asked = {"role": "user", "content": "1 + 1?"}
+    kept = turn(store, "resp_1_2", [asked], CALL, **more).response()["output"]
+    result = {"type": "function_call_output", "call_id": kept[-1]["call_id"], "output": "2"}
+    references = [{"type": "item_reference", "id": item["id"]} for item in kept]
+    by_reference = turn(store, "r2", [asked, *references, result], "Two.", **more)
+    assert by_reference.prompt == turn(store, "r3", [asked, *kept, result], "Two.", **more).prompt
+    assert by_reference.ignored_fields == ()
+    going_on = turn(store, "r4", "Sure?", "Yes.", previous_response_id="r2", **more)
+    assert going_on.prompt.startswith(by_reference.prompt + "Two.")
+    for owner, wanted in [("b", references[0]), ("a", {"type": "item_reference", "id": "fc_x_0"})]:
+        with pytest.raises(RecipeError, match="not found") as caught:
+            turn(store, "r5", [asked, wanted], "", owner=owner)
+        status, body = error_response("responses", caught.value)
+        assert (status, body["error"]["param"]) == (404, "input[1].id")
+    for bad in ({"type": "item_reference"}, {"type": "item_reference", "id": 7}):
+        with pytest.raises(RecipeError, match="not found"):
+            turn(store, "r6", [asked, bad], "")
+    # Where nothing is kept it is passed over, and told: the AI SDK refers to thoughts and texts,
+    # and sends calls whole.
+    body = {"model": MODEL, "input": [asked, references[0], kept[-1], result], **more}
+    assert Exchange("responses", body).ignored_fields == ("input.item_reference",)
+
+
 def test_what_is_not_there_is_a_404_that_names_the_field(make: Make) -> None:
     store = make()
     turn(store, "r1", "x", "y")

@@ -58,7 +58,6 @@ REFUSED: dict[str, dict[str, str]] = {
 REFUSED_ITEMS: dict[str, str] = {
     "compaction": "this server cannot read what another one compacted; send the items themselves",
     "compaction_trigger": "this server compacts nothing; send a request without it",
-    "item_reference": "send the item itself, or use `previous_response_id`",
 }
 """Input items of Responses whose loss would change what is asked for, with what to do instead."""
 QUIET_ITEMS = frozenset({"web_search_call"})

@@ -36,7 +36,11 @@ from deepinfer_recipe.protocols.responses.events import (
     Seal,
 )
 from deepinfer_recipe.protocols.responses.items import ParsedResponses
-from deepinfer_recipe.protocols.responses.stored_turn import ResponseTurn, message_item
+from deepinfer_recipe.protocols.responses.stored_turn import (
+    ResponseTurn,
+    dereferenced,
+    message_item,
+)
 from deepinfer_recipe.protocols.responses.tools import custom_names, namespace_map
 from deepinfer_recipe.stores.response_store import ResponseStore
 
@@ -180,6 +184,7 @@ def _parse(
     decoded = load_body(body)
     if not isinstance(decoded, dict):
         return ResponsesRequest(body, profile=profile), None
+    decoded = {**decoded, "input": dereferenced(decoded.get("input"), store, owner)}
     turn = ResponseTurn(decoded, store, owner)
     request = ResponsesRequest(decoded, profile=profile, history=turn.history, stores=turn.stores)
     return request, turn

@@ -92,6 +92,37 @@ class ResponseTurn:
         return self._store.put(self._owner, stored)
 
 
+def dereferenced(given: Any, store: ResponseStore, owner: str) -> Any:
+    """An `input` with the kept items in place of its `item_reference`s.
+
+    The AI SDK refers to the items of answers that it believes to be kept, which is what the API
+    does unless asked otherwise. An item's id holds the id of its answer.
+
+    Raises `ConversionError` with status 404 for an item that is not there.
+    """
+    if not isinstance(given, list):
+        return given
+    return [
+        _kept_item(item.get("id"), at, store, owner)
+        if isinstance(item, dict) and item.get("type") == "item_reference"
+        else item
+        for at, item in enumerate(given)
+    ]
+
+
+def _kept_item(item_id: Any, at: int, store: ResponseStore, owner: str) -> dict[str, Any]:
+    response_id = str(item_id).partition("_")[2].rpartition("_")[0]
+    answer = store.get(owner, response_id) if response_id else None
+    for item in [] if answer is None else answer.response["output"]:
+        if item.get("id") == item_id:
+            return item
+    raise ConversionError(
+        f"Item with id '{item_id}' not found. Items of answers with `store` false are not kept.",
+        param=f"input[{at}].id",
+        status_code=404,
+    )
+
+
 def message_item(text: str) -> dict[str, Any]:
     """A plain text input as the item that it stands for."""
     return {
