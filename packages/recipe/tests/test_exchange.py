@@ -251,7 +251,7 @@ def test_strict_tool_keeps_the_definitions_it_refers_to() -> None:
     }
     tool = {"type": "function", "function": {"name": "f", "parameters": schema, "strict": True}}
     parameters = chat(tools=[tool]).request.conversation.tools[0].parameters
-    assert parameters["$defs"] == {"x": {"type": "string"}}
+    assert parameters["$defs"] == {"x": {"type": "string", "minLength": 3}}
     with pytest.raises(ConversionError):
         ChatCompletionRequest({"model": MODEL, "messages": [USER], "tools": [tool]}).convert(
             ConversionOptions()
