@@ -15,6 +15,7 @@ import math
 from enum import Enum
 
 from deepinfer_engine.core.constraint import SequenceConstraint
+from deepinfer_engine.core.token_log import TokenLog
 from deepinfer_engine.core.types import FinishReason, GenerateRequest, TokenLogprob, Usage
 from deepinfer_engine.core.windows import NOTHING, Prefix
 
@@ -97,7 +98,7 @@ class LiveSequence:
         self.arrival = arrival
         self.order = 0
         """Rank of arrival; breaks ties."""
-        self.tokens: list[int] = list(request.token_ids)
+        self.tokens: list[int] = TokenLog(request.token_ids)
         self.prompt_len = len(self.tokens)
         """Tokens that are read before the first is sampled: the prompt, and where it was preempted
         and is computed again, its output too."""

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from deepinfer_engine.adapters.dspark import Penalties, RaggedIds, SamplingBatch
+from deepinfer_engine.core.token_log import TokenLog
 from deepinfer_engine.core.types import SamplingParams
 
 _COLD = 1e-5
@@ -105,14 +106,12 @@ def _penalties(
 
     if not any(wanted(p) for p in params):
         return None
-    counts = [
-        Counter(history[n:]) if wanted(p) else Counter[int]()
-        for p, history, n in zip(params, histories, prompt_lens, strict=True)
-    ]
-    prompts = [
-        sorted(set(history[:n])) if p.repetition_penalty != 1 else []
-        for p, history, n in zip(params, histories, prompt_lens, strict=True)
-    ]
+    counts: list[Counter[int]] = []
+    prompts: list[list[int]] = []
+    for p, history, n in zip(params, histories, prompt_lens, strict=True):
+        log = history if isinstance(history, TokenLog) else TokenLog(tuple(history))
+        counts.append(log.counts(n) if wanted(p) else Counter())
+        prompts.append(log.before(n) if p.repetition_penalty != 1 else [])
     return Penalties(
         output=RaggedIds.of(
             [list(c) for c in counts], [[float(n) for n in c.values()] for c in counts]

@@ -12,7 +12,7 @@ from toy_engine import alone, greedy, hand_loop, prompt, request, run_dry, toy
 
 from deepinfer_engine.core.fairness import Accounts
 from deepinfer_engine.core.pacing import AGAIN, LEAST, Pace
-from deepinfer_engine.core.sequence import Phase
+from deepinfer_engine.core.sequence import LiveSequence, Phase
 from deepinfer_engine.core.types import SamplingParams
 from deepinfer_engine.core.windows import NOTHING
 
@@ -288,7 +288,6 @@ def test_a_sequence_that_ends_in_a_running_step_keeps_its_memory_until_the_next_
     turn(s)
     first, second = s.plan(1.0), s.plan(2.0)
     assert second is None or not second.rows or seq.output_len + 2 <= 3
-    seq.request.sampling.__class__  # noqa: B018 - the sampling is frozen: the end is a stop token
     s.absorb(first, [made_up(first)[0]])
     seq.finish_reason = "stop"
     ends = s.settle(first)
@@ -344,3 +343,45 @@ def test_greedy_requests_of_several_classes_all_end():
     run_dry(loop)
     for i in range(12):
         assert sink.tokens[f"r{i}"] == alone(prompt(i, 5 + i), greedy(9))
+
+
+def test_a_decode_worker_ends_what_it_cannot_park():
+    s = scheduler("decode", blocks=4, nextn=0, decode_reserve_tokens=0)
+    for i in range(2):
+        reservation = s.reserve(BLOCK)
+        assert reservation is not None
+        asked = request(f"r{i}", prompt(i, BLOCK), greedy(ignore_eos=True))
+        seq = LiveSequence(asked, asked.request_id, 0.0)
+        seq.tokens.append(1)
+        s.start(seq, reservation)
+    plan = s.plan(0.0)
+    assert len(plan.rows) == 1, "of three blocks two are full"
+    assert [one.finish for one in s.take_ended()] == ["insufficient_system_resource"]
+    assert s.counters["recomputed"] == 0
+
+
+def test_a_lonely_request_runs_in_the_next_step():
+    s = scheduler()
+    add(s, "a", 10)
+    plan, _ = turn(s)
+    assert [c.seq.key for c in plan.chunks] == ["a"]
+
+
+def test_a_prompt_without_memory_does_not_stop_what_runs():
+    s = scheduler(blocks=6, decode_reserve_tokens=0)
+    add(s, "runs", 3 * BLOCK)
+    turn(s)
+    add(s, "waits", 4 * BLOCK)
+    kinds = [kind(turn(s, float(n))[0]) for n in range(5)]
+    assert kinds == ["decode"] * 5
+
+
+def test_a_queue_of_aborted_requests_runs_nothing():
+    s = scheduler(max_num_seqs=1)
+    for i in range(5):
+        add(s, f"r{i}", 10)
+    for i in range(5):
+        s.abort(f"r{i}")
+    assert [one.finish for one in s.take_ended()] == ["abort"] * 5
+    assert turn(s) == (None, [])
+    assert s.unfinished == 0
