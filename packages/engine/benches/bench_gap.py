@@ -2,15 +2,16 @@
 
     python packages/engine/benches/bench_gap.py [--model demo|DIR] [--tokens 8100] [--nextn 0]
 
-One request streams; a long prompt arrives. Prints, with prompts read in large steps of their own and
-in mixed ones, the time to the long prompt's first token, and the usual and the worst gap between the
-tokens of the other meanwhile, as wall time: run it on a machine with nothing else to do.
+One request streams; a long prompt arrives. Prints, with prompts read in large steps of their own
+and in mixed ones, the time to the long prompt's first token, and the usual and the worst gap
+between the tokens of the other meanwhile, as wall time: run it on an idle machine.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import statistics
 import time
 
@@ -62,7 +63,7 @@ async def measure(options: argparse.Namespace, max_gap: float) -> tuple[float, f
 
     _, (began, ended) = await asyncio.gather(runs(), long())
     await engine.close()
-    gaps = [(b - a, b) for a, b in zip(times, times[1:], strict=False)]
+    gaps = [(b - a, b) for a, b in itertools.pairwise(times)]
     usual = statistics.median(gap for gap, at in gaps[5:] if at < began)
     meanwhile = sorted(gap for gap, at in gaps if at >= began)
     return ended - began, usual, meanwhile[-1], meanwhile[int(0.99 * len(meanwhile))]

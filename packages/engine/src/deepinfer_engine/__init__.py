@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from deepinfer_engine.codec.constraints import json_object, json_schema, regex
+from deepinfer_engine.codec.constraints import choice, ebnf, json_object, json_schema, regex
 from deepinfer_engine.core.types import Constraint, TokenLogprob, Usage
 from deepinfer_engine.errors import (
     CapacityError,
@@ -54,6 +54,8 @@ __all__ = [
     "TransferError",
     "UnknownModel",
     "Usage",
+    "choice",
+    "ebnf",
     "json_object",
     "json_schema",
     "load_model",

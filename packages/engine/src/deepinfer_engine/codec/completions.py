@@ -17,7 +17,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from deepinfer_engine.codec.errors import ContextLengthExceeded, InvalidRequest
 from deepinfer_engine.codec.extras import Extras, apply_extras
+from deepinfer_engine.codec.grammars import form_constraint, with_form
 from deepinfer_engine.codec.protocol import NextTurn, Part, WireEvent
+from deepinfer_engine.codec.structured import Fields, read_form
 from deepinfer_engine.core.pictures import Picture
 from deepinfer_engine.core.types import (
     FinishReason,
@@ -140,7 +142,8 @@ def read_body(body: bytes) -> Body:
 
 def unknown_fields(body: Body) -> tuple[str, ...]:
     """Names in the body that mean nothing here."""
-    return tuple(sorted(set(body.model_extra or ()) - set(Extras.model_fields)))
+    known = {*Extras.model_fields, *Fields.model_fields}
+    return tuple(sorted(set(body.model_extra or ()) - known))
 
 
 def prompts(body: Body, vocabulary: Vocabulary) -> list[tuple[str | None, list[int]]]:
@@ -237,6 +240,8 @@ def prepare(
             "logprobs: log probabilities of an echoed prompt are not given here; ask without echo",
             param="logprobs",
         )
+    form = read_form(body)
+    constraint = None if form is None else form_constraint(form)
     seed = new_seed if read.seed is None else read.seed & _MAX_SEED
     parts: list[Part] = []
     texts: list[str | None] = []
@@ -257,7 +262,10 @@ def prepare(
                 frequency_penalty=read.frequency_penalty,
                 logprobs=read.logprobs,
             )
-            parts.append(Part(tuple(ids), apply_extras(sampling, body, vocabulary.size)))
+            sampling = apply_extras(sampling, body, vocabulary.size)
+            if form is not None and constraint is not None:
+                sampling = with_form(sampling, form, constraint)
+            parts.append(Part(tuple(ids), sampling))
             texts.append(text)
     return CompletionRequest(
         body=read,
@@ -266,6 +274,7 @@ def prepare(
         texts=tuple(texts),
         created=created,
         warnings=unknown_fields(read),
+        constraint_param="" if form is None else form.param,
     )
 
 

@@ -25,6 +25,7 @@ from deepinfer_engine.adapters.recipe import (
     request_grammar,
 )
 from deepinfer_engine.codec.errors import InvalidRequest, Protocol
+from deepinfer_engine.codec.structured import Form
 from deepinfer_engine.core.constraint import CompiledGrammar as EngineGrammar
 from deepinfer_engine.core.constraint import Grammar, Matcher
 from deepinfer_engine.core.types import Constraint, SamplingParams
@@ -56,6 +57,50 @@ def free_constraint(kind: Literal["json", "regex"], schema: str) -> Constraint:
     except GrammarError as exc:
         raise constraint_error(exc) from exc
     return Constraint(text)
+
+
+def form_constraint(form: Form) -> Constraint:
+    """The constraint of a whole output of this form. Raises like `free_constraint`."""
+    constraint = form.constraint()
+    kind = "json" if constraint.kind == "json" else "regex"
+    try:
+        return form.fill(free_constraint(kind, constraint.schema))
+    except ConstraintError as error:
+        error.param = form.param
+        raise
+
+
+def held_to(sampling: SamplingParams, request: ConversationRequest, form: Form) -> SamplingParams:
+    """With an answer of this form, behind thinking that is free. Raises ConstraintError,
+    SchemaTooComplex, InvalidRequest."""
+    _check_free(sampling, form.param)
+    try:
+        text = constraint_grammar(
+            form.constraint(),
+            parsing_options=request.parsing_options,
+            version=request.model_version,
+        )
+    except GrammarError as exc:
+        error = constraint_error(exc)
+        error.param = form.param
+        raise error from exc
+    last = request.conversation.messages[-1] if request.conversation.messages else None
+    prefix = last.content if last is not None and last.prefix else ""
+    constraint = Constraint(text, prefix, think_tokens=sampling.max_tokens // 2)
+    return replace(sampling, constraint=form.fill(constraint))
+
+
+def with_form(sampling: SamplingParams, form: Form, constraint: Constraint) -> SamplingParams:
+    """With a whole output of this form. Raises InvalidRequest."""
+    _check_free(sampling, form.param)
+    return replace(sampling, constraint=constraint)
+
+
+def _check_free(sampling: SamplingParams, form: str) -> None:
+    """Where a form ends an answer nothing may follow."""
+    if sampling.ignore_eos or sampling.min_tokens:
+        name = "ignore_eos" if sampling.ignore_eos else "min_tokens"
+        raise InvalidRequest(f"{name} cannot be combined with {form}", param=name)
 
 
 _FORMATS: dict[Protocol, str] = {

@@ -43,6 +43,7 @@ from deepinfer_engine.codec.extras import Extras, apply_extras
 from deepinfer_engine.codec.grammars import (
     constrained,
     constraint_param,
+    held_to,
     is_forced_behind_thinking,
     may_compile,
 )
@@ -55,6 +56,7 @@ from deepinfer_engine.codec.protocol import (
     WireEvent,
 )
 from deepinfer_engine.codec.responses import RecipeResponses
+from deepinfer_engine.codec.structured import Fields, check_alone, read_form
 from deepinfer_engine.core.pictures import Picture, place
 from deepinfer_engine.core.sampling_params import SamplingDefaults
 from deepinfer_engine.core.types import FinishReason, SamplingParams, TokensEvent, TrafficClass
@@ -94,6 +96,10 @@ _OTHER_FIELDS_BYTES = 1 << 20
 """Of a body, for everything that is not in the prompt."""
 _ANSWER_TOKENS = 256
 """Kept free for the answer when results of the server's tools are sized."""
+
+
+_HONOURED = frozenset((*Extras.model_fields, *Fields.model_fields))
+"""Fields beyond a protocol that are not warned of."""
 
 
 class RecipeCodec:
@@ -250,6 +256,9 @@ class RecipeCodec:
         ):
             exchange = self._exchange(protocol, body, owner, thinks_before_forced=False)
         request = exchange.request
+        form = None if protocol == "messages" else read_form(body)
+        if form is not None:
+            check_alone(request, form)
         options = request.inference_options
         if options.n > completions.MAX_CHOICES:
             raise InvalidRequest(f"n: at most {completions.MAX_CHOICES}", param="n")
@@ -271,7 +280,10 @@ class RecipeCodec:
             logprobs=(options.top_logprobs or 0) if options.logprobs else None,
         )
         sampling = apply_extras(sampling, body, self.vocab_size)
-        sampling, unenforced = constrained(sampling, request, protocol, enforces=self._enforces)
+        if form is None:
+            sampling, unenforced = constrained(sampling, request, protocol, enforces=self._enforces)
+        else:
+            sampling, unenforced = held_to(sampling, request, form), False
         return RecipeRequest(
             codec=self,
             exchange=exchange,
@@ -284,7 +296,8 @@ class RecipeCodec:
             max_model_len=max_model_len,
             tools=self._tools(exchange),
             answers=options.n,
-            warnings=tuple(n for n in exchange.ignored_fields if n not in Extras.model_fields),
+            warnings=tuple(n for n in exchange.ignored_fields if n not in _HONOURED),
+            form_param="" if form is None else form.param,
             unenforced=unenforced,
         )
 
@@ -477,6 +490,7 @@ class RecipeRequest:
     tools: ToolRun | None = None
     answers: int = 1
     warnings: tuple[str, ...] = ()
+    form_param: str = ""
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -505,7 +519,7 @@ class RecipeRequest:
 
     @property
     def constraint_param(self) -> str:
-        return constraint_param(self.exchange.request, self.protocol)
+        return self.form_param or constraint_param(self.exchange.request, self.protocol)
 
     def encoders(self, response_id: str) -> list[RecipeEncoder]:
         self.exchange.begin(

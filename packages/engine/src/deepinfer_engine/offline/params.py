@@ -131,7 +131,7 @@ def _check_lists(params: SamplingParams, wrong: Any, is_int: Any) -> None:
         raise wrong("logit_bias", "pairs (token id, bias)")
     constraint: Any = params.constraint
     if constraint is not None and not isinstance(constraint, Constraint):
-        raise wrong("constraint", "one of json_schema(...), json_object() and regex(...)")
+        raise wrong("constraint", "one of json_schema, json_object, regex, choice and ebnf")
 
 
 def _check_allowed(params: SamplingParams, vocab_size: int) -> None:
