@@ -13,12 +13,11 @@ LEAST = 16
 """Prompt tokens a step reads at least, so that every prompt ends."""
 FIRST = 64
 """... and before anything is known."""
-FADE = 0.8
-"""What the steps before count beside the last one."""
+DOWN, UP = 0.3, 0.03
+"""How far the usual step follows a shorter and a longer one: what neighbours on the machine add to
+a step must not become what is usual."""
 AGAIN = 256
 """Steps with prompt tokens after which one without is measured again: contexts have grown."""
-OUTLIER = 3.0
-"""A step this much longer than usual says something about the machine, and is not learned from."""
 
 
 @dataclass(slots=True)
@@ -38,7 +37,6 @@ class Pace:
             return most
         if rows.bit_length() not in self._usual or self._since >= AGAIN:
             self._since = 0
-            self._usual.pop(rows.bit_length(), None)
             return 0
         return min(most, max(LEAST, int(self._tokens)))
 
@@ -51,13 +49,14 @@ class Pace:
         if not prompt_tokens:
             if usual is None:
                 self._usual[size] = seconds
-            elif seconds < OUTLIER * usual:
-                self._usual[size] = FADE * usual + (1 - FADE) * seconds
+            else:
+                follows = DOWN if seconds < usual else UP
+                self._usual[size] = usual + follows * (min(seconds, 3 * usual) - usual)
             return
         self._since += 1
         if usual is None:
             return
         # A smaller chunk than was allowed, the end of a prompt, says nothing against more.
-        ratio = min(max(self.gap * usual / seconds, 0.5), 1.5)
+        ratio = min(max(self.gap * usual / seconds, 0.5), 1.25)
         if ratio < 1 or prompt_tokens >= int(self._tokens):
             self._tokens = max(LEAST, min(prompt_tokens, self._tokens) * ratio)

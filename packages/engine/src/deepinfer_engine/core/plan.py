@@ -26,7 +26,7 @@ class Chunk:
         return self.end == self.seq.prompt_len
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Progress:
     """Output tokens `index ..` of a sequence, and its end when `finish` is set."""
 

@@ -314,6 +314,7 @@ class Scheduler:
             self.counters["mixed_steps"] += bool(plan.chunks)
         for chunk, output in zip(plan.chunks, outputs, strict=False):
             self._absorb_prefill(plan, chunk, output)
+        drafted = accepted = 0
         for (seq, drafts), output in zip(plan.rows, outputs[n:], strict=True):
             seq.ahead -= 1
             seq.ahead_most -= drafts + 1
@@ -322,6 +323,10 @@ class Scheduler:
             if output is None:
                 raise RuntimeError(f"the runner returned nothing for {seq.key}")
             self._absorb_decode(plan, seq, output)
+            drafted += output.n_drafted
+            accepted += output.n_accepted
+        self.counters["drafted_tokens"] += drafted
+        self.counters["accepted_tokens"] += accepted
         for salt, tokens in plan.generated.items():
             self.counters["generated_tokens"] += tokens
             self._order.charge(salt, tokens)
@@ -583,8 +588,6 @@ class Scheduler:
             raise RuntimeError(f"{seq.key}: {seq.num_tokens} resident of {len(seq.tokens)} tokens")
         seq.drafted_tokens += output.n_drafted
         seq.accepted_tokens += output.n_accepted
-        self.counters["drafted_tokens"] += output.n_drafted
-        self.counters["accepted_tokens"] += output.n_accepted
         self._append(plan, seq, output)
         seq.num_tokens = len(seq.tokens) - 1
 
