@@ -462,7 +462,7 @@ class Scheduler:
         """Serve the best class and in it the shortest output first; where memory lacks, preempt the
         worst class and in it the longest output. None: memory lacks, and who could give it is in a
         step that runs."""
-        able = [seq for seq in self._running if not seq.ahead or self._goes_on(seq)]
+        able = [seq for seq in self._running if self._goes_on(seq)]
         if self.role == "both" and self._in_flight:
             able += [
                 seq

@@ -8,7 +8,6 @@ values stand for all), and by chi-square over many seeds where there is too much
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
 
@@ -127,7 +126,11 @@ SLOW = pytest.mark.slow
 
 @pytest.mark.parametrize(
     ("gamma", "length", "ignore_eos"),
-    [(1, 3, True), (1, 3, False), pytest.param(2, 4, True, marks=SLOW)],
+    [
+        (1, 3, True),
+        pytest.param(1, 3, False, marks=SLOW),
+        pytest.param(2, 4, True, marks=SLOW),
+    ],
 )
 def test_by_enumeration_the_law_is_that_of_the_target(gamma, length, ignore_eos):
     sampling = SamplingParams(
@@ -207,13 +210,13 @@ def test_the_test_finds_a_law_that_is_a_little_off():
 def test_the_seed_decides_and_neither_batch_nor_drafts_do():
     """In the coupled mode; asked of requests that choose it and of the engine's default."""
     texts = {}
-    for gamma, seqs, overlap, coupled in itertools.product(
-        (1, 3), (1, 7), (False, True), (True, None)
-    ):
+    for gamma, seqs, overlap, coupled in (
+        (1, 1, False, True), (3, 7, False, None), (3, 7, True, True), (1, 7, True, None),
+    ):  # fmt: skip
         _, loop, sink = engine(Table(SKEWED, GUESSED, gamma), max_num_seqs=seqs, overlap=overlap)
         samplings = [
             SamplingParams(temperature=1.0, seed=i, max_tokens=20, ignore_eos=True, coupled=coupled)
-            for i in range(20)
+            for i in range(12)
         ]
         texts[gamma, seqs, overlap, coupled] = run_all(loop, sink, samplings)
     first = next(iter(texts.values()))
