@@ -42,7 +42,8 @@ def choice(options: Sequence[str]) -> Constraint:
 def ebnf(rules: str) -> Constraint:
     """The whole output is what the grammar derives from its rule `root`; EBNF as in GBNF.
 
-    What is wrong with the rules is told by ConstraintError when they are used.
+    Raises RequestError for none; what is wrong with the rules is told by ConstraintError when they
+    are used.
     """
     if not rules.strip():
         raise RequestError("ebnf: wanted rules, the first of them `root`")
