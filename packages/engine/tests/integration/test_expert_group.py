@@ -10,6 +10,8 @@ import httpx
 import pytest
 
 STORY = "Tell me a story."
+RESTART_S = 120.0
+"""Two processes load a model, on a machine that may be busy."""
 
 
 def body_of(server, text, **more):
@@ -75,7 +77,7 @@ def test_a_stream_outlives_a_process_of_the_group(
     started again; the request is carried on."""
     server = group
     alive, _ = processes
-    until(lambda: server.get("/health/ready").status_code == 200)
+    until(lambda: server.get("/health/ready").status_code == 200, RESTART_S)
     before, member = server.worker_pids(), member_of(server, processes)
     text = dict.fromkeys(expected, "")
     hit = False
@@ -96,16 +98,16 @@ def test_a_stream_outlives_a_process_of_the_group(
                 hit = True
     assert hit
     assert text == expected
-    until(lambda: server.worker_pids().get("decode") not in (None, before["decode"]))
+    until(lambda: server.worker_pids().get("decode") not in (None, before["decode"]), RESTART_S)
     until(lambda: not alive(member))
     assert server.worker_pids()["prefill"] == before["prefill"]
 
 
 def test_an_idle_group_that_loses_a_process_is_started_again(group, processes, until) -> None:
     server = group
-    until(lambda: server.get("/health/ready").status_code == 200)
+    until(lambda: server.get("/health/ready").status_code == 200, RESTART_S)
     before = server.worker_pids()["decode"]
     os.kill(member_of(server, processes), signal.SIGKILL)
-    until(lambda: server.worker_pids().get("decode") not in (None, before))
-    until(lambda: server.get("/health/ready").status_code == 200)
+    until(lambda: server.worker_pids().get("decode") not in (None, before), RESTART_S)
+    until(lambda: server.get("/health/ready").status_code == 200, RESTART_S)
     assert said(server.post("/v1/chat/completions", body_of(server, STORY)))["content"]

@@ -167,6 +167,11 @@ class EngineLoop:
         with self._changed:
             self._notify()
 
+    @property
+    def waits_for(self) -> Sequence[threading.Thread]:
+        """Threads that a step waits for: while they work, it does."""
+        return ()
+
     # -- any thread -----------------------------------------------------------------------------
 
     def submit(

@@ -78,6 +78,11 @@ class OverlappedLoop(EngineLoop):
         self._flights.put(None)
         self._device.join()
 
+    @property
+    def waits_for(self) -> Sequence[threading.Thread]:
+        """The device's."""
+        return (self._device,)
+
     # -- the device's thread --------------------------------------------------------------------
 
     def _fly(self) -> None:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 from deepinfer_engine.core.loop import EngineLoop
-from deepinfer_engine.pd.watchdog import StepMonitor, Watchdog
+from deepinfer_engine.pd.watchdog import StepMonitor, Watchdog, thread_cpu_s
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,10 @@ class StepThread:
         """Why no step comes to an end; empty while steps do."""
         self._thread = threading.Thread(target=self._run, name="engine-step", daemon=True)
         self._watchdog = Watchdog(
-            self.monitor, self._thread, told=self._tell, helpers_cpu_s=helpers_cpu_s
+            self.monitor,
+            self._thread,
+            told=self._tell,
+            helpers_cpu_s=lambda: helpers_cpu_s() + sum(map(thread_cpu_s, loop.waits_for)),
         )
 
     @property

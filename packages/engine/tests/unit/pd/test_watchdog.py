@@ -6,7 +6,11 @@ import threading
 
 import pytest
 
-from deepinfer_engine.pd.watchdog import LEAST_S, RUNAWAY_S, StepMonitor, Watchdog
+from deepinfer_engine.core.config import EngineConfig
+from deepinfer_engine.core.loops import engine_loop
+from deepinfer_engine.core.toy_runner import ToyRunner
+from deepinfer_engine.kv.parking import HostParking
+from deepinfer_engine.pd.watchdog import LEAST_S, RUNAWAY_S, StepMonitor, Watchdog, thread_cpu_s
 
 
 def test_a_step_without_a_sign_of_work_is_stuck_after_five_seconds():
@@ -104,6 +108,35 @@ def test_other_processes_that_compute_with_the_step_show_work():
     told = [stood.look(0.5) for _ in range(14)]
     lock.release()
     assert "stood still" in told[-1]
+
+
+def test_the_device_of_an_overlapped_loop_is_waited_for_while_it_works():
+    runner = ToyRunner()
+    parking = HostParking(runner, 1 << 20)
+    options = {"parking": parking, "link": None, "sink": None}
+    plain = engine_loop(runner, EngineConfig(), "both", **options)
+    assert plain.waits_for == ()
+    loop = engine_loop(runner, EngineConfig(overlap=True), "both", **options)
+    (device,) = loop.waits_for
+    try:
+        assert device.is_alive()
+        assert thread_cpu_s(device) >= 0.0
+    finally:
+        loop.close()
+    assert not device.is_alive()
+    assert thread_cpu_s(device) == 0.0
+
+
+def test_the_processor_time_of_a_thread_is_its_own():
+    go_on = threading.Event()
+    thread = threading.Thread(target=lambda: (sum(range(3_000_000)), go_on.wait()), daemon=True)
+    assert thread_cpu_s(thread) == 0.0
+    thread.start()
+    while thread_cpu_s(thread) < 0.001:
+        pass  # it has begun to compute
+    go_on.set()
+    thread.join()
+    assert thread_cpu_s(thread) == 0.0
 
 
 def test_a_thread_that_computes_shows_work():
