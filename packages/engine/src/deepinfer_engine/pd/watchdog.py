@@ -30,8 +30,8 @@ _CPUCLOCK_OF_THREAD = 6
 
 
 def thread_cpu_s(thread: threading.Thread) -> float:
-    """Processor time that a thread has used; 0 before it began and when it has ended, or where the
-    system does not tell (it is Linux that does)."""
+    """Processor time that a thread has used; 0 before it began, some time after it has ended,
+    and where the system does not tell (it is Linux that does)."""
     if thread.native_id is None:
         return 0.0
     try:
