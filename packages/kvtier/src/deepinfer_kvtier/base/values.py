@@ -23,7 +23,7 @@ class Part(NamedTuple):
 
 
 def parts(*named_sizes: tuple[str, int]) -> tuple[Part, ...]:
-    """Lay parts end to end: `parts(("L2.index", 4352), ("L2.main", 18432))`. raises: ConfigError."""
+    """Lay parts end to end: `parts(("index", 4352), ("main", 18432))`. raises: ConfigError."""
     laid: list[Part] = []
     offset = 0
     for item in named_sizes:
