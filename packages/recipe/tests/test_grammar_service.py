@@ -290,3 +290,24 @@ def test_thinking_ends_where_it_has_to():
     answer = compiled.matcher(think_tokens=0)
     assert answer.fill(row)
     assert not support.allowed(row, word)
+
+
+def test_a_forced_call_follows_the_thinking_at_once():
+    tool = {"type": "function", "function": {"name": "w", "parameters": {"type": "object"}}}
+
+    def after_thinking(kind: str) -> list[bool]:
+        made = constraint_grammar(
+            OutputConstraint(kind, json.dumps([tool])),
+            parsing_options=ParsingOptions(
+                thinking_initial_stage=ThinkingInitialStage.ReasoningStart
+            ),
+            version=ModelVersion.DeepseekV41Flash,
+        )
+        matcher, own = compile_grammar(made, vocabulary()).matcher(), support.tokenizer(MODEL)
+        row = np.zeros(vocabulary().mask_words, dtype=np.int32)
+        assert matcher.accept(vocabulary().think_end_id)
+        assert matcher.fill(row)
+        return [support.allowed(row, own.encode(text)[0]) for text in ("hm", "\n\n")]
+
+    assert after_thinking("tool_call_required") == [False, True]
+    assert after_thinking("tool_call") == [True, True]

@@ -89,9 +89,7 @@ def constraint_grammar(
     except GrammarError as error:
         error.param = error.param or "response_format"
         raise
-    stage = parsing_options.thinking_initial_stage
-    thinks = stage is not None and stage is not ThinkingInitialStage.ContentContinuation
-    if thinks and not parsing_options.starts_in_tool_calls:
+    if _thinks(parsing_options) and not parsing_options.starts_in_tool_calls:
         marks = (think_end, dsml) if is_calls and own is None else (think_end,)
         ends = own is None or think_end in own.special_tokens
         end = token(think_end) if ends else const(think_end)
@@ -111,6 +109,11 @@ def constraint_grammar(
             param="tools" if is_calls else "response_format",
         )
     return text
+
+
+def _thinks(options: ParsingOptions) -> bool:
+    stage = options.thinking_initial_stage
+    return stage is not None and stage is not ThinkingInitialStage.ContentContinuation
 
 
 def _blank_lines() -> Format:
@@ -133,5 +136,8 @@ def _answer(constraint: OutputConstraint, options: ParsingOptions, version: Targ
     if options.starts_in_tool_calls:
         return calls.inside()
     block = calls.block()
-    is_forced = constraint.kind == "tool_call_required"
-    return sequence(any_text(think_end, dsml), block if is_forced else optional(block))
+    text = any_text(think_end, dsml)
+    if constraint.kind != "tool_call_required":
+        return sequence(text, optional(block))
+    # Thoughts stand before the call; text beside them might go on until no token is left for it.
+    return block if _thinks(options) else sequence(text, block)
