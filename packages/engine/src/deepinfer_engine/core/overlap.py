@@ -11,7 +11,7 @@ up. Blocks and slots of a sequence that ended stay its own until the step planne
 
 The tokens are those of the plain loop. What is hidden is planning, building arrays, telling streams
 and whatever their reader does; committing is not. A device that waits for nobody, or a process,
-gains that; operators driven from Python share their interpreter with the rest and gain little.
+gains that; operators driven from Python share their interpreter with the rest and gain nothing.
 """
 
 from __future__ import annotations
