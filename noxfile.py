@@ -225,7 +225,7 @@ def conformance_fuzz(session: nox.Session) -> None:
 def oracle(session: nox.Session) -> None:
     """The model beside independent ones: NVIDIA NeMo-Automodel's V4.1, transformers' V4."""
     session.env.update(OMP_NUM_THREADS="1")
-    install(session, "engine[test]")
+    install(session, "engine[test]", "recipe[test]")
     try:
         session.install("transformers>=5.24,<6", "pillow>=10")
         # Its declared requirements are those of training on GPUs, several GB; on a CPU its model
