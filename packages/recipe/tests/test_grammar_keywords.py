@@ -30,6 +30,7 @@ from deepinfer_recipe import (
     constraint_grammar,
     render_training,
 )
+from deepinfer_recipe.grammar.compile import _pack
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
@@ -45,13 +46,17 @@ PLACES = ("answer", "argument")
 @cache
 def vocabulary() -> GrammarVocabulary:
     """A token for each byte, and the three that answers are built with."""
-    xgrammar = pytest.importorskip("xgrammar", reason="the grammar extra is not installed")
+    pytest.importorskip("xgrammar", reason="the grammar extra is not installed")
     spellings = [bytes([byte]) for byte in range(256)]
     spellings += [DSML.encode(), THINK_END.encode(), b""]
-    info = xgrammar.TokenizerInfo(
-        spellings, xgrammar.VocabType.RAW, vocab_size=len(spellings), stop_token_ids=[258]
-    )
-    return GrammarVocabulary(info, THINK_END, 257)
+    head = {
+        "count": len(spellings),
+        "vocab_size": len(spellings),
+        "ends": [258],
+        "think_end": THINK_END,
+        "think_end_id": 257,
+    }
+    return GrammarVocabulary(_pack(head, spellings))
 
 
 def grammar_of(case: Case, place: str) -> str:
