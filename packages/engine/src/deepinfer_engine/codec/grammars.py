@@ -173,8 +173,8 @@ def constrained(
                 f"{name} cannot be combined with a format of the answer", param=name
             )
         return sampling, True
-    # A model that thinks until its tokens are gone would never come to what was promised.
-    most = sampling.max_tokens // 2 if is_held or not tools else None
+    # A model that thinks until its tokens are gone would never come to the call.
+    most = sampling.max_tokens // 2 if is_held else None
     constraint = Constraint(grammar.text, grammar.prefix, needed, most)
     return replace(sampling, constraint=constraint), False
 

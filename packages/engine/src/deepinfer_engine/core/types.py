@@ -19,7 +19,7 @@ class Constraint:
     grammar: a structural tag, JSON text that every worker compiles for its vocabulary.
     prefix: the part of the answer that the prompt ends with; the grammar begins before it.
     needed: False where the request is served all the same by an engine that cannot enforce.
-    think_tokens: thinking ends behind so many, so that the answer that was promised has room.
+    think_tokens: thinking ends behind so many, so that a forced call has room.
     """
 
     grammar: str

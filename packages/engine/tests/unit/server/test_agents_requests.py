@@ -47,11 +47,11 @@ def test_a_forced_tool_is_served_with_and_without_grammars(codec, enforces):
     [
         ({"tool_choice": "required"}, 100),
         ({"tool_choice": {"type": "function", "function": {"name": "w"}}}, 100),
-        ({"tools": None, "response_format": FORMAT}, 100),
+        ({"tools": None, "response_format": FORMAT}, None),
         ({}, None),
     ],
 )
-def test_thinking_leaves_room_for_what_was_promised(more, most):
+def test_thinking_leaves_room_for_a_forced_call(more, most):
     codec = byte_codec(enforces=True)
     body = {**chat(codec, max_tokens=200), **more}
     request = prepared(codec, "chat", body)
