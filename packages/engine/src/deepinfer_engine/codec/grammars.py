@@ -86,8 +86,7 @@ def held_to(sampling: SamplingParams, request: ConversationRequest, form: Form) 
         raise error from exc
     last = request.conversation.messages[-1] if request.conversation.messages else None
     prefix = last.content if last is not None and last.prefix else ""
-    constraint = Constraint(text, prefix, think_tokens=sampling.max_tokens // 2)
-    return replace(sampling, constraint=form.fill(constraint))
+    return replace(sampling, constraint=form.fill(Constraint(text, prefix)))
 
 
 def with_form(sampling: SamplingParams, form: Form, constraint: Constraint) -> SamplingParams:
