@@ -30,6 +30,16 @@ SIBLINGS = frozenset(f"deepinfer_{name}" for name in PACKAGES)
 
 RECORDED_ON = (3, 11)
 
+# Generated tests take the time they take: a busy machine is no fault of what they test. Set before
+# any conftest.py is read, so that a package's own profile can start from it. The repository's own
+# tests draw nothing, and their environment does without.
+if find_spec("hypothesis"):
+    from hypothesis import HealthCheck, settings
+
+    PATIENT = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+    settings.register_profile("patient", **PATIENT)
+    settings.load_profile("patient")
+
 # Where the name to import is not the distribution's name with underscores.
 IMPORT_NAMES = {
     "huggingface-hub": ("huggingface_hub",),

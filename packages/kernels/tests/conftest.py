@@ -4,5 +4,7 @@ import torch
 from hypothesis import settings
 
 torch.set_num_threads(1)
-settings.register_profile("default", deadline=None, derandomize=True, max_examples=40)
-settings.load_profile("default")
+settings.register_profile(
+    "kernels", settings.get_profile("patient"), derandomize=True, max_examples=40
+)
+settings.load_profile("kernels")
