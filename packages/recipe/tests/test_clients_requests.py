@@ -104,6 +104,19 @@ def test_with_grammars_a_forced_call_follows_free_thinking(protocol: str, choice
     assert "Oslo" in body
 
 
+@pytest.mark.parametrize("tools", [None, []], ids=["absent", "empty"])
+@pytest.mark.parametrize(("protocol", "choice"), FORCED)
+def test_a_call_cannot_be_forced_without_tools(protocol: str, choice: str, tools: Any) -> None:
+    body = forced(protocol, choice, tools=tools)
+    if tools is None:
+        del body["tools"]
+    with pytest.raises(ConversionError, match="declare it in `tools`") as refused:
+        Exchange(protocol, body, id="r")
+    assert refused.value.param == "tool_choice"
+    kind = "auto" if protocol != "messages" else {"type": "auto"}
+    Exchange(protocol, {**body, "tool_choice": kind}, id="r")
+
+
 @pytest.mark.parametrize("protocol", ["chat", "responses", "messages"])
 def test_history_of_a_forced_call_drops_its_thinking(protocol: str) -> None:
     body = forced(protocol, "any", **THINKS[protocol])

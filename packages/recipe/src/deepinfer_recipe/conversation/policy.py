@@ -20,6 +20,8 @@ class Policy:
     """Chat: `developer` is another name of `system`."""
     accepts_allowed_tools: bool = False
     """Chat, Responses: a tool choice of type `allowed_tools`."""
+    refuses_forced_call_without_tools: bool = False
+    """A tool choice that forces a call is an error where the model has no tool to call."""
     accepts_max_completion_tokens: bool = False
     """Chat: `max_completion_tokens` where `max_tokens` is absent."""
     max_choices: int = 1
@@ -85,6 +87,7 @@ EXTENDED = Policy(
     name="extended",
     accepts_developer_role=True,
     accepts_allowed_tools=True,
+    refuses_forced_call_without_tools=True,
     accepts_max_completion_tokens=True,
     max_choices=16,
     checks_end_user=True,

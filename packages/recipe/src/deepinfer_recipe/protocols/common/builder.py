@@ -32,7 +32,12 @@ from deepinfer_recipe.protocols.common.options import (
 )
 from deepinfer_recipe.protocols.common.schema_check import require_schema
 from deepinfer_recipe.protocols.common.strict_schema import StrictRules
-from deepinfer_recipe.protocols.common.tools import Choice, resolve_choice, tool_constraint
+from deepinfer_recipe.protocols.common.tools import (
+    Choice,
+    refuse_forced,
+    resolve_choice,
+    tool_constraint,
+)
 
 ThinkingType: TypeAlias = Literal["enabled", "disabled", "adaptive"]
 RequestedEffort: TypeAlias = Literal[
@@ -330,6 +335,8 @@ def mentions_json(messages: Sequence[Message]) -> bool:
 def _chosen(builder: RequestBuilder) -> tuple[list[ToolDefinition], ToolChoice]:
     """Tools and mode of the tool choice; a forced call ends thinking unless it may follow it."""
     may_force = builder.policy.serves_forced_tools or not builder.thinking
+    if builder.policy.refuses_forced_call_without_tools and not builder.tools:
+        refuse_forced(builder.choice)
     tools, mode = resolve_choice(builder.tools, builder.choice, may_force=may_force)
     thinks_first = builder.options.thinks_before_forced_calls
     if mode == "required" and builder.thinking and not thinks_first:

@@ -163,6 +163,20 @@ def _check_same_strictness(tools: Sequence[ToolDefinition]) -> None:
         )
 
 
+def refuse_forced(choice: Choice) -> None:
+    """Raise `ConversionError` if the choice forces a call; for a request without tools."""
+    if (
+        choice == "required"
+        or isinstance(choice, Forced)
+        or (isinstance(choice, Allowed) and choice.mode == "required")
+    ):
+        raise ConversionError(
+            "tool_choice forces a call, but the request leaves the model no tool: declare it in "
+            "`tools`, or leave tool_choice out",
+            param="tool_choice",
+        )
+
+
 def resolve_choice(
     tools: Sequence[ToolDefinition], choice: Choice, *, may_force: bool
 ) -> tuple[list[ToolDefinition], ToolChoice]:
