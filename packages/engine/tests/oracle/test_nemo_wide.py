@@ -8,6 +8,7 @@ way, so each selection is taken over from NeMo, and ours may differ from it by s
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import nemo
 import pytest
@@ -19,6 +20,7 @@ from tiny_tokens import tokens
 from torch import Tensor
 
 from deepinfer_engine import load_model
+from deepinfer_kernels import ops as kernels
 
 LENGTH = 1100
 WIDE = {
@@ -67,14 +69,14 @@ def test_logits_at_the_released_head_sizes(
 
     model = load_model(tmp_path / "q", dtype="float32", cache_quant="none")
     ops = model._backbone.ops
-    select, moved = ops.topk_select, []
+    select, moved = ops.index_topk, []
 
-    def taken(scores: Tensor, k: int) -> Tensor:
-        own, their = select(scores, k), chosen.pop(0)
-        moved.append(_moved(scores, own, their))
-        return their
+    def taken(*arguments: Any) -> tuple[Tensor, Tensor]:
+        (own, kept), their = select(*arguments), chosen.pop(0)
+        moved.append(_moved(_scores(*arguments), own, their))
+        return their, kept
 
-    monkeypatch.setattr(ops, "topk_select", taken)
+    monkeypatch.setattr(ops, "index_topk", taken)
     ours, _ = model.prefill(ids)
     assert not chosen, "our pass selected less often than NeMo's"
     assert sum(moved) < 10
@@ -82,15 +84,33 @@ def test_logits_at_the_released_head_sizes(
     assert record(what, ours, expected)[0] < 1e-4
 
 
+def _scores(
+    q: Tensor, w: Tensor, cache: Tensor, table: Tensor, first: Tensor, visible: Tensor,
+    record: str, k: int, entries: int, block: int, blocks: int, within: Tensor | None,
+) -> Tensor:  # fmt: skip
+    """[n, m] of one sequence, by the operator of scores alone: -inf where a row may not choose.
+
+    `index_topk`, whose arguments these are, keeps no scores that could be looked at.
+    """
+    assert first.tolist() == [0, len(q)]
+    at = torch.arange(int(visible.max()))
+    slots = table[0, at // entries] * entries + at % entries
+    keys = kernels.kv_load(cache, slots, record, q.shape[2], q.dtype, entries)
+    scores = kernels.index_logits(q[None], keys[None], w[None], visible[None])[0]
+    if within is None:
+        return scores
+    return kernels.candidate_mask(scores, _marks(within, -(-len(at) // block)), block)
+
+
+def _marks(ids: Tensor, width: int) -> Tensor:
+    """bool [n, width]: true at the ids of each row, of which -1 is none."""
+    marks = torch.zeros(len(ids), width + 1, dtype=torch.bool)
+    return marks.scatter_(1, torch.where(ids < 0, width, ids), True)[:, :width]
+
+
 def _moved(scores: Tensor, own: Tensor, their: Tensor) -> int:
     """Rows that select otherwise; where one does, by scores that are as good as equal."""
-    width = scores.shape[1]
-
-    def picked(selection: Tensor) -> Tensor:
-        marks = torch.zeros(len(scores), width + 1, dtype=torch.bool)
-        return marks.scatter_(1, torch.where(selection < 0, width, selection), True)[:, :width]
-
-    a, b = picked(own), picked(their)
+    a, b = (_marks(selection, scores.shape[1]) for selection in (own, their))
     rows = (a != b).any(1)
     worst_own = scores.masked_fill(~a, float("inf")).amin(1)
     worst_their = scores.masked_fill(~b, float("inf")).amin(1)

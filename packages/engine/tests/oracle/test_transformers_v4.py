@@ -189,11 +189,11 @@ def test_mixes_and_streams_of_one_sub_layer(model: Model, record: Record) -> Non
         post, comb, collapsed = (t[0] for t in theirs(streams[None]))
         normed = norm(collapsed)
     # V4 collapses with the mix of the same streams, V4.1 with the one before: asked for first here.
-    _, pre, _, _ = v41.pre_norm(c, w, layer.attn_norm, streams, drawn(LENGTH, c.hc_mult))
+    _, pre, _, _ = v41.pre_norm(ops, c, w, layer.attn_norm, streams, drawn(LENGTH, c.hc_mult))
     expanded = post[..., None] * y[:, None] + torch.matmul(comb.transpose(-1, -2), streams)
     for size in (LENGTH, FEW):
         parts = [
-            v41.pre_norm(c, w, layer.attn_norm, s, p)
+            v41.pre_norm(ops, c, w, layer.attn_norm, s, p)
             for s, p in zip(streams.split(size), pre.split(size), strict=True)
         ]
         x, _, our_post, our_comb = (torch.cat(part) for part in zip(*parts, strict=True))
@@ -230,7 +230,7 @@ def test_expert_choice_weights_and_outputs(model: Model, record: Record) -> None
     assert record("expert weights", *chosen, AGAINST)[0] < CLOSE
     assert (x @ w.shared_w1.T > c.swiglu_limit).any()
     for size in (LENGTH, FEW):
-        ours = torch.cat([v41.moe(c, w, part) for part in x.split(size)])
+        ours = torch.cat([v41.moe(ops, c, w, part) for part in x.split(size)])
         what = "experts and shared expert, of the largest output"
         largest = theirs.abs().max()
         assert record(what, ours / largest, theirs / largest, AGAINST)[0] < CLOSE
@@ -248,14 +248,30 @@ def test_index_scores_and_their_selection(model: Model, record: Record) -> None:
         theirs = scorer(q, k, x)[0]
         w = scorer.weights_proj(x) * (heads * dim) ** -0.5
     hidden = torch.arange(entries) >= visible[0][:, None]
-    ours = ops.index_logits(q, k, w, visible)[0]
+    ours = kernels.index_logits(q, k, w, visible)[0]
     assert torch.equal(ours == float("-inf"), hidden)
     shown = ours.masked_fill(hidden, 0), theirs.masked_fill(hidden, 0)
     assert record("index scores", *shown, AGAINST)[0] < CLOSE
     best = theirs.masked_fill(hidden, float("-inf")).topk(12)
     chosen = torch.where(best.values.isfinite(), best.indices, entries).sort(-1).values
-    mine = ops.topk_select(ours, 12)
+    mine = kernels.topk_select(ours, 12)
     assert torch.equal(torch.where(mine < 0, entries, mine), chosen)
+    # The runtime's operator scores and selects in one, out of pages, and shows its choice alone.
+    page, pages = 16, torch.tensor([[4, 0, 6, 1, 3, 5]])
+    cache = torch.zeros(7, page * dim * 4, dtype=torch.uint8)
+    at = torch.arange(entries)
+    kernels.kv_store(k[0], cache, pages[0, at // page] * page + at % page, "raw", page)
+    for size in (LENGTH, FEW):
+        parts = zip(*(t[0].split(size) for t in (q, w, visible)), strict=True)
+        own = [
+            ops.index_topk(
+                queries, weights, cache, pages, torch.tensor([0, len(queries)]), seen,
+                "raw", 12, page, 8, 0, None,
+            )[0]
+            for queries, weights, seen in parts
+        ]  # fmt: skip
+        mine = torch.cat(own)
+        assert torch.equal(torch.where(mine < 0, entries, mine), chosen)
 
 
 def test_rotary_angles(model: Model, record: Record) -> None:
