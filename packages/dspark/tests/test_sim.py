@@ -27,6 +27,7 @@ from deepinfer_dspark.sim.published import (
 )
 
 
+@pytest.mark.slow
 def test_fitted_on_the_ends_the_curve_between_has_the_published_shape() -> None:
     default, separating = gain_curves(
         (16, 32, 48, 64, 96), steps=200, fit_seeds=(0, 1), seeds=(11, 12)
