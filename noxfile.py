@@ -124,14 +124,15 @@ def install(session: nox.Session, *packages: str, also: tuple[str, ...] = ()) ->
 
 
 def run_tests(session: nox.Session, *paths: str | Path) -> None:
-    """pytest on two or more processes; a file's tests stay together, for what they share.
+    """pytest on more processes than cores; a file's tests stay together, for what they share.
 
-    Each process computes on one thread, so that they do not fight for the cores.
+    Each process computes on one thread, so that they do not fight for the cores. One more than
+    cores, since many tests wait: for a process that starts, for a disk, for a peer.
     """
     session.install("pytest-xdist>=3.6,<4")
     session.env.update(OMP_NUM_THREADS="1")
     cores = len(os.sched_getaffinity(0))
-    workers = ["-n", str(min(max(2, cores), 4)), "--dist", "loadfile"]
+    workers = ["-n", str(min(max(2, cores), 4) + 1), "--dist", "loadfile"]
     slowest = ["--durations=8", "--durations-min=3"]  # what to look at when the suite gets long
     session.run("pytest", *workers, *slowest, *map(str, paths), *session.posargs)
 
