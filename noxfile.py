@@ -428,11 +428,17 @@ def without_media(session: nox.Session) -> None:
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Formatting, lint, who may import whom, and no assertion on how long something took."""
-    session.install("ruff>=0.9,<1", "pytest>=9,<10")
+    """Formatting, lint, who may import whom, and no assertion on how long something took.
+
+    Also that benches, oracle tests and other callers that no default session runs still fit our
+    sources. Of third parties only pydantic is there for that: others' types are not the question.
+    """
+    tools = ("ruff>=0.9,<1", "pytest>=9,<10", "pydantic>=2,<3", "basedpyright>=1.30,<2")
+    session.install(*tools)
     session.run("ruff", "format", "--check", "packages", "testing", "docs", "noxfile.py")
     session.run("ruff", "check", "packages", "testing", "docs", "noxfile.py")
     session.run("pytest", "-q", "testing")
+    session.run("basedpyright", "--project", "testing/callers.json")
 
 
 @nox.session

@@ -39,10 +39,10 @@ from rich.table import Table
 from safetensors.torch import save_file
 
 from deepinfer_engine.core.config import EngineConfig
-from deepinfer_engine.core.runner import DecodeRow, PrefillChunk
+from deepinfer_engine.core.runner import BLOCK_TOKENS, DecodeRow, PrefillChunk
 from deepinfer_engine.core.types import SamplingParams
 from deepinfer_engine.model.runner import build_runner
-from deepinfer_engine.model.v41.config import BLOCK_TOKENS, load_config
+from deepinfer_engine.model.v41.config import load_config
 from deepinfer_engine.model.v41.weights import expected_tensors
 
 PROMPT = 256

@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -82,7 +83,7 @@ class Prompts:
         return DecodeRow(history, len(last.prompt), last.block_table, last.state_slot, GREEDY, 0)
 
 
-def mixed(label: str, step: Callable[[list[object]], object], long: object, short: list) -> None:
+def mixed(label: str, step: Callable[[list[Any]], object], long: object, short: list) -> None:
     apart = best(lambda: step([long])), best(lambda: step(short))
     together = best(lambda: step([long, *short]))
     print(

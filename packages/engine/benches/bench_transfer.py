@@ -43,7 +43,7 @@ class Memory:
     """A runner that has memory of a realistic layout and says 1 whatever is in it."""
 
     def __init__(self, blocks: int) -> None:
-        self.caps = Caps(1000, 1 << 20, 0, 0, 0, blocks + 2, 4)
+        self.caps = Caps(1000, 1 << 20, 0, 0, (), blocks + 2, 4)
         self.layout = CacheLayout(BLOCK_TOKENS, BLOCK_BYTES, STATE_BYTES, (), (), "bench")
         self._blocks = np.ones((blocks + 2, BLOCK_BYTES), dtype=np.uint8)
         self._states = np.ones((4, STATE_BYTES), dtype=np.uint8)
@@ -53,6 +53,11 @@ class Memory:
 
     def decode(self, rows: Sequence[DecodeRow]) -> list[StepOutput]:
         return [StepOutput((1,)) for _ in rows]
+
+    def mixed(
+        self, chunks: Sequence[PrefillChunk], rows: Sequence[DecodeRow]
+    ) -> tuple[list[StepOutput | None], list[StepOutput]]:
+        return self.prefill(chunks), self.decode(rows)
 
     def block_bytes(self, block_id: int) -> memoryview:
         return memoryview(self._blocks[block_id])

@@ -14,6 +14,7 @@ import json
 import statistics
 import sys
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -71,7 +72,7 @@ class Goals:
 
 
 def judge_case(
-    name: str, case: Case, kinds: tuple[str, ...], seeds: list[int], goals: Goals, repeats: int = 3
+    name: str, case: Case, kinds: Iterable[str], seeds: list[int], goals: Goals, repeats: int = 3
 ) -> list[dict[str, object]]:
     print(f"\n== {name}: {case}")
     print(HEAD)

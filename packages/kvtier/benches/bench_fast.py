@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -87,8 +88,9 @@ def read_and_write(rounds: int, blocks: int) -> Iterator[Line]:
                 os.pwritev(fd, vectors, start * SLOT)
             os.close(fd)
 
-        settings = {"segment_bytes": (blocks + 2) * SLOT, "queue_bytes": 1 << 30, "host_bytes": 0}
-        with kvtier.open(root / "write", sync_bytes=1 << 40, sync_s=1e9, **settings) as cache:
+        settings: dict[str, Any] = {"segment_bytes": (blocks + 2) * SLOT, "queue_bytes": 1 << 30}
+        settings |= {"host_bytes": 0, "sync_bytes": 1 << 40, "sync_s": 1e9}
+        with kvtier.open(root / "write", **settings) as cache:
             ns = cache.namespace(LAYOUT, model="bench")
             digests = ns.match(tokens).digests
 

@@ -26,6 +26,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import peers
@@ -147,7 +148,7 @@ def g11(rounds: int, blocks: int) -> None:
     del blocks
     tokens, source = tokens_of(BATCH), source_of(BATCH)
     with tempfile.TemporaryDirectory() as folder:
-        settings = {"host_bytes": 64 << 20, "queue_bytes": 64 << 20}
+        settings: dict[str, Any] = {"host_bytes": 64 << 20, "queue_bytes": 64 << 20}
         cache = kvtier.open(folder, **settings)
         ns = cache.namespace(LAYOUT, model="bench")
         digests = ns.match(tokens).digests

@@ -24,6 +24,7 @@ import numpy as np
 
 import deepinfer_kvtier as kvtier
 from deepinfer_kvtier.remote.state_exchange import LocalLocations, WindowRecord
+from deepinfer_kvtier.remote.state_exchange.exchange import WindowExchange
 from deepinfer_kvtier.testing import payload_of
 
 STATE_BYTES = 1_415_040
@@ -58,9 +59,11 @@ def hold() -> None:
     for seed in range(CHAINS):
         _, digest = chain(ns, seed)
         ns.put_state(digest, payload_of(digest, STATE_BYTES), n_blocks=1)
-    cache.windows.settle()
+    exchange = cache.windows
+    assert isinstance(exchange, WindowExchange)
+    exchange.settle()
     bare = socket.create_server(("127.0.0.1", 0))
-    print(cache.windows.address, cache.windows.generation, bare.getsockname()[1], flush=True)
+    print(exchange.address, exchange.generation, bare.getsockname()[1], flush=True)
     connection, _ = bare.accept()
     data = bytes(STATE_BYTES)
     while connection.recv(1):

@@ -28,7 +28,7 @@ from deepinfer_search_fetch.extract.document import Job
 from deepinfer_search_fetch.extract.html import HtmlOptions
 from deepinfer_search_fetch.extract.worker import header_of
 from deepinfer_search_fetch.extract.worker_process import WorkerFactory, WorkerLostError
-from deepinfer_search_fetch.models import Mode
+from deepinfer_search_fetch.models import Format, Mode
 
 Body = Callable[[], bytes]
 FACTORY = WorkerFactory(Limits())
@@ -142,7 +142,7 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def run(body: bytes, content_type: str, mode: str, form: str) -> tuple[str, float, float]:
+def run(body: bytes, content_type: str, mode: Mode, form: Format) -> tuple[str, float, float]:
     """(outcome, CPU seconds, peak MiB) in a worker of its own."""
     worker = FACTORY.start()
     before = cpu_seconds(worker.pid)
@@ -163,8 +163,11 @@ def main() -> None:
     only = parser.parse_args().only
     rows: list[tuple[str, float, float]] = []
     print(f"{'body':28}{'mode':10}{'outcome':28}{'CPU s':>7}{'MiB':>6}")
-    cases = [(n, "text/html", b, m, "markdown") for n, b in PAGES.items() for m in get_args(Mode)]
-    cases += [(n, c, b, "full", f) for n, (c, b) in OTHERS.items() for f in ("markdown", "html")]
+    forms: tuple[Format, ...] = ("markdown", "html")
+    cases: list[tuple[str, str, Callable[[], bytes], Mode, Format]] = [
+        (n, "text/html", b, m, "markdown") for n, b in PAGES.items() for m in get_args(Mode)
+    ]
+    cases += [(n, c, b, "full", f) for n, (c, b) in OTHERS.items() for f in forms]
     for name, content_type, body, mode, form in cases:
         if only in name:
             outcome, used, peak = run(body(), content_type, mode, form)

@@ -275,8 +275,8 @@ def measure(options: argparse.Namespace, home: Path, site: int) -> dict[str, Any
     assert service.stderr is not None
     port = 0
     for line in service.stderr:
-        if found := re.search(r"serves on http://127\.0\.0\.1:(\d+)/", line):
-            port = int(found.group(1))
+        if said := re.search(r"serves on http://127\.0\.0\.1:(\d+)/", line):
+            port = int(said.group(1))
             break
     threading.Thread(target=lambda: [None for _ in service.stderr or ()], daemon=True).start()
     client = WellBehaved(port, site, good)

@@ -11,7 +11,7 @@ import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
@@ -54,6 +54,10 @@ class Settings(BaseModel):
     """One validated, frozen value; built once at start-up by `load_settings` and passed down."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    if TYPE_CHECKING:  # a type checker sees no default that stands in a Field by position
+
+        def __init__(self, **values: Any) -> None: ...
 
     # What is served
     model: str | None = Field(
