@@ -20,6 +20,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from deepinfer_engine import __version__
 from deepinfer_engine.core.config import EngineConfig
 from deepinfer_engine.core.runner import (
     CacheLayout,
@@ -29,9 +30,10 @@ from deepinfer_engine.core.runner import (
     StepOutput,
 )
 from deepinfer_engine.core.types import GenerateRequest, SamplingParams
+from deepinfer_engine.core.windows import Prefix
 from deepinfer_engine.pd import transport, wire
 from deepinfer_engine.pd.decode import DecodeService
-from deepinfer_engine.pd.messages import pack_tokens, request_body, xid_body
+from deepinfer_engine.pd.messages import cached_body, pack_tokens, request_body, xid_body
 from deepinfer_engine.pd.sending import Outgoing
 from deepinfer_engine.pd.wire import FrameType, Xid
 
@@ -102,10 +104,11 @@ async def ours(source: Memory, blocks: int) -> tuple[float, int]:
         service.serve("127.0.0.1:0", ready=ready.set_result, stop=stop, drain_timeout_s=5)
     )
     address, hash_ = await ready, source.layout.layout_hash
-    router = await transport.connect(address, {"role": "router"}, None)
-    prefill = await transport.connect(address, {"role": "prefill", "layout_hash": hash_}, None)
+    me = {"engine_id": "bench", "epoch": 1, "version": __version__, "layout_hash": hash_}
+    router = await transport.connect(address, {"role": "router", **me}, None)
+    prefill = await transport.connect(address, {"role": "prefill", **me}, None)
     xid, tokens = Xid("r", 1), [1] * (blocks * BLOCK_TOKENS)
-    request = GenerateRequest("r", (), SamplingParams(temperature=0.0, max_tokens=2))
+    request = GenerateRequest("r", (), SamplingParams(temperature=0.0, max_tokens=2, seed=1))
     body = {**xid_body(xid), **request_body(request), "prompt_len": len(tokens)}
     router.send(FrameType.RESERVE, {**body, "layout_hash": hash_, "epoch": service.epoch})
     grant = (await expect(router, FrameType.RESERVED))["grant_id"]
@@ -121,7 +124,7 @@ async def ours(source: Memory, blocks: int) -> tuple[float, int]:
         "tokens": pack_tokens(tokens),
         "first_token": 1,
         "first_logprobs": [],
-        "cached_tokens": 0,
+        "cached": cached_body(Prefix()),
     }
     prefill.send(FrameType.COMMIT, commit)
     await expect(prefill, FrameType.RELEASED)
@@ -138,6 +141,8 @@ async def expect(peer: transport.Connection, kind: FrameType) -> wire.Body:
     while (frame := await peer.receive()) is not None:
         if frame.type == kind:
             return frame.body()
+        if frame.type == FrameType.ABORT:
+            raise RuntimeError(f"refused: {frame.body()}")
     raise RuntimeError(f"the worker closed the connection before {kind.name}")
 
 
