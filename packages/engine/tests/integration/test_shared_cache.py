@@ -86,11 +86,12 @@ def test_each_prefill_worker_hits_blocks_that_the_other_computed(
         before = hits(server)
         whole = (prompt - 1) // BLOCK * BLOCK
 
-        def other_was_asked(text=text, whole=whole, other=other, before=before):
+        def other_was_asked(text=text, prompt=prompt, whole=whole, other=other, before=before):
             # Several at a time: affinity gives way to balance, so that both workers are asked.
             with ThreadPoolExecutor(4) as threads:
                 answers = list(threads.map(lambda _: answered(server, ask(text)), range(4)))
-            assert {usage(answer)[1] for answer in answers} == {whole}
+            # Equal prompts that meet in one worker are read once: all but the last token is shared.
+            assert {usage(answer)[1] for answer in answers} <= {whole, prompt - 1}
             assert len({answer["choices"][0]["message"]["content"] for answer in answers}) == 1
             return hits(server)[other] > before[other]
 
