@@ -32,18 +32,23 @@ def loads(seed: int = 1) -> np.ndarray:
 @st.composite
 def changes(draw):
     """(old ranks, slots a rank, new ranks, slots a rank, old rank of each new one)."""
-    before, after = draw(st.integers(1, 6)), draw(st.integers(1, 6))
+    before, after = draw(st.integers(1, 12)), draw(st.integers(1, 12))
     C, D = (-(-E // n) + draw(st.integers(0, 3)) for n in (before, after))
     pool = draw(st.permutations([*range(before), *[-1] * after]))
     return before, C, after, D, pool[:after]
 
 
-@given(changes(), st.integers(0, 5))
+@given(changes(), st.integers(0, 5), st.booleans())
 @settings(max_examples=60, deadline=None)
-def test_every_change_of_topology_has_a_valid_plan_that_keeps_what_it_can(case, seed) -> None:
+def test_every_change_of_topology_has_a_valid_plan_that_keeps_what_it_can(
+    case, seed, still
+) -> None:
     before, C, after, D, ranks = case
     old = plan(loads(seed)[:20], before, before * C).phy2log
-    made = plan(loads(seed)[20:], after, after * D, old, old_gpus=before, ranks=ranks)
+    window = loads(seed)[20:]
+    if still:
+        window = window.mean(axis=0, keepdims=True).repeat(window.shape[0], axis=0)
+    made = plan(window, after, after * D, old, old_gpus=before, ranks=ranks)
     assert made.phy2log.shape == (L, after * D)
     assert made.logcnt.min() >= 1
     held = old.reshape(L, before, C)
@@ -58,6 +63,15 @@ def test_every_change_of_topology_has_a_valid_plan_that_keeps_what_it_can(case, 
                     arrivals += 1
     assert made.moved == pytest.approx(arrivals / (L * after * D))
     assert made.old_B is None
+
+
+@pytest.mark.parametrize(("before", "C", "after", "D"), [(12, 2, 8, 3), (16, 3, 12, 3)])
+def test_few_slots_a_rank_shrink_on_loads_that_stand_still(before, C, after, D) -> None:
+    """What is left of the old placement lacks experts: it is no rival of the plan."""
+    window = loads().mean(axis=0, keepdims=True).repeat(20, axis=0)
+    old = plan(window, before, before * C).phy2log
+    made = plan(window, after, after * D, old, old_gpus=before, ranks=range(after))
+    assert made.logcnt.min() >= 1
 
 
 @pytest.mark.parametrize(

@@ -241,10 +241,20 @@ def _solve(
             )
     rivals = request.narrow and not request.totals and request.groups == 1 and budget > 0
     before = start if before is None else before
-    known = before is None or before.min() >= 0
-    if rivals and known and moving_excess(loads) <= STILL_EXCESS:
+    serves = before is None or _serves(before, out.shape, loads.shape[2])
+    if rivals and serves and moving_excess(loads) <= STILL_EXCESS:
         out = best_of(out, before, loads, request.num_gpus, PRICE)
     return out, solver
+
+
+def _serves(placement: Int, shape: tuple[int, ...], num_experts: int) -> bool:
+    """Whether a placement could stay in force: of this shape, every expert in every layer.
+
+    What ranks of another topology bring along may lack experts, or slots.
+    """
+    return placement.shape == shape and all(
+        np.array_equal(np.unique(layer), np.arange(num_experts)) for layer in placement
+    )
 
 
 def _budget(request: _Request, model: LoadModel, from_old: bool) -> int:
