@@ -74,12 +74,14 @@ def test_missing_and_broken_files_are_named(copy: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="no such model directory"):
         load(tmp_path / "nowhere")
     weights = copy / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:1000])
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:1000])
     with pytest.raises(CheckpointError, match=r"model\.safetensors: not a readable"):
         load(copy)
     weights.unlink()
     with pytest.raises(CheckpointError, match="neither"):
         load(copy)
+    weights.write_bytes(whole)
     (copy / "tokenizer.json").write_text("{")
     with pytest.raises(CheckpointError, match=r"tokenizer\.json"):
         load(copy)
