@@ -8,7 +8,7 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from policy import made_up
+from policy import NoParking, made_up
 from toy_engine import (
     BLOCK,
     PATIENCE_S,
@@ -168,17 +168,6 @@ def test_a_wave_with_a_common_beginning_reads_it_once():
         assert status.counters["prefill_tokens"] <= 6 * BLOCK + 4 * (BLOCK + 2)
 
     run(body())
-
-
-class NoParking:
-    def park(self, seq):
-        return False
-
-    def resume(self, seq):
-        raise AssertionError("nothing was parked")
-
-    def drop(self, seq):
-        raise AssertionError("nothing was parked")
 
 
 @settings(max_examples=120, deadline=None)
