@@ -70,12 +70,22 @@ def gated(**options: Any) -> GatedRunner:
 
 
 class GatedRunner(PacedRunner):
-    """A toy whose steps wait until the test opens the gate; `entered` tells that one does."""
+    """A toy whose steps wait until the test opens the gate; `entered` tells that one does.
 
-    def __init__(self, **options: Any) -> None:
+    With a `ration` the gate falls by itself after so many decode steps: however fast the toy is,
+    what it was asked for is then not finished.
+    """
+
+    def __init__(self, *, ration: int | None = None, **options: Any) -> None:
         self.gate, self.entered = threading.Event(), threading.Event()
         self.gate.set()
+        self._ration, self._lock = ration, threading.Lock()
         super().__init__(**options)
+
+    def open(self) -> None:
+        with self._lock:
+            self._ration = None
+            self.gate.set()
 
     def _wait(self) -> None:
         self.entered.set()
@@ -86,6 +96,11 @@ class GatedRunner(PacedRunner):
         return super().prefill(chunks)
 
     def decode(self, rows: Any) -> Any:
+        with self._lock:
+            if self._ration == 0:
+                self.gate.clear()
+            elif self._ration is not None:
+                self._ration -= 1
         self._wait()
         return super().decode(rows)
 
@@ -218,6 +233,14 @@ def run(coroutine: Coroutine[Any, Any, None]) -> None:
             await coroutine
 
     asyncio.run(bounded())
+
+
+async def hear(stream: AsyncIterator[Any], tokens: int) -> list[Any]:
+    """The next events of a stream, until they carry at least so many tokens."""
+    said: list[Any] = []
+    while sum(len(event.token_ids) for event in said) < tokens:
+        said.append(await anext(stream))
+    return said
 
 
 async def until(condition: Callable[[], object]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import time
 from dataclasses import replace
 
 import pytest
@@ -21,6 +20,7 @@ from toy_engine import (
     cluster,
     gated,
     greedy,
+    hear,
     prompt,
     request,
     run,
@@ -31,7 +31,6 @@ from toy_engine import (
 
 from deepinfer_engine.adapters.kvtier import open_store
 from deepinfer_engine.core.config import EngineConfig
-from deepinfer_engine.core.toy_runner import ToyRunner
 from deepinfer_engine.core.types import SamplingParams, TokensEvent
 from deepinfer_engine.errors import (
     CapacityError,
@@ -254,7 +253,7 @@ def test_a_gap_in_the_stream_is_noticed_and_the_answer_computed_from_there():
     sampling = greedy(200, ignore_eos=True)
 
     async def body():
-        async with cluster(decode_runner=gated) as it:
+        async with cluster(decode_runner=lambda: gated(ration=8)) as it:
             service = it.decodes[0].service
             stream = it.engine.generate(request("r", prompt(1, 20), sampling))
             said = [await anext(stream)]
@@ -268,6 +267,7 @@ def test_a_gap_in_the_stream_is_noticed_and_the_answer_computed_from_there():
                         send(kind, body)
 
                 peer.send = forgetful
+            service.runner.open()
             said += [event async for event in stream]
             assert tokens_of(said) == alone(prompt(1, 20), sampling)
             assert it.engine.migrations == 1
@@ -287,22 +287,27 @@ def tokens_of(events):
     return tokens
 
 
+async def killed(worker):
+    """Cut off while a step waits at the gate; the worker ends when its step thread does."""
+    killing = asyncio.ensure_future(worker.kill())
+    await until(lambda: not worker.service.peers)
+    worker.service.runner.open()
+    await killing
+
+
 @pytest.mark.parametrize("options", [{}, {"presence_penalty": 0.5, "min_tokens": 150}])
 def test_a_stream_whose_decode_worker_dies_goes_on_elsewhere_as_if_nothing_had_been(options):
     sampling = greedy(200, ignore_eos=not options, **options)
     tokens = prompt(1, 20)
 
     async def body():
-        async with cluster(decodes=2, decode_runner=gated) as it:
+        async with cluster(decodes=2, decode_runner=lambda: gated(ration=8)) as it:
             stream = it.engine.generate(request("r", tokens, sampling))
-            said = [await anext(stream) for _ in range(4)]
+            said = await hear(stream, 4)
             (busy,) = [d for d in it.decodes if d.service.unfinished()]
-            busy.service.runner.gate.clear()
-            # A step may wait at the gate, and the worker ends when its step thread does.
-            killing = asyncio.ensure_future(busy.kill())
-            await asyncio.sleep(0)
-            busy.service.runner.gate.set()
-            await killing
+            await killed(busy)
+            for worker in it.decodes:
+                worker.service.runner.open()
             said += [event async for event in stream]
             assert tokens_of(said) == alone(tokens, sampling)
             assert said[-1].usage.prompt_tokens == len(tokens)
@@ -318,11 +323,11 @@ def test_streams_wait_for_the_only_decode_worker_to_come_back():
     sampling = greedy(100, ignore_eos=True)
 
     async def body():
-        async with cluster(decode_runner=gated, recovery_s=PATIENCE_S) as it:
+        async with cluster(decode_runner=lambda: gated(ration=8), recovery_s=PATIENCE_S) as it:
             streams = [it.engine.generate(request(f"r{i}", prompt(i, 20), sampling))
                        for i in range(3)]  # fmt: skip
             said = [[await anext(stream)] for stream in streams]
-            await it.decodes[0].kill()
+            await killed(it.decodes[0])
 
             async def rest(at):
                 said[at] += [event async for event in streams[at]]
@@ -338,24 +343,19 @@ def test_streams_wait_for_the_only_decode_worker_to_come_back():
     run(body())
 
 
-class Slow(ToyRunner):
-    def decode(self, rows):
-        time.sleep(0.005)
-        return super().decode(rows)
-
-
 def test_an_answer_survives_one_worker_after_the_other():
     sampling = greedy(300, ignore_eos=True)
 
     async def body():
-        async with cluster(decodes=4, decode_runner=lambda: Slow(**TOY)) as it:
+        async with cluster(decodes=4, decode_runner=lambda: gated(nextn=0, ration=16)) as it:
             stream = it.engine.generate(request("r", prompt(1, 20), sampling))
             said = [await anext(stream)]
             for _ in range(3):
-                said += [await anext(stream) for _ in range(5)]
+                said += await hear(stream, 16)  # more than the worker before has left behind
                 (busy,) = [d for d in it.decodes if d.service.unfinished()]
-                await busy.kill()
+                await killed(busy)
                 it.decodes.remove(busy)
+            it.decodes[0].service.runner.open()
             said += [event async for event in stream]
             assert tokens_of(said) == alone(prompt(1, 20), sampling)
             assert it.engine.migrations == 3
@@ -616,15 +616,14 @@ def test_a_failing_decode_step_loses_its_streams():
 
 def test_a_draining_worker_finishes_what_it_has_and_takes_nothing_new():
     async def body():
-        async with cluster(decode_runner=gated) as it:
+        async with cluster(decode_runner=lambda: gated(ration=8)) as it:
             stream = it.engine.generate(request("r", prompt(1, 20), greedy(200, ignore_eos=True)))
             first = await anext(stream)
-            it.decodes[0].service.runner.gate.clear()
             it.decodes[0].stop.set()
             await until(lambda: not it.engine._candidates("decode"))
             with pytest.raises(EngineUnavailable):
                 await ask(it.engine, request("new", (1, 2)))
-            it.decodes[0].service.runner.gate.set()
+            it.decodes[0].service.runner.open()
             tokens = list(first.token_ids)
             async for event in stream:
                 if isinstance(event, TokensEvent):
