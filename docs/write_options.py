@@ -41,6 +41,7 @@ ARGPARSE = {
     "deepinfer-kernels": "deepinfer_kernels.cli",
 }
 VARIABLES = {
+    "DEEPINFER_ADMIN_KEY": "`deepinfer drain`: admin key of that server",
     "DEEPINFER_API_KEY": "`deepinfer chat --url`: key of that server",
     "DEEPINFER_CLUSTER_KEY": "workers and router: their shared key, 64 hexadecimal digits",
     "DEEPINFER_DEBUG": "`deepinfer`: 1 shows tracebacks instead of one line",

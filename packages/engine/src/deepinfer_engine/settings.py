@@ -31,6 +31,7 @@ _RESERVED_ENV = frozenset(
         "DEEPINFER_SUPERVISED",
         "DEEPINFER_DEBUG",
         "DEEPINFER_API_KEY",
+        "DEEPINFER_ADMIN_KEY",
         REASONING_KEYS_ENV,
         SEARCH_KEY_ENV,
         SEARCH_SECRET_ENV,
@@ -130,6 +131,18 @@ class Settings(BaseModel):
     )
     prefill: tuple[str, ...] = Field((), description="host:port of running prefill workers")
     decode: tuple[str, ...] = Field((), description="host:port of running decode workers")
+    workers_file: Path | None = Field(
+        None, description="TOML file with `prefill` and `decode` addresses; followed as it changes"
+    )
+    accept_workers: bool = Field(
+        False, description="take workers that register here; wants DEEPINFER_CLUSTER_KEY"
+    )
+    register_at: tuple[str, ...] = Field(
+        (), description="http://host:port of routers that a worker registers with"
+    )
+    advertise: str | None = Field(
+        None, description="host:port it registers as; unset = the address it listens on"
+    )
     threads: int | None = Field(None, ge=1, description="torch threads of each process")
 
     # Answers by a schema or an expression
@@ -257,7 +270,7 @@ class Settings(BaseModel):
 
     @field_validator(
         "prefill", "decode", "served_model_name", "allowed_hosts", "cors_origins",
-        "cache_tiers", "cache_location", mode="before",
+        "cache_tiers", "cache_location", "register_at", mode="before",
     )  # fmt: skip
     @classmethod
     def _split_text(cls, value: Any) -> Any:
@@ -328,12 +341,33 @@ class Settings(BaseModel):
                 raise ValueError("an origin is scheme://host[:port]")
         return value
 
+    @field_validator("advertise")
+    @classmethod
+    def _check_advertised(cls, value: str | None) -> str | None:
+        if value is not None:
+            split_address(value)
+        return value
+
+    @field_validator("register_at")
+    @classmethod
+    def _check_routers(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for url in value:
+            parts = urlsplit(url)
+            if parts.scheme not in ("http", "https") or not parts.hostname:
+                raise ValueError("a router is http(s)://host:port")
+        return value
+
     @field_validator("prefill", "decode")
     @classmethod
     def _check_addresses(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for address in value:
             split_address(address)
         return value
+
+    @property
+    def finds_workers(self) -> bool:
+        """Whether a router's workers may come and go by themselves."""
+        return self.workers_file is not None or self.accept_workers
 
     @property
     def persisted_states(self) -> PersistState:

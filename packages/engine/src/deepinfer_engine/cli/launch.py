@@ -391,7 +391,8 @@ async def launched_engine(
     """The engine these settings describe: in process, over given workers, or over workers of its
     own.
     """
-    own = not (settings.single_process or settings.prefill or settings.decode)
+    given = settings.prefill or settings.decode or settings.finds_workers
+    own = not (settings.single_process or given)
     if max(settings.ep, settings.prefill_ep) > 1 and not own:
         raise ConfigError(
             f"ep {settings.ep} and prefill_ep {settings.prefill_ep} are about workers that this "
@@ -401,7 +402,7 @@ async def launched_engine(
     if settings.single_process:
         async with _local(settings) as engine:
             yield engine
-    elif settings.prefill or settings.decode:
+    elif given:
         async with _over_workers(settings) as engine:
             yield engine
     else:
@@ -430,6 +431,10 @@ async def _local(settings: Settings) -> AsyncGenerator[EngineClient, None]:
 async def _over_workers(settings: Settings) -> AsyncGenerator[EngineClient, None]:
     from deepinfer_engine.router.remote import RemoteEngine
 
+    if settings.finds_workers:
+        async with _over_found_workers(settings) as engine:
+            yield engine
+        return
     if not (settings.prefill and settings.decode):
         raise ConfigError("wanted both --prefill and --decode addresses, got only one of them")
     engine = await RemoteEngine.connect(
@@ -439,6 +444,31 @@ async def _over_workers(settings: Settings) -> AsyncGenerator[EngineClient, None
         ready_timeout_s=settings.start_timeout_s,
     )
     try:
+        yield engine
+    finally:
+        await engine.close()
+
+
+@asynccontextmanager
+async def _over_found_workers(settings: Settings) -> AsyncGenerator[EngineClient, None]:
+    """Over workers that come and go; the server listens before the first of them is there."""
+    from deepinfer_engine.router.discovery import Announced, Directory
+    from deepinfer_engine.router.remote import RemoteEngine
+
+    key = cluster_key_from_environ(os.environ)
+    if settings.accept_workers and key is None:
+        raise ConfigError(
+            "accept_workers wants DEEPINFER_CLUSTER_KEY, which the workers sign with: 64 "
+            "hexadecimal digits, `openssl rand -hex 32`"
+        )
+    directory = Directory(
+        {"prefill": settings.prefill, "decode": settings.decode},
+        file=settings.workers_file,
+        announced=Announced(key) if settings.accept_workers and key is not None else None,
+    )
+    engine = await RemoteEngine.connect(prefill=(), decode=(), cluster_key=key)
+    try:
+        engine.follow(directory)
         yield engine
     finally:
         await engine.close()

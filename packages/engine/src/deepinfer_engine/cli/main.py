@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from deepinfer_engine.cli.fleet import drain
 from deepinfer_engine.cli.model import model_app
 from deepinfer_engine.errors import (
     CheckpointError,
@@ -62,6 +63,7 @@ def _root(
 
 app.add_typer(config_app, name="config")
 app.add_typer(model_app, name="model")
+app.command()(drain)
 
 Model = Annotated[
     str | None,
@@ -235,6 +237,18 @@ Prefill = Annotated[
 Decode = Annotated[
     list[str] | None, typer.Option(help="host:port of a running decode worker; repeatable.")
 ]
+WorkersFile = Annotated[
+    Path | None, typer.Option(help="TOML file of worker addresses, followed as it changes.")
+]
+AcceptWorkers = Annotated[
+    bool | None,
+    typer.Option("--accept-workers", help="Take workers that register here (cluster key)."),
+]
+RegisterAt = Annotated[
+    list[str] | None,
+    typer.Option("--register-at", help="http://host:port of a router to register with."),
+]
+Advertise = Annotated[str | None, typer.Option(help="host:port that routers connect to.")]
 PrefillWorkers = Annotated[
     int | None, typer.Option(help="Prefill workers to start; they share the prompt cache.")
 ]
@@ -323,7 +337,7 @@ def _settings(config: Path | None, **flags: Any) -> Settings:
         if flags.pop(f"no_{name}", False):
             flags[name] = False
     lists = ("prefill", "decode", "served_model_name", "allowed_hosts", "cors_origins")
-    for name in (*lists, "cache_tiers", "cache_location"):
+    for name in (*lists, "cache_tiers", "cache_location", "register_at"):
         flags[name] = flags.get(name) or None
     settings = load_settings(flags, config=config)
     Device.parse(settings.device)
@@ -355,6 +369,8 @@ def serve(
     ep_timeout_s: EpTimeout = None,
     prefill: Prefill = None,
     decode: Decode = None,
+    workers_file: WorkersFile = None,
+    accept_workers: AcceptWorkers = None,
     served_model_name: Names = None,
     cache_dir: CacheDir = None,
     no_cache: NoCache = False,
@@ -417,6 +433,8 @@ def serve(
 def router(
     prefill: Prefill = None,
     decode: Decode = None,
+    workers_file: WorkersFile = None,
+    accept_workers: AcceptWorkers = None,
     model: Model = None,
     host: Host = None,
     port: Port = None,
@@ -440,8 +458,11 @@ def router(
     """The HTTP front door alone, over prefill and decode workers that already run."""
     flags = {name: value for name, value in locals().items() if name != "config"}
     settings = _settings(config, **flags)
-    if not (settings.prefill and settings.decode):
-        raise typer.BadParameter("a router needs --prefill HOST:PORT and --decode HOST:PORT")
+    if not ((settings.prefill and settings.decode) or settings.finds_workers):
+        raise typer.BadParameter(
+            "a router needs --prefill HOST:PORT and --decode HOST:PORT, or --workers-file, or "
+            "--accept-workers"
+        )
     from deepinfer_engine.cli.serve import run_serve
 
     return run_serve(settings, _console())
@@ -463,6 +484,8 @@ def _worker(role: Any, listen: str, config: Path | None, flags: dict[str, Any]) 
 @app.command()
 def prefill(
     listen: Listen = "127.0.0.1:0",
+    register_at: RegisterAt = None,
+    advertise: Advertise = None,
     model: Model = None,
     ep: OwnEp = None,
     ep_redundant: EpRedundant = None,
@@ -511,6 +534,8 @@ def prefill(
 @app.command()
 def decode(
     listen: Listen = "127.0.0.1:0",
+    register_at: RegisterAt = None,
+    advertise: Advertise = None,
     model: Model = None,
     ep: OwnEp = None,
     ep_redundant: EpRedundant = None,

@@ -16,6 +16,7 @@ from deepinfer_engine.cli.launch import (
     model_identity,
 )
 from deepinfer_engine.cli.serve import setup_logging
+from deepinfer_engine.pd.announcing import Announcing
 from deepinfer_engine.pd.supervise import (
     beat,
     cluster_key_from_environ,
@@ -24,6 +25,13 @@ from deepinfer_engine.pd.supervise import (
     supervised,
 )
 from deepinfer_engine.settings import Settings
+
+
+def announcing(settings: Settings) -> Announcing | None:
+    """The routers that a worker registers with, if there are any."""
+    if not settings.register_at:
+        return None
+    return Announcing(settings.register_at, settings.advertise)
 
 
 def run_worker(role: Literal["prefill", "decode"], settings: Settings, listen: str) -> int:
@@ -51,6 +59,7 @@ def run_worker(role: Literal["prefill", "decode"], settings: Settings, listen: s
                 cluster_key=key,
                 identity=model_identity(settings),
                 helpers=group,
+                announcing=announcing(settings),
                 looked=beat if supervised() else lambda trouble: None,
                 ready=lambda address: notify("ready", role=role, pid=os.getpid(), address=address),
                 drain_timeout_s=settings.drain_timeout_s,

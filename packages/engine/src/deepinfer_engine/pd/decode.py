@@ -27,6 +27,7 @@ from deepinfer_engine.errors import (
     SchemaTooComplex,
     TransferError,
 )
+from deepinfer_engine.pd.announcing import Announcing
 from deepinfer_engine.pd.landing import Attempt, Commit, Landings, Stage
 from deepinfer_engine.pd.messages import (
     cached_body,
@@ -86,6 +87,7 @@ async def serve_decode(
     identity: ModelIdentity | None = None,
     helpers: Helpers | None = None,
     looked: Callable[[str], None] = lambda trouble: None,
+    announcing: Announcing | None = None,
     ready: Callable[[str], None] = lambda address: None,
     stop: asyncio.Event | None = None,
     drain_timeout_s: float = 120.0,
@@ -96,6 +98,7 @@ async def serve_decode(
     the end. Raises ConfigError for an unusable address, or a non-loopback one without
     `cluster_key`. `looked` hears twice a second, from a thread of its own, why no step ends.
     `helpers`: processes that `runner` computes with; the worker ends when one of them does.
+    `announcing`: routers that are told that this worker is there.
     """
     service = DecodeService(
         runner,
@@ -107,6 +110,7 @@ async def serve_decode(
         helpers=helpers,
     )
     service.on_look = looked
+    service.announcing = announcing
     await service.serve(listen, ready=ready, stop=stop, drain_timeout_s=drain_timeout_s)
 
 

@@ -20,6 +20,7 @@ from deepinfer_engine.core.runner import StepRunner
 from deepinfer_engine.core.types import GenerateRequest
 from deepinfer_engine.errors import ConfigError, EngineUnavailable, RequestError, TransferError
 from deepinfer_engine.pd import transport, wire
+from deepinfer_engine.pd.announcing import Announcing
 from deepinfer_engine.pd.decode import refusal
 from deepinfer_engine.pd.messages import (
     MAX_PIXEL_BYTES,
@@ -102,6 +103,7 @@ async def serve_prefill(
     identity: ModelIdentity | None = None,
     helpers: Helpers | None = None,
     looked: Callable[[str], None] = lambda trouble: None,
+    announcing: Announcing | None = None,
     ready: Callable[[str], None] = lambda address: None,
     stop: asyncio.Event | None = None,
     drain_timeout_s: float = 120.0,
@@ -112,6 +114,7 @@ async def serve_prefill(
     ConfigError for an unusable address, or a non-loopback one without `cluster_key`. `looked` hears
     twice a second, from a thread of its own, why no step ends.
     `helpers`: processes that `runner` computes with; the worker ends when one of them does.
+    `announcing`: routers that are told that this worker is there.
     """
     service = PrefillService(
         runner,
@@ -122,6 +125,7 @@ async def serve_prefill(
         helpers=helpers,
     )
     service.on_look = looked
+    service.announcing = announcing
     await service.serve(listen, ready=ready, stop=stop, drain_timeout_s=drain_timeout_s)
 
 
@@ -228,7 +232,8 @@ class PrefillService(WorkerService):
             router.send(FrameType.STALE_EPOCH, xid_body(xid))
             return
         if self.draining or xid.key in self._jobs:
-            router.send(FrameType.ABORT, abort_body(xid, "draining", "the worker is draining"))
+            reason = "draining" if self.draining else "duplicate"
+            router.send(FrameType.ABORT, abort_body(xid, reason, "the worker does not take it"))
             return
         pixels = b"" if collected is None else bytes(collected.data)
         try:

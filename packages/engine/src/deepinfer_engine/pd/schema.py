@@ -266,6 +266,12 @@ class Members(Message):
     addresses: Annotated[tuple[Name, ...], Field(max_length=4096)]
 
 
+class Drain(Message):
+    """Router to worker: take nothing new (`on`), or take requests again."""
+
+    on: bool
+
+
 class Gone(Message):
     rid: Name | None = None
     attempt: U16 | None = None
@@ -305,6 +311,7 @@ MESSAGES: dict[FrameType, type[Message]] = {
     FrameType.PING: Ping,
     FrameType.PONG: Pong,
     FrameType.MEMBERS: Members,
+    FrameType.DRAIN: Drain,
     FrameType.GONE: Gone,
     FrameType.STALE_EPOCH: Attempted,
     FrameType.UNSUPPORTED: Unsupported,

@@ -27,6 +27,7 @@ from deepinfer_engine.errors import ConfigError, EngineLost, TransferError
 from deepinfer_engine.kv.connector import KVConnector
 from deepinfer_engine.kv.parking import HostParking
 from deepinfer_engine.pd import transport
+from deepinfer_engine.pd.announcing import Announcer, Announcing
 from deepinfer_engine.pd.compiling import FairCompiler
 from deepinfer_engine.pd.mailbox import Mailbox
 from deepinfer_engine.pd.messages import read_xid, reading, xid_body
@@ -131,7 +132,9 @@ class WorkerService(ABC):
             link=self.connector,
             sink=self,
         )
-        self.draining = False
+        self._told_to_drain = False
+        self.announcing: Announcing | None = None
+        """Set before `serve`: the routers that this worker tells that it is there."""
         self.peers: set[Connection] = set()
         self._events: asyncio.AbstractEventLoop | None = None
         self._mailbox: Mailbox | None = None
@@ -173,6 +176,11 @@ class WorkerService(ABC):
     def unfinished(self) -> int:
         """Requests this worker still owes something to."""
 
+    @property
+    def draining(self) -> bool:
+        """Whether it takes nothing new: it ends, or a router said so."""
+        return self._told_to_drain or self._stop.is_set()
+
     def extra_gauges(self) -> dict[str, float]:
         return {}
 
@@ -200,16 +208,28 @@ class WorkerService(ABC):
             server = await transport.listen(host, port, self._connected)
         except OSError as error:
             raise ConfigError(f"cannot listen on {listen}: {error.strerror or error}") from None
+        bound = server.sockets[0].getsockname()
+        address = f"[{bound[0]}]:{bound[1]}" if ":" in bound[0] else f"{bound[0]}:{bound[1]}"
+        try:
+            announcer = self._announcer(address)
+        except ConfigError:
+            server.close()
+            raise
         self._thread.start()
         timer = asyncio.create_task(self._timer())
+        telling = None if announcer is None else asyncio.create_task(announcer.run())
         try:
             with self._signals():
-                bound = server.sockets[0].getsockname()
-                ready(f"[{bound[0]}]:{bound[1]}" if ":" in bound[0] else f"{bound[0]}:{bound[1]}")
+                ready(address)
                 await self._stop.wait()
+            if announcer is not None and telling is not None:
+                telling.cancel()
+                await announcer.leave()
             await self._drain(drain_timeout_s)
         finally:
             timer.cancel()
+            if telling is not None:
+                telling.cancel()
             server.close()
             for peer in list(self.peers):
                 peer.close()
@@ -226,7 +246,6 @@ class WorkerService(ABC):
 
     async def _drain(self, timeout_s: float) -> None:
         """No new requests; those here may finish; then everything published is made durable."""
-        self.draining = True
         for peer in self.peers:
             self._beat(peer)
         with contextlib.suppress(TimeoutError):
@@ -235,6 +254,17 @@ class WorkerService(ABC):
                     await asyncio.sleep(0.05)
         if self.connector is not None:
             await asyncio.to_thread(self.connector.flush)
+
+    def _announcer(self, address: str) -> Announcer | None:
+        if self.announcing is None:
+            return None
+        return Announcer(
+            self.announcing.routers,
+            self.cluster_key,
+            role=self.role,
+            address=self.announcing.address or address,
+            epoch=self.epoch,
+        )
 
     @contextlib.contextmanager
     def _signals(self) -> Generator[None]:
@@ -340,6 +370,8 @@ class WorkerService(ABC):
                 self.spawn(self._flush(peer, frame.body()))
             elif kind is FrameType.MEMBERS and peer.hello.get("role") == "router":
                 self._members(frame.body())
+            elif kind is FrameType.DRAIN and peer.hello.get("role") == "router":
+                self._drain_or_not(frame.body()["on"])
             elif kind not in (FrameType.HEARTBEAT, FrameType.UNSUPPORTED):
                 self.handle(peer, kind, frame)
         except BadMessage as error:
@@ -390,6 +422,11 @@ class WorkerService(ABC):
                 self.connector.set_members(body["addresses"])
             except ConfigError as error:
                 raise TransferError(str(error)) from None
+
+    def _drain_or_not(self, on: bool) -> None:
+        self._told_to_drain = on
+        for peer in self.peers:
+            self._beat(peer)
 
     async def _flush(self, peer: Connection, body: Body) -> None:
         if self.connector is not None:

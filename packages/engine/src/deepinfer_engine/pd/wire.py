@@ -21,7 +21,7 @@ import xxhash
 
 from deepinfer_engine.errors import TransferError
 
-VERSION = 5
+VERSION = 6
 """Of frames and of every message: peers of another version refuse each other."""
 SEALED = 1
 MAX_CONTROL_BYTES = 16 << 20
@@ -69,6 +69,7 @@ class FrameType(IntEnum):
     PING = 65
     PONG = 66
     MEMBERS = 67
+    DRAIN = 68
     GONE = 70
     STALE_EPOCH = 71
     UNSUPPORTED = 72

@@ -56,14 +56,23 @@ class Retry(Exception):  # noqa: N818 - a signal inside the router, not an error
 
     failed: the worker to avoid where there is another; `refused`: it said no, do not ask it again.
     told_by: the one that says so of the other; avoided too, for the fault may lie between them.
+    planned: nobody failed: the worker is being emptied.
     """
 
-    def __init__(self, final: EngineError, failed: WorkerLink, *, refused: bool = False) -> None:
+    def __init__(
+        self,
+        final: EngineError,
+        failed: WorkerLink,
+        *,
+        refused: bool = False,
+        planned: bool = False,
+    ) -> None:
         super().__init__(str(final))
         self.final = final
         self.failed = failed
         self.told_by = failed
         self.refused = refused
+        self.planned = planned
 
 
 async def run_attempt(
@@ -177,6 +186,8 @@ class _Attempt:
                     if mail.link is self.prefill and self.prefill_done:
                         continue
                     raise self._lost(mail.link, "went away")
+                case "move":
+                    raise self._leaves(mail.link)
                 case FrameType.STALE_EPOCH:
                     raise self._lost(mail.link, "was restarted")
                 case FrameType.BUSY:
@@ -185,7 +196,8 @@ class _Attempt:
                         f"decode worker {mail.link.address} is {body.get('reason')}", seconds
                     )
                     self.decode_done = True
-                    raise Retry(busy, mail.link, refused=True)
+                    planned = body.get("reason") == "draining"
+                    raise Retry(busy, mail.link, refused=True, planned=planned)
                 case FrameType.ABORT:
                     if mail.link is self.decode:
                         self.decode_done = True
@@ -267,6 +279,11 @@ class _Attempt:
             return Retry(EngineLost(f"{message} while the request ran; send it again"), link)
         return Retry(EngineUnavailable(f"{message}; try again in a second"), link)
 
+    def _leaves(self, link: WorkerLink) -> Retry:
+        text = f"the {link.role} worker {link.address} is draining"
+        kind = EngineLost if self.emitted else EngineUnavailable
+        return Retry(kind(f"{text}; send the request again"), link, refused=True, planned=True)
+
     def _aborted(self, mail: Mail) -> Exception:
         body = mail.body
         reason, message = quoted(body.get("reason", "")), quoted(body.get("message", ""))
@@ -283,6 +300,8 @@ class _Attempt:
                 return ConstraintsUnavailable(message)
             case "request":
                 return RequestError(message)
+            case "draining":
+                return self._leaves(mail.link)
             case _:
                 blamed = {"prefill": self.prefill, "decode": self.decode}.get(
                     str(body.get("blame")), mail.link

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from deepinfer_engine.core.types import GenerateEvent, GenerateRequest
 
@@ -21,6 +21,10 @@ class WorkerStatus:
     detail: str = ""
     pid: int | None = None
     epoch: int = 0
+    draining: bool = False
+    """It takes nothing new; what it runs may end."""
+    running: int = 0
+    """Requests of this router that it has."""
     counters: Mapping[str, float] = field(default_factory=dict[str, float])
     gauges: Mapping[str, float] = field(default_factory=dict[str, float])
 
@@ -33,6 +37,24 @@ class ModelInfo:
     vocab_size: int
     nextn: int
     layout_hash: str
+
+
+@runtime_checkable
+class Fleet(Protocol):
+    """An engine whose workers come, go and can be emptied one by one."""
+
+    def hear(self, body: bytes, signed: str) -> str:
+        """The announcement of a worker; returns its address. Raises TransferError where it is not
+        to be believed."""
+        ...
+
+    async def drain(self, worker: str, *, on: bool = True, move: bool = False) -> None:
+        """Have a worker take nothing new, or with `on` False take requests again.
+
+        move: what it runs goes on with others, from where it is. Raises RequestError for an
+        unknown worker, EngineUnavailable where no other one could take its place.
+        """
+        ...
 
 
 class EngineClient(Protocol):

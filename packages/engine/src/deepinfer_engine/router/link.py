@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Generator
 from dataclasses import dataclass, field
+from typing import Literal
 
 from deepinfer_engine import __version__
 from deepinfer_engine.errors import EngineError, EngineUnavailable, TransferError
@@ -31,15 +32,18 @@ BACKOFF_MAX_S = 2.0
 SILENT_S = 15.0
 """A worker that has not even sent a heartbeat for this long is treated as lost."""
 FLUSH_TIMEOUT_S = 60.0
+REFUSALS = 2
+"""Connections refused in a row after which nothing is thought to listen there."""
 PROBE_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Mail:
-    """A message for one request. `kind` None: the worker is lost."""
+    """A message for one request. `kind` None: the worker is lost; `move`: it is to be emptied, and
+    another can go on with the request."""
 
     link: WorkerLink
-    kind: FrameType | None
+    kind: FrameType | Literal["move"] | None
     body: Body
 
 
@@ -112,6 +116,10 @@ class WorkerLink:
     """Of the present connection, or of the last one."""
     trouble: str = "not connected yet"
     draining: bool = False
+    leaving: bool = False
+    """It is no member of the fleet any more: what it runs may end."""
+    refusals: int = 0
+    """Connections refused since the last one that was made."""
     stuck: str = ""
     """What the worker says keeps it from stepping."""
     start_trouble: str = ""
@@ -133,7 +141,18 @@ class WorkerLink:
 
     @property
     def ready(self) -> bool:
-        return self.connection is not None and not self.draining and not self.stuck
+        away = self.draining or self.leaving or self.stuck
+        return self.connection is not None and not away
+
+    @property
+    def running(self) -> int:
+        """Attempts of this router that the worker has now."""
+        return len(self._streams)
+
+    @property
+    def gone(self) -> bool:
+        """Whether nothing seems to listen at its address."""
+        return self.connection is None and self.refusals >= REFUSALS
 
     def start(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self._run())
@@ -142,6 +161,25 @@ class WorkerLink:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+
+    async def retire(self) -> None:
+        """Close it when what it runs for this router has ended, or the worker is lost."""
+        self.leaving = True
+        self.changed.set()
+        while self._streams and self.connection is not None:
+            await self.changed.wait()
+        await self.close()
+
+    def ask_to_drain(self, on: bool) -> None:
+        """Have the worker take nothing new, from any router; or take requests again."""
+        self.send(FrameType.DRAIN, {"on": on})
+        self.draining = on  # its next report says so, too
+        self.changed.set()
+
+    def move_streams(self) -> None:
+        """Have what it runs for this router go on elsewhere."""
+        for mailbox in self._streams.values():
+            mailbox.put_nowait(Mail(self, "move", {}))
 
     def send(self, kind: FrameType, body: Body) -> None:
         if self.connection is not None:
@@ -164,6 +202,8 @@ class WorkerLink:
         finally:
             self.load -= load
             del self._streams[xid.key]
+            if self.leaving:
+                self.changed.set()
 
     async def flush(self) -> None:
         """Raises EngineUnavailable when the worker goes or does not answer."""
@@ -198,7 +238,8 @@ class WorkerLink:
             del self._probes[number]
 
     def status(self) -> WorkerStatus:
-        detail = "draining" if self.draining else self.stuck or self.trouble
+        state = "leaving" if self.leaving else "draining" if self.draining else ""
+        detail = state or self.stuck or self.trouble
         if self.connection is None and self.start_trouble:
             detail = f"{detail}; {self.start_trouble}"
         return WorkerStatus(
@@ -208,6 +249,8 @@ class WorkerLink:
             detail="" if self.ready else detail,
             pid=self.info.pid if self.info and self.connection is not None else None,
             epoch=self.info.epoch if self.info else 0,
+            draining=self.draining or self.leaving,
+            running=self.running,
             counters={
                 **self.counters,
                 "router_requests": self.requests,
@@ -234,6 +277,9 @@ class WorkerLink:
                 connection = await transport.connect(self.address, hello, self.cluster_key)
                 info = self._identify(connection)
             except (OSError, TransferError, TimeoutError, EngineError) as error:
+                self.refusals += isinstance(error, ConnectionRefusedError)
+                if self.gone:
+                    self.changed.set()
                 self.trouble = f"cannot connect: {quoted(error) or type(error).__name__}"
                 await asyncio.sleep(backoff)
                 backoff = min(2 * backoff, BACKOFF_MAX_S)
@@ -315,7 +361,7 @@ class WorkerLink:
         if self.info is not None and self.info.epoch != info.epoch:
             self.breaker.reset()
         self.connection, self.info = connection, info
-        self.draining, self.trouble, self.stuck = False, "", ""
+        self.draining, self.trouble, self.stuck, self.refusals = False, "", "", 0
         self.counters, self.gauges = {}, {}
         self.changed.set()
 

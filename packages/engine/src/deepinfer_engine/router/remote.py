@@ -24,6 +24,7 @@ from deepinfer_engine.errors import (
     EngineUnavailable,
     PromptTooLong,
     RequestError,
+    TransferError,
 )
 from deepinfer_engine.pd.messages import MAX_PIXEL_BYTES
 from deepinfer_engine.pd.wire import FrameType, Xid
@@ -32,6 +33,7 @@ from deepinfer_engine.router.breaker import RetryBudget
 from deepinfer_engine.router.changes import Changes
 from deepinfer_engine.router.choose import affinity_key, by_affinity, by_load
 from deepinfer_engine.router.client import ModelInfo, WorkerStatus
+from deepinfer_engine.router.discovery import Directory, Members
 from deepinfer_engine.router.link import WorkerLink
 from deepinfer_engine.router.pairs import Pairs
 
@@ -55,7 +57,10 @@ class RemoteEngine:
         self._cluster_key = cluster_key
         self._links: dict[tuple[str, str], WorkerLink] = {}
         self._changed = Changes()
-        self._closing: set[asyncio.Task[None]] = set()
+        self._closing: dict[asyncio.Task[None], WorkerLink] = {}
+        """Links that end when what runs over them does."""
+        self._directory: Directory | None = None
+        self._watching: asyncio.Task[None] | None = None
         self._running: set[str] = set()
         self._budget = RetryBudget()
         self._pairs = Pairs(self._changed)
@@ -99,12 +104,14 @@ class RemoteEngine:
         return engine
 
     def set_workers(self, *, prefill: Sequence[str], decode: Sequence[str]) -> None:
-        """Replace the addresses; links to workers that stay are kept."""
+        """Replace the addresses; links to workers that stay are kept. One that goes gets nothing
+        more, and what it runs may end."""
         wanted = [("prefill", a) for a in prefill] + [("decode", a) for a in decode]
         for key in [key for key in self._links if key not in wanted]:
-            task = asyncio.get_running_loop().create_task(self._links.pop(key).close())
-            self._closing.add(task)
-            task.add_done_callback(self._closing.discard)
+            link = self._links.pop(key)
+            task = asyncio.get_running_loop().create_task(link.retire())
+            self._closing[task] = link
+            task.add_done_callback(self._closing.pop)
         for role, address in wanted:
             if (role, address) not in self._links:
                 link = WorkerLink(address, role, self._cluster_key, self._changed)
@@ -116,6 +123,39 @@ class RemoteEngine:
                 self._pairs.probing(lambda: list(self._links.values()))
             )
             self._introducing = loop.create_task(self._introduce())
+
+    def follow(self, directory: Directory) -> None:
+        """Have the workers be those of a directory, now and whenever they change."""
+        self._directory = directory
+        self._take_members(directory.members())
+        self._watching = asyncio.get_running_loop().create_task(directory.run(self._take_members))
+
+    def _take_members(self, members: Members) -> None:
+        self.set_workers(prefill=members["prefill"], decode=members["decode"])
+
+    def hear(self, body: bytes, signed: str) -> str:
+        """See `Fleet.hear`."""
+        if self._directory is None:
+            raise TransferError("the workers of this router are given, and it takes no others")
+        return self._directory.hear(body, signed).address
+
+    async def drain(self, worker: str, *, on: bool = True, move: bool = False) -> None:
+        """See `Fleet.drain`."""
+        links = [link for link in self._links.values() if link.address == worker]
+        if not links:
+            known = ", ".join(sorted(link.address for link in self._links.values())) or "none"
+            raise RequestError(f"there is no worker {worker!r}; there are: {known}", param="worker")
+        for link in links:
+            if link.connection is None:
+                raise EngineUnavailable(f"{link.role} worker {worker} is not connected")
+            if move and not self._candidates(link.role, links):
+                raise EngineUnavailable(
+                    f"no other {link.role} worker is ready to go on with what {worker} runs"
+                )
+        for link in links:
+            link.ask_to_drain(on)
+            if on and move:
+                link.move_streams()
 
     def start_trouble(self, address: str, text: str) -> None:
         """Why the process of a worker cannot be started; empty when it could."""
@@ -156,7 +196,7 @@ class RemoteEngine:
     async def status(self) -> list[WorkerStatus]:
         found: list[WorkerStatus] = []
         links = list(self._links.values())
-        for link in links:
+        for link in (*links, *self._closing.values()):
             status = link.status()
             if status.ready and (text := self._pairs.isolation(link, links)):
                 status = replace(status, ready=False, detail=text)
@@ -171,12 +211,13 @@ class RemoteEngine:
         await asyncio.gather(*(link.flush() for link in self._links.values()))
 
     async def close(self) -> None:
-        tasks = [task for task in (self._probing, self._introducing) if task is not None]
+        tasks = [t for t in (self._watching, self._probing, self._introducing) if t is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self._probing = self._introducing = None
+        self._watching = self._probing = self._introducing = None
         self.set_workers(prefill=(), decode=())
+        await asyncio.gather(*(link.close() for link in self._closing.values()))
         await asyncio.gather(*self._closing, return_exceptions=True)
 
     # -- inside ---------------------------------------------------------------------------------
@@ -225,16 +266,16 @@ class RemoteEngine:
                         yield event
             except Retry as retry:
                 last = retry
-                retry.failed.failures += 1
+                retry.failed.failures += not retry.planned
                 if retry.refused:
                     retry.failed.breaker.gave_nothing_away()
                 else:
                     retry.failed.breaker.failed()
                 tries = 1 if len(emitted) > before else tries + 1
-                if tries > RETRIES or not self._budget.spend():
+                if not retry.planned and (tries > RETRIES or not self._budget.spend()):
                     raise retry.final from None
                 (refused if retry.refused else failed).update((retry.failed, retry.told_by))
-                if retry.refused and not self._candidates("decode", refused):
+                if retry.refused and not self._candidates(retry.failed.role, refused):
                     raise retry.final from None
                 if emitted:
                     self.migrations += 1
@@ -324,7 +365,7 @@ class RemoteEngine:
         Workers that failed this request before are taken only where there is no other.
         """
         decodes = self._candidates("decode", refused)
-        prefills = self._candidates("prefill")
+        prefills = self._candidates("prefill", refused)
         if not decodes or not prefills:
             missing = "decode" if not decodes else "prefill"
             raise EngineUnavailable(f"no {missing} worker is ready; try again in a second")

@@ -150,6 +150,23 @@ ERROR: Schema = {
     "anyOf": [_OPENAI_ERROR, _MESSAGES_ERROR],
 }
 
+_FLEET = thing(
+    draining=FLAG,
+    running=COUNT,
+    workers=many(
+        thing(
+            {"pid": or_null(COUNT)},
+            name=TEXT,
+            role=TEXT,
+            ready=FLAG,
+            draining=FLAG,
+            running=COUNT,
+            detail=TEXT,
+            epoch=COUNT,
+        )
+    ),
+)
+
 ANSWERS: dict[str, dict[str, Schema]] = {
     "/v1/chat/completions": {"post": _CHAT},
     "/v1/completions": {"post": _COMPLETION},
@@ -182,6 +199,8 @@ ANSWERS: dict[str, dict[str, Schema]] = {
     "/tokenize": {"post": thing(count=COUNT, max_model_len=COUNT, tokens=many(COUNT))},
     "/detokenize": {"post": thing(prompt=TEXT)},
     "/admin/flush": {"post": thing(flushed=FLAG)},
+    "/admin/workers": {"get": _FLEET},
+    "/admin/drain": {"post": _FLEET},
 }
 """By path and method, the body of a 200 in JSON."""
 

@@ -21,6 +21,7 @@ from deepinfer_engine.server import (
     chat,
     completions,
     docs_page,
+    fleet,
     health,
     messages,
     models,
@@ -110,7 +111,7 @@ def create_app(
     return app
 
 
-_ROUTES = (chat, completions, responses, messages, models, health, tokens, admin, docs_page)
+_ROUTES = (chat, completions, responses, messages, models, health, tokens, admin, fleet, docs_page)
 
 
 def _methods() -> dict[str, tuple[str, ...]]:

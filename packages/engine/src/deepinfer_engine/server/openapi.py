@@ -10,6 +10,7 @@ from fastapi.openapi.utils import get_openapi
 
 from deepinfer_engine.codec.schemas import request_schemas
 from deepinfer_engine.server.answer_schemas import ANSWERS, ERROR, EVENT, READINESS, STREAMED
+from deepinfer_engine.server.fleet import DrainOrder
 
 _BODIES = {
     "/v1/chat/completions": "ChatCompletionsRequest",
@@ -31,10 +32,15 @@ _OWN: dict[str, dict[str, Any]] = {
         "properties": {"tokens": {"type": "array", "items": {"type": "integer", "minimum": 0}}},
         "required": ["tokens"],
     },
+    "DrainRequest": DrainOrder.model_json_schema(),
     "Error": ERROR,
     "Readiness": READINESS,
 }
-_OWN_BODIES = {"/tokenize": "TokenizeRequest", "/detokenize": "DetokenizeRequest"}
+_OWN_BODIES = {
+    "/tokenize": "TokenizeRequest",
+    "/detokenize": "DetokenizeRequest",
+    "/admin/drain": "DrainRequest",
+}
 
 
 def describe(app: FastAPI) -> None:
