@@ -373,13 +373,15 @@ def soak(session: nox.Session) -> None:
 @nox.session
 def slow(session: nox.Session) -> None:
     """Proofs that take minutes: 1,000 prompts with every drafter and mode of dspark; 10,000 random
-    requests in every way the engine's loop runs them, 200 of them on the embedded model."""
+    requests in every way the engine's loop runs them, 200 of them on the embedded model; a ledger
+    over 20 kills."""
     session.env.update(OMP_NUM_THREADS="1")
     install(session, "dspark[test]")
     session.run("pytest", "packages/dspark/tests", "-m", "slow", *session.posargs)
     install(session, "engine[test]")
-    tests = "packages/engine/tests/unit/core/test_identity.py"
-    session.run("pytest", tests, "-m", "slow", *session.posargs)
+    parts = ("core/test_identity.py", "server/test_ledger_kills.py")
+    tests = (f"packages/engine/tests/unit/{part}" for part in parts)
+    session.run("pytest", *tests, "-m", "slow", *session.posargs)
 
 
 @nox.session

@@ -233,6 +233,17 @@ class Settings(BaseModel):
         None, ge=1, description="prompt and output tokens of one key; unset = any"
     )
 
+    # Money
+    prices: str | None = Field(
+        None, description="published (DeepSeek's list) or a TOML table; unset = nothing is priced"
+    )
+    priced_as: str | None = Field(
+        None, description="model of the price table; unset = the first name clients may use"
+    )
+    ledger: Path | None = Field(
+        None, description="SQLite file with a row for every answer; unset = none is kept"
+    )
+
     # Pictures
     max_images: int = Field(16, ge=0, le=600, description="pictures in one request")
     max_pixel_bytes: int = Field(

@@ -12,6 +12,7 @@ import typer
 
 from deepinfer_engine.cli.fleet import drain
 from deepinfer_engine.cli.model import model_app
+from deepinfer_engine.cli.usage import usage
 from deepinfer_engine.errors import (
     CheckpointError,
     ConfigError,
@@ -64,6 +65,7 @@ def _root(
 app.add_typer(config_app, name="config")
 app.add_typer(model_app, name="model")
 app.command()(drain)
+app.command()(usage)
 
 Model = Annotated[
     str | None,
@@ -231,6 +233,13 @@ ResponsesStore = Annotated[
     str | None,
     typer.Option(help="Keep Responses answers: memory or sqlite:PATH; default: nowhere."),
 ]
+Prices = Annotated[
+    str | None, typer.Option(help="Price table: published (DeepSeek's list), or a TOML file.")
+]
+PricedAs = Annotated[
+    str | None, typer.Option("--priced-as", help="Model of that table; default: the served name.")
+]
+Ledger = Annotated[Path | None, typer.Option(help="SQLite file that gets a row for every answer.")]
 Prefill = Annotated[
     list[str] | None, typer.Option(help="host:port of a running prefill worker; repeatable.")
 ]
@@ -417,6 +426,9 @@ def serve(
     open_to_all: OpenToAll = None,
     allowed_hosts: AllowedHosts = None,
     cors_origins: CorsOrigins = None,
+    prices: Prices = None,
+    priced_as: PricedAs = None,
+    ledger: Ledger = None,
     drain_timeout_s: Drain = None,
     log_level: LogLevel = None,
     config: Config = None,
@@ -451,6 +463,9 @@ def router(
     open_to_all: OpenToAll = None,
     allowed_hosts: AllowedHosts = None,
     cors_origins: CorsOrigins = None,
+    prices: Prices = None,
+    priced_as: PricedAs = None,
+    ledger: Ledger = None,
     drain_timeout_s: Drain = None,
     log_level: LogLevel = None,
     config: Config = None,

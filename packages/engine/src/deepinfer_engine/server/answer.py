@@ -129,6 +129,8 @@ class AnswerResponse(Response):
             salt=caller.salt(prepared.user_id),
             timeout_s=timeout_s,
             arrived=arrived,
+            billing=services.billing,
+            key_id=caller.key_id or "",
         )
         pixels = sum(len(p.pixels) for p in prepared.pictures)
         try:
@@ -155,6 +157,7 @@ class AnswerResponse(Response):
             total=generation.timeout_s,
         )
         ending = asyncio.ensure_future(self.services.gate.ending())
+        sent = False
         try:
             watched = watch(generation.events(), gone, ending, self.services.clock, timing)
             async with aclosing(watched) as batches:
@@ -165,12 +168,15 @@ class AnswerResponse(Response):
                         await writer.events(batch)
             if not writer.stream:
                 await writer.whole(generation.body())
+            sent = True
         except ConstraintError as exc:
             # A worker knows the grammar, not the field that it came from.
             exc.param = exc.param or generation.prepared.constraint_param
             raise
         finally:
             ending.cancel()
+            if generation.charge is not None and self.services.billing is not None:
+                self.services.billing.end(generation.charge, sent=sent)
 
     async def _fail(self, exc: Exception, writer: AnswerWriter) -> None:
         error = wire_error(exc, self.protocol, self.request_id)

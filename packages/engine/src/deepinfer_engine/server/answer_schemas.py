@@ -195,6 +195,23 @@ ANSWERS: dict[str, dict[str, Schema]] = {
     "/health": {"get": READINESS},
     "/health/ready": {"get": READINESS},
     "/health/live": {"get": thing(status=one_of("alive"))},
+    "/v1/usage": {
+        "get": thing(
+            object=one_of("usage"),
+            by=many(TEXT),
+            data=many(
+                thing(
+                    answers=COUNT,
+                    prompt_tokens=COUNT,
+                    cached_tokens=COUNT,
+                    output_tokens=COUNT,
+                    cost=TEXT,
+                    currency=TEXT,
+                    unsettled=COUNT,
+                )
+            ),
+        )
+    },
     "/version": {"get": thing(version=TEXT, models=many(TEXT))},
     "/tokenize": {"post": thing(count=COUNT, max_model_len=COUNT, tokens=many(COUNT))},
     "/detokenize": {"post": thing(prompt=TEXT)},

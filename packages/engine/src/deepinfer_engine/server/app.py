@@ -27,8 +27,10 @@ from deepinfer_engine.server import (
     models,
     responses,
     tokens,
+    usage,
 )
 from deepinfer_engine.server.auth import AdminGate, KeyRing, accepted_keys, read_secret
+from deepinfer_engine.server.billing import open_billing
 from deepinfer_engine.server.browser import BrowserRules
 from deepinfer_engine.server.clock import Clock, SystemClock
 from deepinfer_engine.server.connections import ConnectionLimits, ConnectionTable
@@ -86,6 +88,7 @@ def create_app(
             clock,
         ),
         tokenisers=tokenizer and TokeniserProcesses(tokenizer, processes=TOKENISERS),
+        billing=open_billing(settings, codec.model_names, wall),
         private=is_loopback(settings.host),
     )
     for module in _ROUTES:
@@ -111,7 +114,9 @@ def create_app(
     return app
 
 
-_ROUTES = (chat, completions, responses, messages, models, health, tokens, admin, fleet, docs_page)
+_ROUTES = (
+    chat, completions, responses, messages, models, health, tokens, usage, admin, fleet, docs_page,
+)  # fmt: skip
 
 
 def _methods() -> dict[str, tuple[str, ...]]:

@@ -10,13 +10,16 @@ import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from functools import reduce
 
 from deepinfer_engine.codec.errors import Protocol
 from deepinfer_engine.codec.protocol import AnswerEncoder, PreparedRequest, WireEvent
 from deepinfer_engine.core.types import FinishEvent, GenerateRequest, TokensEvent, Usage
 from deepinfer_engine.errors import EngineLost, EngineUnavailable
 from deepinfer_engine.router.client import EngineClient
+from deepinfer_engine.server.billing import Answered, Billing
 from deepinfer_engine.server.clock import Clock
+from deepinfer_engine.server.ledger import Charge
 from deepinfer_engine.server.metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -46,6 +49,10 @@ class Generation:
     salt: str = "anonymous"
     timeout_s: float | None = None
     arrived: float = 0.0
+    billing: Billing | None = None
+    key_id: str = ""
+    charge: Charge | None = None
+    """What the answer costs, once it is about to end; the caller settles it with the ledger."""
     usage: Usage | None = None
     ttft_s: float | None = None
     generated: int = 0
@@ -53,12 +60,18 @@ class Generation:
     response_id: str = ""
     encoders: list[AnswerEncoder] = field(init=False)
     _ended: list[tuple[str, Usage]] = field(init=False)
+    _open: set[int] = field(init=False)
+    """Answers that are not over."""
+    _at: float = field(init=False)
+    _body: str | None = None
 
     def __post_init__(self) -> None:
         self.arrived = self.arrived or self.clock.monotonic()
         self.response_id = self.response_id or _ID_PREFIX[self.protocol] + uuid.uuid4().hex
         self.encoders = list(self.prepared.encoders(self.response_id))
         self._ended = [("", Usage(0, 0, 0))] * len(self.encoders)
+        self._open = set(range(len(self.encoders)))
+        self._at = 0.0 if self.billing is None else self.billing.wall()
 
     async def events(self) -> AsyncGenerator[list[WireEvent], None]:
         """Lists of events, one list per step of the engine, so that a step is one write to the
@@ -70,15 +83,42 @@ class Generation:
         answers = [self._answer(index) for index in range(len(self.encoders))]
         async with aclosing(answers[0] if len(answers) == 1 else _merged(answers)) as batches:
             async for batch in batches:
+                if self.billing is not None and self.charge is None and not self._open:
+                    batch = await self._settle(self.billing, batch)
                 yield batch
-        total = Usage(0, 0, 0)
-        for _, usage in self._ended:
-            total = _sum(total, usage)
-        self._finished(self._ended[0][0], total)
+        self._finished(self._ended[0][0], self._total())
 
     def body(self) -> str:
         """The whole response, once `events` is over."""
-        return self.encoders[0].body()
+        return self.encoders[0].body() if self._body is None else self._body
+
+    def _total(self) -> Usage:
+        return reduce(_sum, (usage for _, usage in self._ended))
+
+    async def _settle(self, billing: Billing, batch: list[WireEvent]) -> list[WireEvent]:
+        """The end of the answer, once it is written down that it goes out."""
+        total = self._total()
+        answered = Answered(
+            id=self.response_id,
+            at=self._at,
+            key=self.key_id,
+            protocol=self.protocol,
+            model=self.prepared.model,
+            finish=self._ended[0][0],
+            # What all answers share is read once.
+            counted=replace(self._ended[0][1], completion_tokens=total.completion_tokens),
+        )
+        self._body = None if self.prepared.stream else self.encoders[0].body()
+        # Before it is written: whoever gives up while it is written has to take it back.
+        self.charge = billing.charge(answered, batch, self._body)
+        try:
+            await billing.begin(self.charge)
+        except EngineUnavailable:
+            self.charge = None
+            raise
+        if self._body is not None:
+            self._body = billing.priced(self._body, self.charge)
+        return [WireEvent(e.name, billing.priced(e.data, self.charge)) for e in batch]
 
     async def _answer(self, index: int) -> AsyncGenerator[list[WireEvent], None]:
         """One of the answers; `_ended[index]` tells how it went."""
@@ -111,6 +151,7 @@ class Generation:
                 out = await encoder.run_tools(total.completion_tokens)
                 if encoder.finished:
                     await self._keep(encoder)
+                    self._open.discard(index)
                 yield out
             if encoder.finished:
                 return
@@ -152,7 +193,7 @@ class Generation:
                     raise TimeoutError(f"the request's own limit of {self.timeout_s:g} s passed")
                 out += encoder.finish(event.reason)
                 self._ended[index] = event.reason, event.usage
-                await self._keep(encoder)
+                await self._end(index)
                 yield out
                 return
             generated += len(event.token_ids)
@@ -161,12 +202,17 @@ class Generation:
             if encoder.finished or encoder.waits:
                 out += encoder.finish("stop")
                 self._ended[index] = "stop", Usage(prompt_tokens, generated, cached)
-                await self._keep(encoder)
+                await self._end(index)
                 yield out
                 return
             yield out
         # A stream that ends without FinishEvent must never look like a complete answer.
         raise EngineLost("the engine's stream ended before the answer did")
+
+    async def _end(self, index: int) -> None:
+        await self._keep(self.encoders[index])
+        if not self.encoders[index].waits:
+            self._open.discard(index)
 
     async def _keep(self, encoder: AnswerEncoder) -> None:
         """Store the answer before its last event goes out: the client may go on from it at once."""

@@ -15,6 +15,7 @@ from deepinfer_engine.codec.errors import Protocol
 from deepinfer_engine.codec.protocol import Codec, Tokenising
 from deepinfer_engine.router.client import EngineClient, ModelInfo
 from deepinfer_engine.server.auth import AdminGate, KeyRing
+from deepinfer_engine.server.billing import Billing
 from deepinfer_engine.server.clock import Clock
 from deepinfer_engine.server.connections import ConnectionTable
 from deepinfer_engine.server.limits import BodyLimit, ByteBudget, FairSlots, Gate, Rates
@@ -52,6 +53,8 @@ class Services:
     connections: ConnectionTable
     tokenisers: TokeniserProcesses | None
     """None: the codec's tokenizer is in no file, so long texts are tokenised in a thread."""
+    billing: Billing | None = None
+    """None: nothing is priced or written down."""
     private: bool = True
     """Only this machine reaches the server: who asks for metrics need not show a key."""
     threads: ThreadPoolExecutor = field(
@@ -112,10 +115,12 @@ class Services:
             self.keys.identify(headers)
 
     def close(self) -> None:
-        """End the processes and threads that prepare requests."""
+        """End the processes and threads that prepare requests, and let go of the ledger."""
         if self.tokenisers is not None:
             self.tokenisers.close()
         self.threads.shutdown(wait=False, cancel_futures=True)
+        if self.billing is not None and self.billing.ledger is not None:
+            self.billing.ledger.close()
 
 
 def services_of(request: Request) -> Services:

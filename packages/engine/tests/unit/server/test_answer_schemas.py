@@ -37,6 +37,7 @@ REQUESTS = [
     ("get", "/health/ready", None),
     ("get", "/health/live", None),
     ("get", "/version", None),
+    ("get", "/v1/usage", None),
     ("post", "/admin/flush", None),
 ]
 
@@ -46,7 +47,7 @@ def app(tmp_path):
     admin = tmp_path / "admin"
     admin.write_text("the-key-of-the-admin\n")
     script = Script([[70, 71, 72]] * 4, reason="length", logprobs=True)
-    settings = Settings(admin_key_file=admin)
+    settings = Settings(admin_key_file=admin, ledger=tmp_path / "ledger.db")
     app = create_app(FakeEngine(script), byte_codec(), settings)
     yield app
     app.state.services.close()
