@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 import nox
@@ -31,9 +31,17 @@ FUZZ = "packages/recipe/tools/conformance_fuzz.py"
 TORCH_FREE = ("recipe", "kvtier", "eplb", "search_fetch")
 UNUSED_MEDIA = ("torchvision", "torchaudio", "torchcodec")
 OTHER_PYTHONS = ("3.12", "3.13")
-LONGEST = (
-    "soak", "commands", "constrained_clients", "identity", "recoveries", "failures", "shared_cache",
-)  # fmt: skip
+# Test files that take longest, to be begun first: at the end no process works on one alone.
+LONGEST = {
+    "integration": (
+        "soak", "commands", "constrained_clients", "identity", "recoveries", "failures",
+        "shared_cache",
+    ),
+    "search_fetch": (
+        "service_process", "walkthrough", "attack_table", "api", "fairness", "service", "mcp",
+        "event_loop", "render", "cli", "extract", "fetch_pipeline", "fetching", "metering",
+    ),
+}  # fmt: skip
 
 nox.needs_version = ">=2024.4.15"
 nox.options.default_venv_backend = "uv|venv"  # uv where it is installed: much faster
@@ -137,6 +145,12 @@ def run_tests(session: nox.Session, *paths: str | Path) -> None:
     session.run("pytest", *workers, *slowest, *map(str, paths), *session.posargs)
 
 
+def run_longest_first(session: nox.Session, name: str, folder: Path, files: Iterable[Path]) -> None:
+    """The same for test files of which some take much longer than the others."""
+    longest = [folder / f"test_{part}.py" for part in LONGEST[name]]
+    run_tests(session, "--no-loadscope-reorder", *longest, *sorted({*files} - {*longest}))
+
+
 def check_package(session: nox.Session, package: str) -> None:
     """The examples of its pages with the bare package, then the tests with the test extra."""
     session.env.update(OMP_NUM_THREADS="1")
@@ -145,7 +159,11 @@ def check_package(session: nox.Session, package: str) -> None:
     examples = [str(page) for page in pages if "```python" in page.read_text(encoding="utf-8")]
     session.run("python", "testing/run_readme.py", f"packages/{package}/README.md", *examples)
     install(session, f"{package}[test]")
-    run_tests(session, *TESTS.get(package, (f"packages/{package}/tests",)))
+    if package in LONGEST:
+        folder = ROOT / "packages" / package / "tests"
+        run_longest_first(session, package, folder, folder.glob("test_*.py"))
+    else:
+        run_tests(session, *TESTS.get(package, (f"packages/{package}/tests",)))
 
 
 @nox.session
@@ -182,10 +200,8 @@ def integration(session: nox.Session) -> None:
     )
     extras = [*(engine / "unit").rglob("test_web_search.py"), *recipe.glob("test_grammar*.py")]
     extras += [kvtier / f"test_{name}.py" for name in ("vllm", "sglang", "pools")]
-    # The files that take longest first, so that no process works on one of them alone at the end.
-    longest = [engine / "integration" / f"test_{name}.py" for name in LONGEST]
-    rest = sorted({*(engine / "integration").glob("test_*.py"), *extras} - {*longest})
-    run_tests(session, "--no-loadscope-reorder", *longest, *rest)
+    folder = engine / "integration"
+    run_longest_first(session, "integration", folder, [*folder.glob("test_*.py"), *extras])
 
 
 @nox.session

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import zlib
+
 _TEXT = "Some words of a paragraph that says a thing "
 
 HOSTILE = {
@@ -34,3 +36,16 @@ HOSTILE = {
     "ampersands": "&" * 200_000,
 }
 CLASSIC = ["nested divs", "spanning cells"]
+
+
+def zeros_packed(megabytes: int, window: int = 15) -> bytes:
+    """The first bytes of a stream that unpacks to so many megabytes of zeros, at once.
+
+    After a full flush a stream goes on as if it had just begun, so that its parts repeat. It has no
+    end: who reads so far did not stop in time. window: 15 for zlib's head, 31 for that of gzip.
+    """
+    packer = zlib.compressobj(9, zlib.DEFLATED, window)
+    first, again = (
+        packer.compress(bytes(1_000_000)) + packer.flush(zlib.Z_FULL_FLUSH) for _ in range(2)
+    )
+    return first + again * (megabytes - 1)

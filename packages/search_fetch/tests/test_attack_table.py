@@ -23,7 +23,7 @@ from typing import Any, get_args
 
 import brotli
 import pytest
-from hostile_pages import CLASSIC, HOSTILE
+from hostile_pages import CLASSIC, HOSTILE, zeros_packed
 
 from deepinfer_search_fetch import (
     AsyncSearchFetch,
@@ -422,10 +422,8 @@ ENDS = ("ok", "decompression_bomb", "unsupported_content_type", "extraction_empt
 
 def bombs() -> dict[str, tuple[str, str, bytes]]:
     """name -> (content type, content encoding, body)."""
-    zeros = bytes(1_000_000)
-    packer = zlib.compressobj(9, zlib.DEFLATED, 31)
-    long_gzip = b"".join(packer.compress(zeros) for _ in range(1000)) + packer.flush()
-    deflated = zlib.compress(bytes(200_000_000), 9)
+    long_gzip = zeros_packed(1000, 31)
+    deflated = zeros_packed(200)
     return {
         "gzip": ("text/html", "gzip", long_gzip),
         "stacked gzip": ("text/html", "gzip, gzip", gzip.compress(long_gzip)),

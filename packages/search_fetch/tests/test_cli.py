@@ -4,13 +4,12 @@ import contextlib
 import json
 import os
 import re
-import subprocess
-import sys
 import termios
 from pathlib import Path
 from typing import Any
 
 import pytest
+from forked_command import cli, start
 
 from deepinfer_search_fetch import __version__
 from deepinfer_search_fetch.index.document import IndexedPage
@@ -21,18 +20,12 @@ Listener = Any  # see conftest
 TEXT = "<title>Newts</title><p>" + "Newts live in ponds and eat small insects. " * 20
 
 
-def cli(*arguments: str, home: Path | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "deepinfer_search_fetch.cli", *arguments]
-    if home is not None:
-        command += ["--home", str(home)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
-
-
 def test_the_commands_work_together(tmp_path: Path, site: Listener) -> None:
     site.page("/newts", TEXT)
     allow = ["--allow-cidr", "127.0.0.2/32", "--allow-port", str(site.port)]
     url = f"http://127.0.0.2:{site.port}/newts"
-    read = cli("fetch", url, "--raw", *allow, home=tmp_path)
+    workers = {"DEEPINFER_SEARCH_FETCH_EXTRACT_WORKERS": "1"}  # as it is installed, here
+    read = cli("fetch", url, "--raw", *allow, home=tmp_path, **workers)
     assert "Newts live in ponds" in read.stdout, read.stderr
     report = json.loads(cli("ingest", url, *allow, home=tmp_path).stdout)
     assert report["indexed"] == 1
@@ -82,16 +75,16 @@ def on_a_terminal(*arguments: str) -> str:
     """Run the command with a terminal of 80 columns as its output."""
     ours, theirs = os.openpty()
     termios.tcsetwinsize(theirs, (40, 80))
-    command = [sys.executable, "-m", "deepinfer_search_fetch.cli", *arguments]
-    environ = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "80"}
-    process = subprocess.Popen(command, stdout=theirs, stderr=theirs, env=environ)
+    terminal = {"TERM": "xterm-256color", "COLUMNS": "80"}
+    process = start(arguments, terminal, theirs, theirs)
     os.close(theirs)
     parts: list[bytes] = []
     with contextlib.suppress(OSError):  # the end of a terminal is an error
         while chunk := os.read(ours, 65536):
             parts.append(chunk)
     os.close(ours)
-    assert process.wait(60) == 0
+    process.join(60)
+    assert process.exitcode == 0
     return b"".join(parts).decode()
 
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from forked_command import cli
 
 from deepinfer_search_fetch import AsyncSearchFetch, Config, SearchFetchError, SearchRequest
 from deepinfer_search_fetch.index.authority import read_evidence, write_evidence
@@ -74,11 +73,11 @@ def test_an_index_whose_own_records_are_damaged_is_named(
     (tmp_path / "a.html").write_text("<title>Voles</title><p>" + "Voles live in grass. " * 20)
 
     async def fill() -> None:
-        async with AsyncSearchFetch(Config(home=tmp_path)) as client:
+        async with AsyncSearchFetch(Config(home=tmp_path, extract_workers=0)) as client:
             await client.ingest(tmp_path / "a.html")
 
     async def look() -> None:
-        async with AsyncSearchFetch(Config(home=tmp_path)) as client:
+        async with AsyncSearchFetch(Config(home=tmp_path, extract_workers=0)) as client:
             await client.search(SearchRequest(query="voles"))
 
     asyncio.run(fill())
@@ -90,11 +89,7 @@ def test_an_index_whose_own_records_are_damaged_is_named(
 
 def test_the_command_prints_one_line(tmp_path: Path) -> None:
     (tmp_path / "keys.sqlite3").write_bytes(GARBAGE)
-    done = subprocess.run(
-        [sys.executable, "-m", "deepinfer_search_fetch.cli", "keys", "list", "--home", tmp_path],
-        capture_output=True,
-        text=True,
-    )
+    done = cli("keys", "list", home=tmp_path)
     assert done.returncode == 1
     assert done.stdout == ""
     assert done.stderr.count("\n") == 1

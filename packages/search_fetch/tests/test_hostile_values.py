@@ -173,7 +173,8 @@ def test_a_query_of_signs_finds_nothing_and_is_free(query: str, tmp_path: Any) -
     backend = TantivyBackend(tmp_path / "index")
 
     async def fill() -> None:
-        async with AsyncSearchFetch(Config(home=tmp_path), backend=backend) as client:
+        config = Config(home=tmp_path, extract_workers=0)
+        async with AsyncSearchFetch(config, backend=backend) as client:
             assert (await client.ingest(tmp_path / "a.html")).indexed == 1
 
     asyncio.run(fill())

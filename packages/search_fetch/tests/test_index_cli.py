@@ -1,26 +1,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from forked_command import cli
 
 Listener = Any  # see conftest
-
-
-def cli(*arguments: str, home: Path, **env: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "deepinfer_search_fetch.cli", *arguments]
-    return subprocess.run(
-        [*command, "--home", str(home)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, **env},
-    )
 
 
 def test_a_place_is_guessed_or_its_kind_is_named(tmp_path: Path, site: Listener) -> None:

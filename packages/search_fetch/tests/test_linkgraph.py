@@ -3,14 +3,14 @@ from __future__ import annotations
 import gzip
 import json
 import math
-import subprocess
-import sys
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
 import networkx
 import numpy as np
 import pytest
+from forked_command import cli
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -280,18 +280,15 @@ def test_a_listed_source_has_no_authority_whoever_links_to_it(tmp_path: Path) ->
 
 
 def test_the_commands_build_and_explain(tmp_path: Path) -> None:
-    def cli(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "deepinfer_search_fetch.cli", "authority", *arguments]
-        return subprocess.run(
-            [*command, "--home", str(tmp_path)], capture_output=True, text=True, timeout=60
-        )
+    def authority(*arguments: str) -> CompletedProcess[str]:
+        return cli("authority", *arguments, home=tmp_path)
 
-    assert "no link graph" in cli("build").stderr
+    assert "no link graph" in authority("build").stderr
     with LinkGraph(tmp_path / "links.sqlite3") as graph:
         graph.add_page("https://a.com/", "a.com", links("https://b.com/"))
-    assert json.loads(cli("build").stdout) == {"pages": 1, "hosts": 2, "edges": 1}
-    explained = json.loads(cli("explain", "b.com").stdout)
+    assert json.loads(authority("build").stdout) == {"pages": 1, "hosts": 2, "edges": 1}
+    explained = json.loads(authority("explain", "b.com").stdout)
     assert explained["graphs"]["own"]["harmonic_position"] == 0
     assert explained["prior_reason"]
-    bad = cli("explain", "http://a b/")
+    bad = authority("explain", "http://a b/")
     assert (bad.returncode, len(bad.stderr.strip().splitlines())) == (2, 1)

@@ -13,6 +13,7 @@ import httpx2
 import jsonschema
 import mcp
 import pytest
+from forked_command import cli
 from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp.client.streamable_http import streamable_http_client
 from mcp_types.version import KNOWN_PROTOCOL_VERSIONS
@@ -160,12 +161,8 @@ def test_stdio_serves_the_same_tools(tmp_path: Path, site: Listener) -> None:
     url = f"http://127.0.0.2:{site.port}/newts"
 
     async def main() -> None:
-        ingest = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "deepinfer_search_fetch.cli", "ingest",
-            str(tmp_path / "page.html"), "--home", str(tmp_path / "home"),
-            stdout=asyncio.subprocess.DEVNULL,
-        )  # fmt: skip
-        assert await ingest.wait() == 0
+        done = cli("ingest", str(tmp_path / "page.html"), home=tmp_path / "home")
+        assert done.returncode == 0, done.stderr
         server = StdioServerParameters(
             command=sys.executable,
             args=["-m", "deepinfer_search_fetch.cli", "mcp", "--home", str(tmp_path / "home"),

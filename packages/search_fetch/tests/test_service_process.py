@@ -9,14 +9,14 @@ import re
 import signal
 import socket
 import sqlite3
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from forked_command import cli
+from forked_command import start as start_command
 from hostile_pages import HOSTILE
 from service_harness import Reply, call, read_reply, request_bytes
 
@@ -29,32 +29,38 @@ VOLES = {"query": "voles"}
 
 
 class ServerProcess:
-    """`search-fetch serve --no-auth` in a process of its own."""
+    """`search-fetch serve --no-auth` in a process of its own. workers: processes for pages."""
 
-    def __init__(self, home: Path, *arguments: str) -> None:
-        command = [sys.executable, "-m", "deepinfer_search_fetch.cli", "serve", "--no-auth",
-                   "--port", "0", "--home", str(home), *arguments]  # fmt: skip
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-        assert self.process.stderr is not None
+    def __init__(self, home: Path, *arguments: str, workers: int = 0) -> None:
+        command = ("serve", "--no-auth", "--port", "0", "--home", str(home), *arguments)
+        env = {"DEEPINFER_SEARCH_FETCH_EXTRACT_WORKERS": str(workers)}
+        told, tells = os.pipe()
+        self._stderr = os.fdopen(told)
+        self.process = start_command(command, env, tells, tells)
+        os.close(tells)
         self.log: list[str] = []
         self.port = 0
-        for line in self.process.stderr:
+        for line in self._stderr:
             self.log.append(line)
             if found := re.search(r"serves on http://127\.0\.0\.1:(\d+)/", line):
                 self.port = int(found.group(1))
                 break
         assert self.port, "".join(self.log)
-        self._reader = threading.Thread(target=self.log.extend, args=(self.process.stderr,))
+        self._reader = threading.Thread(target=self.log.extend, args=(self._stderr,))
         self._reader.start()
 
-    def kill(self, number: int = signal.SIGKILL) -> int:
-        if self.process.poll() is None:
+    def send_signal(self, number: int) -> None:
+        if self.process.exitcode is None:
+            assert self.process.pid
             os.kill(self.process.pid, number)
-        code = self.process.wait(60)
+
+    def kill(self, number: int = signal.SIGKILL) -> int | None:
+        """Its exit code after this signal."""
+        self.send_signal(number)
+        self.process.join(60)
         self._reader.join()
-        assert self.process.stderr is not None
-        self.process.stderr.close()
-        return code
+        self._stderr.close()
+        return self.process.exitcode
 
 
 @pytest.fixture
@@ -72,8 +78,8 @@ def home(tmp_path: Path) -> Path:
 def start(home: Path) -> Iterator[Callable[..., ServerProcess]]:
     made: list[ServerProcess] = []
 
-    def make(*arguments: str) -> ServerProcess:
-        made.append(ServerProcess(home, *arguments))
+    def make(*arguments: str, workers: int = 0) -> ServerProcess:
+        made.append(ServerProcess(home, *arguments, workers=workers))
         return made[-1]
 
     yield make
@@ -170,11 +176,12 @@ def test_sigterm_lets_running_requests_finish(
             request_bytes("POST", "/v1/fetch", {"url": f"http://127.0.0.2:{site.port}/"})
         )
         assert entered.wait(30)
-        server.process.send_signal(signal.SIGTERM)
+        server.send_signal(signal.SIGTERM)
         leave.set()
         reply = read_reply(connection)
     assert (reply.status, reply.whole) == (200, True)
-    assert server.process.wait(60) == 0
+    server.process.join(60)
+    assert server.process.exitcode == 0
     assert list(rows_of(home).values()) == [1]
 
 
@@ -196,7 +203,7 @@ def test_what_does_not_finish_in_time_gets_a_503(
             request_bytes("POST", "/v1/fetch", {"url": f"http://127.0.0.2:{site.port}/"})
         )
         assert entered.wait(30)
-        server.process.send_signal(signal.SIGTERM)
+        server.send_signal(signal.SIGTERM)
         reply = read_reply(connection)
     leave.set()
     assert (reply.status, reply.json["error"]["code"]) == (503, "unavailable")
@@ -210,7 +217,7 @@ def test_a_service_that_met_a_bomb_answers_the_next_request(
     site.page("/bomb", HOSTILE["20,000 paragraphs"])
     site.page("/zip", gzip.compress(bytes(300_000_000), 1), headers=("Content-Encoding: gzip",))
     site.page("/fine", "<p>" + "Voles live in the grass of the meadow. " * 20)
-    server = start("--allow-cidr", "127.0.0.2/32", "--allow-port", str(site.port))
+    server = start("--allow-cidr", "127.0.0.2/32", "--allow-port", str(site.port), workers=1)
     base = f"http://127.0.0.2:{site.port}"
     bomb = call(server.port, "POST", "/v1/fetch", {"url": f"{base}/bomb"})
     assert bomb.status == 200
@@ -219,14 +226,12 @@ def test_a_service_that_met_a_bomb_answers_the_next_request(
     assert refused.json["error"]["code"] == "decompression_bomb"
     fine = call(server.port, "POST", "/v1/fetch", {"url": f"{base}/fine"})
     assert (fine.status, "Voles" in fine.json["content"]) == (200, True)
-    assert server.process.poll() is None
+    assert server.process.exitcode is None
 
 
 def test_two_services_do_not_share_a_home(home: Path, start: Callable[..., ServerProcess]) -> None:
     start()
-    command = [sys.executable, "-m", "deepinfer_search_fetch.cli", "serve", "--no-auth", "--port",
-               "0", "--home", str(home)]  # fmt: skip
-    second = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    second = cli("serve", "--no-auth", "--port", "0", home=home)
     assert second.returncode == 2
     assert "another service uses" in second.stderr
     assert len(second.stderr.strip().splitlines()) == 1
