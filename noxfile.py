@@ -289,6 +289,22 @@ def peers_smollm2(session: nox.Session) -> None:
     session.run("python", "packages/engine/benches/peers_smollm2.py", *options)
 
 
+@nox.session(name="router-workload")
+def router_workload(session: nox.Session) -> None:
+    """Hits and balance of sessions over eight workers, beside sglang-router 0.3.2 (minutes)."""
+    install(session, "engine")
+    options = list(session.posargs)
+    apart = Path(session.create_tmp()).resolve() / "sglang"
+    session.run("python", "-m", "venv", "--clear", str(apart))
+    python = str(apart / "bin" / "python")
+    try:
+        session.run(python, "-m", "pip", "install", "-q", "sglang-router==0.3.2", external=True)
+        options += ["--sglang-python", python]
+    except CommandFailed:
+        session.warn("sglang-router 0.3.2 cannot be installed here: our row alone")
+    session.run("python", "packages/engine/benches/router_workload.py", *options)
+
+
 @nox.session(name="api-fuzz")
 def api_fuzz(session: nox.Session) -> None:
     """schemathesis over the OpenAPI document: no 5xx, bodies described."""

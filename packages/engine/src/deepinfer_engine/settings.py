@@ -129,6 +129,12 @@ class Settings(BaseModel):
     ep_timeout_s: float = Field(
         30.0, gt=0, le=600, description="a process that does not answer for this long is lost"
     )
+    ttft_shed_s: float | None = Field(
+        None,
+        gt=0,
+        description="requests whose first token would take longer are sent away; those of priority "
+        "above 0 at half of it, below 0 at double; unset = none are",
+    )
     prefill: tuple[str, ...] = Field((), description="host:port of running prefill workers")
     decode: tuple[str, ...] = Field((), description="host:port of running decode workers")
     workers_file: Path | None = Field(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import platform
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +14,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 from pydantic import Field, create_model
 
 import deepinfer_kvtier as kvtier
+from deepinfer_engine.core.block_hashes import CacheChange, CacheTier, block_hashes
 from deepinfer_engine.core.pictures import Picture
 from deepinfer_engine.core.prefix_store import BorderState, Hit, Loaded, Tokens
 from deepinfer_engine.core.runner import CacheLayout
@@ -24,6 +26,8 @@ MAX_NAMESPACES = 1024
 COMMIT_DELAY_S = 0.002
 """A prompt's hand-over waits for its blocks to be findable: short groups, little waiting."""
 PUT_TIMEOUT_S = 10.0
+MAX_NAMES = 1 << 18
+_KEY_BYTES = 16
 _PULL = kvtier.Cost().tiers["peer"]
 ANNOUNCE_TIMEOUT_S = 0.25
 """How long a publication waits for the window directory to hear of it."""
@@ -172,6 +176,10 @@ class KVTierStore:
         )
         self._namespaces: OrderedDict[str, kvtier.Namespace] = OrderedDict()
         self._lock = threading.Lock()
+        self._shared_as = _shared_as(settings)
+        self._told: Callable[[CacheChange], None] | None = None
+        self._names: OrderedDict[bytes, int] = OrderedDict()
+        """Of blocks as the cache tells of them, as routers know them: those of late prompts."""
 
     @property
     def window_address(self) -> str:
@@ -187,6 +195,50 @@ class KVTierStore:
                 windows.set_members(addresses)
             except kvtier.ConfigError as error:
                 raise ConfigError(str(error)) from None
+
+    @property
+    def shared_as(self) -> str:
+        return self._shared_as
+
+    def follow(self, told: Callable[[CacheChange], None]) -> None:
+        self._told = told
+        self._cache.subscribe(self._came_or_went)
+
+    def _came_or_went(self, event: kvtier.KVEvent) -> None:
+        if event.kind != "block" or self._told is None:
+            return
+        name = self._names.get(event.key)
+        if name is not None:
+            self._told(CacheChange(event.what == "stored", _tier(event.tier), (name,)))
+
+    def _learn(
+        self,
+        digests: Sequence[bytes],
+        tokens: Tokens,
+        salt: str,
+        pictures: Sequence[Picture],
+    ) -> list[int]:
+        """What routers call these blocks; remembered for what the cache will tell of them."""
+        size = self._layout.block_tokens
+        names = block_hashes(tokens, salt, size, self._layout.layout_hash, pictures)
+        with self._lock:
+            for digest, name in zip(digests, names, strict=False):
+                key = digest[:_KEY_BYTES]
+                self._names.pop(key, None)
+                self._names[key] = name
+            while len(self._names) > MAX_NAMES:
+                self._names.popitem(last=False)
+        return names
+
+    def _tell_found(self, match: kvtier.Match, names: Sequence[int]) -> None:
+        """What a lookup has found, whoever put it there."""
+        if self._told is None:
+            return
+        found: dict[CacheTier, list[int]] = {}
+        for name, tier in zip(names, match.tiers(), strict=False):
+            found.setdefault(_tier(tier), []).append(name)
+        for tier, blocks in found.items():
+            self._told(CacheChange(True, tier, tuple(blocks)))
 
     def match(
         self,
@@ -206,6 +258,9 @@ class KVTierStore:
             leave_last=True,
             accept_approximate=self._recovery.mode == "bounded",
         )
+        if self._told is not None:
+            names = self._learn(match.digests, tokens, salt, pictures)
+            self._tell_found(match, names[: match.block_prefix])
         if match.block_prefix == 0:
             match.release()
             return None
@@ -296,6 +351,8 @@ class KVTierStore:
         hasher = namespace.hasher()
         hasher.extend(tokens, _media(pictures))
         digests = hasher.digests
+        if self._told is not None and blocks:
+            self._learn(digests, tokens, salt, pictures)
         quality: dict[str, Any] = {
             "cls": traffic_class,
             "confirmed_tokens": len(tokens),
@@ -373,6 +430,22 @@ _SOURCES: Mapping[str, WindowSource] = {
     "replay": "bounded_replay",
     "exact_replay": "exact_replay",
 }
+
+
+def _tier(tier: str) -> CacheTier:
+    return "memory" if tier == "host" else "below"
+
+
+def _shared_as(settings: StoreSettings) -> str:
+    """A digest of what the blocks lie in, on this machine or beyond it."""
+    if settings.directory is None and not settings.tiers:
+        return ""
+    place = None if settings.directory is None else str(settings.directory.resolve())
+    alone = not (settings.shared or settings.location or settings.tiers)
+    names = (place, *settings.location, *settings.tiers, platform.node() if alone else "")
+    return hashlib.blake2b(repr(names).encode(), digest_size=16).hexdigest()
+
+
 _WHERE: Mapping[str, WindowSource] = {"host": "local", "peer": "peer"}
 
 

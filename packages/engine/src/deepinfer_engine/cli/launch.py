@@ -442,6 +442,7 @@ async def _over_workers(settings: Settings) -> AsyncGenerator[EngineClient, None
         decode=settings.decode,
         cluster_key=cluster_key_from_environ(os.environ),
         ready_timeout_s=settings.start_timeout_s,
+        ttft_shed_s=settings.ttft_shed_s,
     )
     try:
         yield engine
@@ -466,7 +467,9 @@ async def _over_found_workers(settings: Settings) -> AsyncGenerator[EngineClient
         file=settings.workers_file,
         announced=Announced(key) if settings.accept_workers and key is not None else None,
     )
-    engine = await RemoteEngine.connect(prefill=(), decode=(), cluster_key=key)
+    engine = await RemoteEngine.connect(
+        prefill=(), decode=(), cluster_key=key, ttft_shed_s=settings.ttft_shed_s
+    )
     try:
         engine.follow(directory)
         yield engine
@@ -512,6 +515,7 @@ async def _with_children(
             decode=told("decode"),
             cluster_key=key,
             ready_timeout_s=settings.start_timeout_s,
+            ttft_shed_s=settings.ttft_shed_s,
         )
         try:
             yield engine

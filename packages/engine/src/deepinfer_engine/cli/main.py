@@ -246,6 +246,10 @@ Prefill = Annotated[
 Decode = Annotated[
     list[str] | None, typer.Option(help="host:port of a running decode worker; repeatable.")
 ]
+TtftShed = Annotated[
+    float | None,
+    typer.Option("--ttft-shed-s", help="Send requests away whose first token takes longer."),
+]
 WorkersFile = Annotated[
     Path | None, typer.Option(help="TOML file of worker addresses, followed as it changes.")
 ]
@@ -380,6 +384,7 @@ def serve(
     decode: Decode = None,
     workers_file: WorkersFile = None,
     accept_workers: AcceptWorkers = None,
+    ttft_shed_s: TtftShed = None,
     served_model_name: Names = None,
     cache_dir: CacheDir = None,
     no_cache: NoCache = False,
@@ -447,6 +452,7 @@ def router(
     decode: Decode = None,
     workers_file: WorkersFile = None,
     accept_workers: AcceptWorkers = None,
+    ttft_shed_s: TtftShed = None,
     model: Model = None,
     host: Host = None,
     port: Port = None,

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from deepinfer_engine.core.block_hashes import CacheChange
 from deepinfer_engine.core.pictures import Picture
 from deepinfer_engine.core.types import TrafficClass
 from deepinfer_engine.core.windows import WindowSource
@@ -117,6 +118,16 @@ class PrefixStore(Protocol):
 
     def set_members(self, addresses: Sequence[str]) -> None:
         """The window addresses of all workers, this one's included. Raises ConfigError."""
+        ...
+
+    @property
+    def shared_as(self) -> str:
+        """Equal for stores that read what each other wrote; empty: nobody else reads it."""
+        ...
+
+    def follow(self, told: Callable[[CacheChange], None]) -> None:
+        """Hear, on whatever thread, which blocks come and go, as far as their tokens are known.
+        Once, before the first prompt."""
         ...
 
     def flush(self) -> None:

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from deepinfer_engine.core.block_hashes import CacheChange
 from deepinfer_engine.core.loop import LoadedCallback
 from deepinfer_engine.core.prefix_store import BorderState, Hit, PrefixStore
 from deepinfer_engine.core.runner import StepRunner
@@ -239,6 +240,14 @@ class KVConnector:
     @property
     def window_address(self) -> str:
         return self._store.window_address
+
+    @property
+    def shared_as(self) -> str:
+        return self._store.shared_as
+
+    def follow(self, told: Callable[[CacheChange], None]) -> None:
+        """See `PrefixStore.follow`."""
+        self._store.follow(told)
 
     def set_members(self, addresses: Sequence[str]) -> None:
         """See `PrefixStore.set_members`."""

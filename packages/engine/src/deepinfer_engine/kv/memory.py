@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from deepinfer_engine.core.block_hashes import CacheChange, block_hashes
 from deepinfer_engine.core.pictures import Picture, overlapping
 from deepinfer_engine.core.prefix_store import BorderState, Hit, Loaded, Tokens
 from deepinfer_engine.core.runner import CacheLayout
@@ -31,6 +32,9 @@ class MemoryStore:
         self._records: OrderedDict[Key, bytes] = OrderedDict()
         self._bytes = 0
         self._counters: Counter[str] = Counter()
+        self._told: Callable[[CacheChange], None] | None = None
+        self._names: dict[bytes, int] = {}
+        """Of the blocks here, as routers know them; empty while nobody follows."""
 
     def match(
         self,
@@ -91,7 +95,11 @@ class MemoryStore:
         generation: int = 0,
     ) -> Callable[[], None]:
         digests = self._digests(tokens, salt, len(tokens), pictures)
+        size, layout_hash = self._layout.block_tokens, self._layout.layout_hash
         with self._lock:
+            if self._told is not None and blocks:
+                names = block_hashes(tokens, salt, size, layout_hash, pictures)
+                self._names |= zip(digests, names, strict=True)
             for i, block in enumerate(blocks):
                 self._set(("block", digests[first_block + i]), bytes(block))
             for state in states:
@@ -105,6 +113,13 @@ class MemoryStore:
 
     def set_members(self, addresses: Sequence[str]) -> None:
         """Nobody else reads this memory."""
+
+    @property
+    def shared_as(self) -> str:
+        return ""
+
+    def follow(self, told: Callable[[CacheChange], None]) -> None:
+        self._told = told
 
     def flush(self) -> None:
         """Memory survives nothing; there is nothing to wait for."""
@@ -145,10 +160,20 @@ class MemoryStore:
         old = self._records.pop(key, None)
         self._bytes += len(record) - (len(old) if old else 0)
         self._records[key] = record
+        self._tell(key, stored=True)
         while self._bytes > self._limit:
-            _, gone = self._records.popitem(last=False)
+            evicted, gone = self._records.popitem(last=False)
             self._bytes -= len(gone)
             self._counters["evicted"] += 1
+            self._tell(evicted, stored=False)
+
+    def _tell(self, key: Key, *, stored: bool) -> None:
+        kind, digest = key
+        name = self._names.get(digest) if kind == "block" else None
+        if name is not None and self._told is not None:
+            self._told(CacheChange(stored, "memory", (name,)))
+            if not stored:
+                del self._names[digest]
 
 
 def _findable() -> None:

@@ -57,6 +57,8 @@ class Identity(Message):
     nextn: Count | None = None
     windows: Name = ""
     """ip:port where other workers pull its window states."""
+    store: Name = ""
+    """Equal for workers whose caches read what each other wrote below memory."""
 
 
 class Attempted(Message):
@@ -266,6 +268,25 @@ class Members(Message):
     addresses: Annotated[tuple[Name, ...], Field(max_length=4096)]
 
 
+Hashes = Annotated[bytes, Field(description="block hashes, raw little-endian uint64")]
+
+
+class Cache(Message):
+    """Worker to router: blocks that came to a tier of its cache, or left it. `number` counts these
+    messages on a connection; `whole`: all that it holds, whatever was told before."""
+
+    number: Count
+    whole: bool
+    memory: Hashes
+    below: Hashes
+    no_memory: Hashes
+    no_below: Hashes
+
+
+class CacheWanted(Message):
+    """Router to worker: something was missed, tell all."""
+
+
 class Drain(Message):
     """Router to worker: take nothing new (`on`), or take requests again."""
 
@@ -312,6 +333,8 @@ MESSAGES: dict[FrameType, type[Message]] = {
     FrameType.PONG: Pong,
     FrameType.MEMBERS: Members,
     FrameType.DRAIN: Drain,
+    FrameType.CACHE: Cache,
+    FrameType.CACHE_WANTED: CacheWanted,
     FrameType.GONE: Gone,
     FrameType.STALE_EPOCH: Attempted,
     FrameType.UNSUPPORTED: Unsupported,

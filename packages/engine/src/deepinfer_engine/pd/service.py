@@ -28,6 +28,7 @@ from deepinfer_engine.kv.connector import KVConnector
 from deepinfer_engine.kv.parking import HostParking
 from deepinfer_engine.pd import transport
 from deepinfer_engine.pd.announcing import Announcer, Announcing
+from deepinfer_engine.pd.cache_feed import CacheFeed
 from deepinfer_engine.pd.compiling import FairCompiler
 from deepinfer_engine.pd.mailbox import Mailbox
 from deepinfer_engine.pd.messages import read_xid, reading, xid_body
@@ -133,6 +134,7 @@ class WorkerService(ABC):
             sink=self,
         )
         self._told_to_drain = False
+        self._feed = CacheFeed()
         self.announcing: Announcing | None = None
         """Set before `serve`: the routers that this worker tells that it is there."""
         self.peers: set[Connection] = set()
@@ -215,6 +217,8 @@ class WorkerService(ABC):
         except ConfigError:
             server.close()
             raise
+        if self.connector is not None:
+            self.connector.follow(lambda change: self.post(self._feed.changed, change))
         self._thread.start()
         timer = asyncio.create_task(self._timer())
         telling = None if announcer is None else asyncio.create_task(announcer.run())
@@ -319,6 +323,7 @@ class WorkerService(ABC):
             "max_model_len": caps.max_model_len,
             "vocab_size": caps.vocab_size,
             "nextn": caps.nextn,
+            "store": "" if self.connector is None else self.connector.shared_as,
             "windows": "" if self.connector is None else self.connector.window_address,
         }
 
@@ -347,6 +352,8 @@ class WorkerService(ABC):
         """Handle a peer's frames until it is gone."""
         self.peers.add(peer)
         self._beat(peer)
+        if peer.hello.get("role") == "router" and self.connector is not None:
+            self._feed.joined(peer)
         try:
             while (frame := await peer.receive()) is not None:
                 self._dispatch(peer, frame)
@@ -356,6 +363,7 @@ class WorkerService(ABC):
             log.exception("a message of %s could not be handled; closing it", peer.name)
         finally:
             self.peers.discard(peer)
+            self._feed.left(peer)
             peer.close()
             self.peer_lost(peer)
 
@@ -370,8 +378,10 @@ class WorkerService(ABC):
                 self.spawn(self._flush(peer, frame.body()))
             elif kind is FrameType.MEMBERS and peer.hello.get("role") == "router":
                 self._members(frame.body())
+            elif kind is FrameType.CACHE_WANTED and peer.hello.get("role") == "router":
+                self._feed.joined(peer)
             elif kind is FrameType.DRAIN and peer.hello.get("role") == "router":
-                self._drain_or_not(frame.body()["on"])
+                self.take_nothing_new(frame.body()["on"])
             elif kind not in (FrameType.HEARTBEAT, FrameType.UNSUPPORTED):
                 self.handle(peer, kind, frame)
         except BadMessage as error:
@@ -423,7 +433,8 @@ class WorkerService(ABC):
             except ConfigError as error:
                 raise TransferError(str(error)) from None
 
-    def _drain_or_not(self, on: bool) -> None:
+    def take_nothing_new(self, on: bool) -> None:
+        """Refuse new requests while `on`; those here may finish."""
         self._told_to_drain = on
         for peer in self.peers:
             self._beat(peer)

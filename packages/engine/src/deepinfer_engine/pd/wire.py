@@ -21,7 +21,7 @@ import xxhash
 
 from deepinfer_engine.errors import TransferError
 
-VERSION = 6
+VERSION = 7
 """Of frames and of every message: peers of another version refuse each other."""
 SEALED = 1
 MAX_CONTROL_BYTES = 16 << 20
@@ -70,6 +70,8 @@ class FrameType(IntEnum):
     PONG = 66
     MEMBERS = 67
     DRAIN = 68
+    CACHE = 69
+    CACHE_WANTED = 80
     GONE = 70
     STALE_EPOCH = 71
     UNSUPPORTED = 72

@@ -43,12 +43,15 @@ from deepinfer_engine.pd.quoting import quoted
 from deepinfer_engine.pd.service import abort_body
 from deepinfer_engine.pd.wire import Body, FrameType, Xid
 from deepinfer_engine.router.link import Mail, Mailbox, WorkerLink
+from deepinfer_engine.router.work import Task
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
     prefill: WorkerLink
     decode: WorkerLink
+    cost_ms: float = 0.0
+    """Predicted work of the prefill worker."""
 
 
 class Retry(Exception):  # noqa: N818 - a signal inside the router, not an error of the package
@@ -84,6 +87,8 @@ async def run_attempt(
     with ExitStack() as stack:
         stack.enter_context(placement.prefill.stream(xid, attempt.mailbox, tokens))
         stack.enter_context(placement.decode.stream(xid, attempt.mailbox, tokens))
+        attempt.task = placement.prefill.work.begin(placement.cost_ms)
+        stack.callback(attempt.task.end)
         try:
             async for event in attempt.events():
                 yield event
@@ -103,6 +108,8 @@ class _Attempt:
         self.prefill_info, self.decode_info = self.prefill.info, self.decode.info
         self.deadline = deadline
         self.mailbox: Mailbox = asyncio.Queue()
+        self.task: Task | None = None
+        """What the prefill worker still has to do for this."""
         self.emitted = request.resumed
         self.started = False
         self.prefix = NOTHING
@@ -226,6 +233,8 @@ class _Attempt:
             return []
         self.started = True
         self.prefix = read_cached(body["cached"])
+        if self.task is not None:
+            self.task.end(len(self.request.token_ids) - self.prefix.n_tokens)
         events: list[GenerateEvent] = []
         if tokens:
             logprobs = reading(lambda b: read_logprobs(b["logprobs"]), body)

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import Protocol, TypeVar
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
 
 from deepinfer_engine.core.types import GenerateRequest
 
-BOUND = 0.25
-"""A worker may carry this share more than the mean before affinity gives way to balance."""
+BOUND = 0.2
+"""A worker may carry this share more than the mean before locality gives way to balance. A quarter
+is what a fleet shall keep; the rest is for what predictions miss."""
+NEAR = 0.02
+"""Scores that differ by less are equal."""
+QUEUE_WEIGHT = 0.5
+"""Of waiting, against work that a cache saves. Whoever moves a conversation to a shorter queue pays
+now what was cached, and the next turns pay again wherever they miss it: at 1, a fleet at its limit
+computed half as much again (the workload of `benches/router_workload.py`)."""
 AFFINITY_TOKENS = 256
 
 
@@ -24,6 +32,28 @@ class Loaded(Protocol):
 
 
 W = TypeVar("W", bound=Loaded)
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate(Generic[T]):
+    """A prefill worker as one prompt sees it, all in milliseconds.
+
+    load: work that it has or lately had. queue_ms: what is before the prompt. cost_ms: loading what
+    is cached there and computing the rest. home: the turn before was computed there.
+    """
+
+    worker: T
+    address: str
+    load: float
+    queue_ms: float
+    cost_ms: float
+    home: bool = False
+
+    @property
+    def ttft_ms(self) -> float:
+        """When the first token is there."""
+        return self.queue_ms + self.cost_ms
 
 
 def affinity_key(request: GenerateRequest) -> bytes:
@@ -37,12 +67,31 @@ def rendezvous(address: str, key: bytes) -> bytes:
     return hashlib.blake2b(key, digest_size=8, key=address.encode()[:64]).digest()
 
 
-def by_affinity(workers: Sequence[W], key: bytes, added: float) -> W:
-    """The worker this key belongs to, among those whose load stays within the bound."""
-    allowed = (1 + BOUND) * (sum(w.load for w in workers) + added) / len(workers)
-    least = min(w.load for w in workers)
-    eligible = [w for w in workers if w.load + added <= max(allowed, least + added)]
-    return max(eligible, key=lambda w: rendezvous(w.address, key))
+def by_ttft(candidates: Sequence[Candidate[T]], key: bytes) -> Candidate[T]:
+    """The one whose first token is there soonest, among those whose load stays within the bound and
+    the conversation's own worker while that has nothing to do.
+
+    Of workers that are equally good it is the conversation's own. Others, of which none has more to
+    do than usual, are told apart by the key: not in turn, which would scatter a conversation, and
+    not by position, which would load the first.
+    """
+    cheapest = min(one.cost_ms for one in candidates)
+    allowed = (1 + BOUND) * (sum(one.load for one in candidates) + cheapest) / len(candidates)
+    least = min(one.load for one in candidates)
+    eligible = [
+        one
+        for one in candidates
+        if (one.home and not one.queue_ms)
+        or one.load + one.cost_ms <= max(allowed, least + one.cost_ms)
+    ]
+    scores = [QUEUE_WEIGHT * one.queue_ms + one.cost_ms for one in eligible]
+    limit = (1 + NEAR) * min(scores)
+    near = [one for one, score in zip(eligible, scores, strict=True) if score <= limit]
+    usual = sum(one.load for one in near) / len(near)
+    quiet = [one for one in near if one.load <= usual] or near
+    return max(
+        [one for one in near if one.home] or quiet, key=lambda one: rendezvous(one.address, key)
+    )
 
 
 def by_load(workers: Sequence[W], key: bytes) -> W:

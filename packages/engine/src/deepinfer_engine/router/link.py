@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from deepinfer_engine import __version__
+from deepinfer_engine.core.block_hashes import CacheTier, unpack_hashes
 from deepinfer_engine.errors import EngineError, EngineUnavailable, TransferError
 from deepinfer_engine.pd import transport
 from deepinfer_engine.pd.messages import read_xid, reading, xid_body
@@ -22,10 +23,13 @@ from deepinfer_engine.pd.wire import Body, FrameType, Xid
 from deepinfer_engine.router.breaker import Breaker
 from deepinfer_engine.router.changes import Changes
 from deepinfer_engine.router.client import WorkerStatus
+from deepinfer_engine.router.index import PrefixIndex
+from deepinfer_engine.router.work import Work
 
 log = logging.getLogger(__name__)
 
 KNOWN = frozenset(FrameType)
+TIERS: tuple[CacheTier, ...] = ("memory", "below")
 
 BACKOFF_FIRST_S = 0.05
 BACKOFF_MAX_S = 2.0
@@ -65,6 +69,8 @@ class WorkerInfo:
     version: str
     model: str | None
     dtype: str | None
+    store: str = ""
+    """Equal for workers whose caches read what each other wrote."""
     windows: str = ""
     """Where others pull its window states; empty: nowhere."""
 
@@ -75,6 +81,7 @@ class WorkerInfo:
             version=hello["version"],
             model=hello.get("model"),
             dtype=hello.get("dtype"),
+            store=str(hello.get("store", "")),
             windows=str(hello.get("windows", "")),
             **{
                 name: int(hello[name])
@@ -127,6 +134,12 @@ class WorkerLink:
     breaker: Breaker = field(default_factory=Breaker)
     counters: dict[str, float] = field(default_factory=dict[str, float])
     gauges: dict[str, float] = field(default_factory=dict[str, float])
+    work: Work = field(default_factory=Work)
+    """Of a prefill worker."""
+    index: PrefixIndex | None = None
+    """Where what it says of its cache goes."""
+    _told: int = 0
+    """Number of its last message about that."""
     _streams: dict[str, Mailbox] = field(default_factory=dict[str, Mailbox])
     _flushes: dict[int, asyncio.Future[None]] = field(
         default_factory=dict[int, "asyncio.Future[None]"]
@@ -260,6 +273,7 @@ class WorkerLink:
             gauges={
                 **self.gauges,
                 "router_load_tokens": self.load,
+                "router_queue_seconds": self.work.queue_ms / 1000,
                 "router_breaker_open": float(self.breaker.state != "closed"),
             },
         )
@@ -344,6 +358,8 @@ class WorkerLink:
                 self.counters, self.gauges = dict(body["counters"]), dict(body["gauges"])
                 self.draining, self.stuck = body["draining"], body["trouble"]
                 self.changed.set()
+            case FrameType.CACHE:
+                self._cached(body)
             case FrameType.FLUSHED:
                 future = self._flushes.get(int(body["id"]))
                 if future is not None and not future.done():
@@ -357,9 +373,28 @@ class WorkerLink:
                 if mailbox is not None:
                     mailbox.put_nowait(Mail(self, kind, body))
 
+    def _cached(self, body: Body) -> None:
+        if self.index is None:
+            return
+        number, missed = body["number"], body["number"] != self._told + 1
+        self._told = number
+        if missed and not body["whole"]:
+            # What was true once is not known to be: until it has told all, it holds nothing.
+            self.index.clear(self)
+            self.send(FrameType.CACHE_WANTED, {})
+            return
+        if body["whole"]:
+            self.index.clear(self)
+        for tier in TIERS:
+            self.index.stored(self, tier, unpack_hashes(body[tier]))
+            self.index.removed(self, tier, unpack_hashes(body[f"no_{tier}"]))
+
     def _up(self, connection: Connection, info: WorkerInfo) -> None:
         if self.info is not None and self.info.epoch != info.epoch:
             self.breaker.reset()
+        if self.index is not None:
+            self.index.join(self, info.store)
+        self._told = 0
         self.connection, self.info = connection, info
         self.draining, self.trouble, self.stuck, self.refusals = False, "", "", 0
         self.counters, self.gauges = {}, {}
@@ -367,6 +402,8 @@ class WorkerLink:
 
     def _down(self, connection: Connection) -> None:
         connection.close()
+        if self.index is not None:
+            self.index.leave(self)
         self.connection, self.trouble = None, "connection lost"
         self.changed.set()
         for mailbox in self._streams.values():

@@ -31,11 +31,13 @@ from deepinfer_engine.pd.wire import FrameType, Xid
 from deepinfer_engine.router.attempt import Placement, Retry, run_attempt
 from deepinfer_engine.router.breaker import RetryBudget
 from deepinfer_engine.router.changes import Changes
-from deepinfer_engine.router.choose import affinity_key, by_affinity, by_load
+from deepinfer_engine.router.choose import affinity_key, by_load
 from deepinfer_engine.router.client import ModelInfo, WorkerStatus
 from deepinfer_engine.router.discovery import Directory, Members
+from deepinfer_engine.router.index import PrefixIndex
 from deepinfer_engine.router.link import WorkerLink
 from deepinfer_engine.router.pairs import Pairs
+from deepinfer_engine.router.scoring import PrefillChoice
 
 log = logging.getLogger(__name__)
 
@@ -51,9 +53,16 @@ FIRST_WAIT_S = 20.0
 class RemoteEngine:
     """EngineClient over prefill and decode workers. Belongs to one event loop."""
 
-    def __init__(self, cluster_key: bytes | None, recovery_s: float = RECOVERY_S) -> None:
+    def __init__(
+        self,
+        cluster_key: bytes | None,
+        recovery_s: float = RECOVERY_S,
+        ttft_shed_s: float | None = None,
+    ) -> None:
         """Use `connect`."""
         self._recovery_s = recovery_s
+        self._index = PrefixIndex()
+        self._prefill_choice = PrefillChoice(self._index, ttft_shed_s)
         self._cluster_key = cluster_key
         self._links: dict[tuple[str, str], WorkerLink] = {}
         self._changed = Changes()
@@ -80,14 +89,16 @@ class RemoteEngine:
         cluster_key: bytes | None = None,
         ready_timeout_s: float = 0.0,
         recovery_s: float = RECOVERY_S,
+        ttft_shed_s: float | None = None,
     ) -> RemoteEngine:
         """Links to "host:port" workers; each is (re)connected in the background with backoff.
 
         Waits up to `ready_timeout_s` until one prefill and one decode worker are there, then raises
         EngineUnavailable; 0 returns at once, and requests raise EngineUnavailable until they are.
-        `recovery_s`: how long a request that lost its workers waits for others.
+        `recovery_s`: how long a request that lost its workers waits for others. `ttft_shed_s`:
+        requests whose first token would take longer are not taken.
         """
-        engine = cls(cluster_key, recovery_s)
+        engine = cls(cluster_key, recovery_s, ttft_shed_s)
         engine.set_workers(prefill=prefill, decode=decode)
         if ready_timeout_s > 0:
             try:
@@ -114,7 +125,9 @@ class RemoteEngine:
             task.add_done_callback(self._closing.pop)
         for role, address in wanted:
             if (role, address) not in self._links:
-                link = WorkerLink(address, role, self._cluster_key, self._changed)
+                link = WorkerLink(
+                    address, role, self._cluster_key, self._changed, index=self._index
+                )
                 self._links[role, address] = link
                 link.start()
         if self._links and self._probing is None:
@@ -360,7 +373,7 @@ class RemoteEngine:
         refused: Collection[WorkerLink],
         failed: Collection[WorkerLink],
     ) -> Placement:
-        """Decode first, by load; then prefill that can send to it, by affinity.
+        """Decode first, by load; then prefill that can send to it, by when its first token comes.
 
         Workers that failed this request before are taken only where there is no other.
         """
@@ -390,7 +403,8 @@ class RemoteEngine:
         alike = reach[decode]
         fresh = [p for p in alike if p not in failed] or alike
         self._was_ready = True
-        placement = Placement(by_affinity(fresh, key, tokens), decode)
+        best = self._prefill_choice.choose(request, fresh)
+        placement = Placement(best.worker, decode, best.cost_ms)
         placement.prefill.breaker.begin()
         placement.decode.breaker.begin()
         return placement

@@ -185,12 +185,12 @@ def of_prefill(it, name) -> float:
 async def from_one_worker(it, index, name, tokens):
     """Ask so that this prefill worker alone can take it."""
     other = it.prefills[1 - index].service
-    other.draining = True
+    other.take_nothing_new(True)
     await until(
         lambda: [x.ready for x in it.engine._links.values() if x.role == "prefill"].count(True) == 1
     )
     answer = await ask(it.engine, request(name, tokens, LONG))
-    other.draining = False
+    other.take_nothing_new(False)
     await until(
         lambda: [x.ready for x in it.engine._links.values() if x.role == "prefill"].count(True) == 2
     )

@@ -327,7 +327,7 @@ def test_a_request_that_reaches_a_worker_just_as_it_drains_goes_elsewhere():
     async def body():
         async with cluster(prefills=2, decodes=2) as it:
             for worker in (it.prefills[0], it.decodes[0]):
-                worker.service._told_to_drain = True
+                worker.service.take_nothing_new(True)
             for i in range(8):
                 for link in it.engine._links.values():
                     link.draining = False

@@ -10,7 +10,7 @@ import pytest
 
 from deepinfer_engine.pd.wire import Xid
 from deepinfer_engine.router.changes import Changes
-from deepinfer_engine.router.choose import BOUND, by_affinity, by_load
+from deepinfer_engine.router.choose import BOUND, Candidate, by_load, by_ttft
 from deepinfer_engine.router.link import WorkerLink
 
 WORKERS, AT_ONCE, SESSIONS = 4, 64, 500
@@ -36,7 +36,9 @@ def test_loads_neither_drift_nor_decay_and_come_back_to_zero(requests):
     def end() -> None:
         at = chance.randrange(len(running))
         running[at], running[-1] = running[-1], running[at]
-        stream, link, tokens = running.pop()
+        stream, link, tokens, task = running.pop()
+        task.end(tokens if chance.random() < 0.9 else None)
+        task.end()
         if chance.random() < 0.1:
             with pytest.raises(LostError):
                 stream.gen.throw(LostError())
@@ -53,13 +55,16 @@ def test_loads_neither_drift_nor_decay_and_come_back_to_zero(requests):
             link = by_load(links, key)
             assert link.load == min(other.load for other in links)
         else:
-            mean = (sum(other.load for other in links) + tokens) / WORKERS
-            least = min(other.load for other in links)
-            link = by_affinity(links, key, tokens)
-            assert link.load + tokens <= max((1 + BOUND) * mean, least + tokens)
+            loads = [other.load for other in links]
+            found = [Candidate(x, x.address, x.load, x.load, tokens) for x in links]
+            link = by_ttft(found, key).worker
+            mean = (sum(loads) + tokens) / WORKERS
+            bound = max((1 + BOUND) * mean, min(loads) + tokens)
+            assert link.load + tokens <= bound
         stream = link.stream(Xid(str(number), 1), mailbox, float(tokens))
         stream.__enter__()
-        running.append((stream, link, tokens))
+        task = link.work.begin(tokens / 3)
+        running.append((stream, link, tokens, task))
         expected[link.address] += tokens
         given[link.address] += 1
         if number % 1000 == 0:
@@ -67,6 +72,7 @@ def test_loads_neither_drift_nor_decay_and_come_back_to_zero(requests):
     while running:
         end()
     assert [link.load for link in links] == [0.0] * WORKERS
+    assert [link.work.queue_ms for link in links] == [0.0] * WORKERS
     assert [link.requests for link in links] == [given[link.address] for link in links]
     assert min(given.values()) > requests / WORKERS / 2, "no worker is left out"
     assert not any(link._streams for link in links)
