@@ -289,6 +289,14 @@ def peers_smollm2(session: nox.Session) -> None:
     session.run("python", "packages/engine/benches/peers_smollm2.py", *options)
 
 
+@nox.session
+def explorer(session: nox.Session) -> None:
+    """Every order of messages and accidents of two transfers, and mutations of each guard."""
+    install(session, "engine[test]")
+    tests = "packages/engine/tests/unit/pd/test_explorer.py"
+    session.run("pytest", tests, "-m", "slow or not slow", *session.posargs)
+
+
 @nox.session(name="router-workload")
 def router_workload(session: nox.Session) -> None:
     """Hits and balance of sessions over eight workers, beside sglang-router 0.3.2 (minutes)."""

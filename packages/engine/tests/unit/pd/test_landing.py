@@ -1,14 +1,12 @@
-"""Coverage, digests and owners of a landing; and every order in which things can happen."""
+"""Coverage, digests and owners of a landing. Every order of events: `test_explorer.py`."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections import deque
 
 import pytest
-from toy_engine import BLOCK, greedy, hand_loop, prompt, request, toy
+from toy_engine import BLOCK, hand_loop, prompt, toy
 
-from deepinfer_engine.core.sequence import LiveSequence
 from deepinfer_engine.core.windows import NOTHING, Prefix
 from deepinfer_engine.errors import TransferError
 from deepinfer_engine.pd.landing import Commit, Landings, Stage
@@ -243,120 +241,3 @@ def test_large_state_travels_in_parts_that_cover_it_exactly(monkeypatch):
         world.send(unit)
     assert world.commit().stage is Stage.READY
     assert world.bytes_of(0) == {1, 2, 3, 9}
-
-
-# -- every interleaving --------------------------------------------------------------------------
-
-EVENTS = ("unit0", "unit1", "unit2", "commit", "abort", "revoke")
-"""Per request, each once, in any order: the router gives up (a timeout, a client gone) = abort; the
-writer's connection is cut = revoke. A crash of prefill is both."""
-
-
-def replay(path, memory, units):
-    """The world after these (request, event) pairs."""
-    memory.clear()
-    world = World(2, memory=memory, units=units)
-    for i, event in path:
-        attempt = world.attempts[i]
-        match event:
-            case "commit":
-                world.commit(i)
-            case "abort" | "finish" if attempt.stage is Stage.RUNNING:
-                world.loop.abort(attempt.xid.key)
-                world.landings.done(attempt)
-            case "abort" if attempt.stage not in (Stage.GONE, Stage.DONE):
-                world.landings.abort(attempt)
-            case "revoke":
-                world.landings.revoke(attempt)
-            case "run":
-                key = attempt.xid.key
-                seq = LiveSequence(request(attempt.xid.rid, TOKENS, greedy(3)), key, 0.0)
-                seq.tokens.append(5)
-                world.landings.run(attempt, seq)
-            case "unit0" | "unit1" | "unit2":
-                world.send(int(event[4]), i)
-    return world
-
-
-def possible(world, i, event, done, *, in_order):
-    stage = world.attempts[i].stage
-    if event == "run":
-        return stage is Stage.READY
-    if event == "finish":
-        return stage is Stage.RUNNING
-    if in_order and event in ("unit1", "unit2") and f"unit{int(event[4]) - 1}" not in done:
-        return False
-    return event not in done
-
-
-def check(world, path):
-    """What must hold in every reachable state."""
-    held = 0
-    for i, attempt in enumerate(world.attempts):
-        order = [event for j, event in path if j == i]
-        over = attempt.stage in (Stage.GONE, Stage.DONE)
-        held += 0 if over else len(attempt.reservation.blocks)
-        if attempt.stage in (Stage.READY, Stage.RUNNING):
-            assert {"unit0", "unit1", "unit2", "commit"} <= set(order)
-            assert world.bytes_of(i) == {10 * i + n for n in (1, 2, 3, 9)}, "a byte of another xid"
-        if attempt.stage is Stage.GONE:
-            assert "abort" in order
-        assert over == (not attempt.writer_owns and attempt.stage in (Stage.GONE, Stage.DONE))
-    assert world.held() == held
-
-
-def state_of(world, path):
-    """Equal for worlds that can only go on alike; the two requests may trade places."""
-    return tuple(
-        sorted(
-            (
-                a.stage.value,
-                a.writer_owns,
-                a.request_owns,
-                a.units_seen,
-                sorted(a.blocks_written),
-                a.commit is not None,
-                sorted(event for j, event in path if j == i),
-            )
-            for i, a in enumerate(world.attempts)
-        )
-    )
-
-
-def explore(requests, *, in_order):
-    """Breadth first over all reachable states; returns how many there are and how many are ends."""
-    seen, queue, ends = set(), deque([()]), 0
-    memory, units = Memory(), [sent_by(0), sent_by(1)]
-    while queue:
-        path = queue.popleft()
-        world = replay(path, memory, units)
-        check(world, path)
-        state = repr(state_of(world, path))
-        if state in seen:
-            continue
-        seen.add(state)
-        steps = [
-            (i, event)
-            for i in requests
-            for event in (*EVENTS, "run", "finish")
-            if possible(world, i, event, {e for j, e in path if j == i}, in_order=in_order)
-        ]
-        queue.extend((*path, step) for step in steps)
-        if not steps:
-            ends += 1
-            stages = {world.attempts[i].stage for i in requests}
-            assert stages <= {Stage.GONE, Stage.DONE}
-            assert world.held() == 3 * (2 - len(requests))
-    return len(seen), ends
-
-
-def test_every_order_of_units_commit_abort_and_revocation_ends_without_leak():
-    states, ends = explore([0], in_order=False)
-    assert states > 200
-    assert ends > 2
-
-
-def test_every_interleaving_of_two_requests_ends_without_leak_or_foreign_byte():
-    states, ends = explore([0, 1], in_order=True)
-    assert states > 1000
-    assert ends > 3
