@@ -42,6 +42,8 @@ if find_spec("hypothesis"):
 
 # Where the name to import is not the distribution's name with underscores.
 IMPORT_NAMES = {
+    "opentelemetry-sdk": ("opentelemetry",),
+    "opentelemetry-exporter-otlp-proto-http": ("opentelemetry",),
     "huggingface-hub": ("huggingface_hub",),
     "mcp": ("mcp", "mcp_types"),
     "mooncake-transfer-engine-non-cuda": ("mooncake",),

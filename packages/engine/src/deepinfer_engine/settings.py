@@ -250,6 +250,14 @@ class Settings(BaseModel):
         None, description="SQLite file with a row for every answer; unset = none is kept"
     )
 
+    # Seeing
+    metrics_compat: tuple[Literal["vllm", "sglang"], ...] = Field(
+        (), description="metrics under other servers' names too: vllm, sglang"
+    )
+    traces: str | None = Field(
+        None, description="OpenTelemetry: base URL of an OTLP/HTTP collector, or console"
+    )
+
     # Pictures
     max_images: int = Field(16, ge=0, le=600, description="pictures in one request")
     max_pixel_bytes: int = Field(
@@ -287,7 +295,7 @@ class Settings(BaseModel):
 
     @field_validator(
         "prefill", "decode", "served_model_name", "allowed_hosts", "cors_origins",
-        "cache_tiers", "cache_location", "register_at", mode="before",
+        "cache_tiers", "cache_location", "metrics_compat", "register_at", mode="before",
     )  # fmt: skip
     @classmethod
     def _split_text(cls, value: Any) -> Any:

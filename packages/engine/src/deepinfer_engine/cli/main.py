@@ -12,6 +12,7 @@ import typer
 
 from deepinfer_engine.cli.fleet import drain
 from deepinfer_engine.cli.model import model_app
+from deepinfer_engine.cli.top import top
 from deepinfer_engine.cli.usage import usage
 from deepinfer_engine.errors import (
     CheckpointError,
@@ -66,6 +67,7 @@ app.add_typer(config_app, name="config")
 app.add_typer(model_app, name="model")
 app.command()(drain)
 app.command()(usage)
+app.command()(top)
 
 Model = Annotated[
     str | None,
@@ -240,6 +242,13 @@ PricedAs = Annotated[
     str | None, typer.Option("--priced-as", help="Model of that table; default: the served name.")
 ]
 Ledger = Annotated[Path | None, typer.Option(help="SQLite file that gets a row for every answer.")]
+MetricsCompat = Annotated[
+    list[str] | None,
+    typer.Option("--metrics-compat", help="Metrics by these names too: vllm, sglang; repeatable."),
+]
+Traces = Annotated[
+    str | None, typer.Option(help="OpenTelemetry: URL of an OTLP/HTTP collector, or console.")
+]
 Prefill = Annotated[
     list[str] | None, typer.Option(help="host:port of a running prefill worker; repeatable.")
 ]
@@ -350,7 +359,7 @@ def _settings(config: Path | None, **flags: Any) -> Settings:
         if flags.pop(f"no_{name}", False):
             flags[name] = False
     lists = ("prefill", "decode", "served_model_name", "allowed_hosts", "cors_origins")
-    for name in (*lists, "cache_tiers", "cache_location", "register_at"):
+    for name in (*lists, "cache_tiers", "cache_location", "register_at", "metrics_compat"):
         flags[name] = flags.get(name) or None
     settings = load_settings(flags, config=config)
     Device.parse(settings.device)
@@ -434,6 +443,8 @@ def serve(
     prices: Prices = None,
     priced_as: PricedAs = None,
     ledger: Ledger = None,
+    metrics_compat: MetricsCompat = None,
+    traces: Traces = None,
     drain_timeout_s: Drain = None,
     log_level: LogLevel = None,
     config: Config = None,
@@ -472,6 +483,8 @@ def router(
     prices: Prices = None,
     priced_as: PricedAs = None,
     ledger: Ledger = None,
+    metrics_compat: MetricsCompat = None,
+    traces: Traces = None,
     drain_timeout_s: Drain = None,
     log_level: LogLevel = None,
     config: Config = None,

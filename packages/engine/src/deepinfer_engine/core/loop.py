@@ -253,7 +253,8 @@ class EngineLoop:
     def snapshot(self) -> tuple[dict[str, float], dict[str, float]]:
         """Counters and gauges now."""
         with self._changed:
-            return dict(self.scheduler.counters), self.scheduler.gauges()
+            counters = {**self.scheduler.counters, **self.scheduler.queued.counters()}
+            return counters, self.scheduler.gauges()
 
     # -- inside ---------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 from deepinfer_engine.core.chunks import Reader
 from deepinfer_engine.core.config import EngineConfig
+from deepinfer_engine.core.durations import Durations
 from deepinfer_engine.core.fairness import FairOrder
 from deepinfer_engine.core.plan import Chunk, Parking, Plan, Progress, Reservation, Role
 from deepinfer_engine.core.pools import Pools
@@ -50,6 +51,8 @@ class Scheduler:
     """The model keeps no state: slots cannot run out, a prefix may end behind any block."""
     pools: Pools = field(init=False)
     counters: Counter[str] = field(init=False, default_factory=Counter[str])
+    queued: Durations = field(init=False, default_factory=lambda: Durations("queue"))
+    """From a prompt's arrival until it has memory."""
     _waiting: deque[LiveSequence] = field(init=False, default_factory=deque[LiveSequence])
     _prefilling: list[LiveSequence] = field(init=False, default_factory=list[LiveSequence])
     _running: list[LiveSequence] = field(init=False, default_factory=list[LiveSequence])
@@ -211,6 +214,9 @@ class Scheduler:
             if blocked is not None and not self._may_overtake(blocked, now):
                 break
             if self._take_in(seq):
+                if not seq.preemptions:
+                    seq.queued_s = now - seq.arrival
+                    self.queued.observe(seq.queued_s)
                 if seq.original is None:
                     admitted.append(seq)
                 if blocked is not None:

@@ -76,6 +76,7 @@ class LiveSequence:
         "prompt_len",
         "prompt_logprobs",
         "published_blocks",
+        "queued_s",
         "request",
         "state_slot",
         "tokens",
@@ -96,6 +97,8 @@ class LiveSequence:
         self.key = key
         """Unique in its engine: the request id, and on a worker the attempt too."""
         self.arrival = arrival
+        self.queued_s = 0.0
+        """How long it waited for memory, the first time."""
         self.order = 0
         """Rank of arrival; breaks ties."""
         self.tokens: list[int] = TokenLog(request.token_ids)

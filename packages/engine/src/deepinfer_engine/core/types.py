@@ -123,11 +123,26 @@ class TokensEvent:
 
 
 @dataclass(frozen=True, slots=True)
+class Timings:
+    """Where the time of a request went before its answer ran, in seconds.
+
+    queued: until the engine had memory for it; with two workers, until decode had. prefill: from
+    there to the first token; of a worker of its own with its queue. transferred: from the first
+    token to the word that decode has the prompt's KV; 0 where nothing is transferred.
+    """
+
+    queued: float
+    prefill: float
+    transferred: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class FinishEvent:
     """The last event of a request that ended by itself. A stop token is the last token emitted."""
 
     reason: FinishReason
     usage: Usage
+    timings: Timings | None = field(default=None, compare=False)
 
 
 GenerateEvent = TokensEvent | FinishEvent

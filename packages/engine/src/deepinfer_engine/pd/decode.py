@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from deepinfer_engine.core.config import EngineConfig
 from deepinfer_engine.core.constraint import ConstraintState, mask_behind
+from deepinfer_engine.core.durations import Durations
 from deepinfer_engine.core.grammars import GrammarCompiler
 from deepinfer_engine.core.plan import Chunk, Progress
 from deepinfer_engine.core.prefix_store import PrefixStore
@@ -144,6 +145,7 @@ class DecodeService(WorkerService):
         """Every request known here, by attempt key."""
         self._queue: deque[Offer] = deque()
         """Offers that wait for memory."""
+        self._waited = Durations("queue")
 
     def handle(self, peer: Connection, kind: FrameType, frame: Frame) -> None:
         role = peer.hello.get("role")
@@ -281,6 +283,7 @@ class DecodeService(WorkerService):
         if attempt is None:
             return False
         self._offers[offer.xid.key] = offer
+        self._waited.observe(time.monotonic() - offer.since)
         offer.router.send(
             FrameType.RESERVED,
             {**xid_body(offer.xid), "grant_id": attempt.grant_id, "epoch": self.epoch},
@@ -449,7 +452,7 @@ class DecodeService(WorkerService):
         }
 
     def extra_counters(self) -> dict[str, float]:
-        return dict(self.landings.counters)
+        return {**self.landings.counters, **self._waited.counters()}
 
 
 def _read_commit(body: Body) -> Commit:

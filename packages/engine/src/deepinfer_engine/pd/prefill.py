@@ -14,6 +14,7 @@ import numpy as np
 
 from deepinfer_engine.core.config import EngineConfig
 from deepinfer_engine.core.constraint import GivenMask
+from deepinfer_engine.core.durations import Durations
 from deepinfer_engine.core.plan import Chunk, Progress
 from deepinfer_engine.core.prefix_store import PrefixStore
 from deepinfer_engine.core.runner import StepRunner
@@ -90,6 +91,7 @@ class Job:
     pusher: asyncio.Task[None] | None = None
     decode: Connection | None = None
     committed_at: float | None = None
+    sent_since: float | None = None
     resent: set[int] = field(default_factory=set[int])
 
 
@@ -159,6 +161,8 @@ class PrefillService(WorkerService):
         self._decodes: dict[str, asyncio.Task[Connection]] = {}
         """Links to decode workers by address, connecting or connected."""
         self._counters = {"transfer_units": 0, "transfer_bytes": 0, "transfer_resends": 0}
+        self._transferred = Durations("transfer")
+        self._handed_over = Durations("handover")
 
     def handle(self, peer: Connection, kind: FrameType, frame: Frame) -> None:
         role = peer.hello.get("role")
@@ -182,6 +186,7 @@ class PrefillService(WorkerService):
                 self._collect(peer, xid, body)
             case FrameType.RELEASED if role == "decode":
                 if job is not None:
+                    self._observe(job, time.monotonic())
                     self.loop.release(xid.key)
                     self._forget(job)
             case FrameType.MASK if role == "decode":
@@ -340,7 +345,9 @@ class PrefillService(WorkerService):
             while isinstance(step := await job.steps.get(), ChunkDone):
                 where = step
                 full = where.num_tokens // self.runner.layout.block_tokens
+                job.sent_since = job.sent_since or time.monotonic()
                 await self._send(decode, job.out.blocks(where.blocks, full))
+            job.sent_since = job.sent_since or time.monotonic()
             await self._send(decode, job.out.blocks(where.blocks, len(where.blocks)))
             await self._send(decode, job.out.state(where.state_slot))
             await self._published()
@@ -352,6 +359,13 @@ class PrefillService(WorkerService):
         except Exception as error:
             log.exception("sending the prompt of %s failed", job.xid.key)
             self._fail(job, "engine", f"sending the prompt failed: {error}")
+
+    def _observe(self, job: Job, now: float) -> None:
+        """Decode has everything: from the first byte that left, and from the last of the prompt."""
+        if job.sent_since is not None:
+            self._transferred.observe(now - job.sent_since)
+        if job.committed_at is not None:
+            self._handed_over.observe(now - job.committed_at)
 
     async def _send(self, decode: Connection, units: list[Unit]) -> None:
         for unit in units:
@@ -471,7 +485,11 @@ class PrefillService(WorkerService):
         return len(self._jobs)
 
     def extra_counters(self) -> dict[str, float]:
-        return dict(self._counters)
+        return {
+            **self._counters,
+            **self._transferred.counters(),
+            **self._handed_over.counters(),
+        }
 
 
 def _commit_body(job: Job, first: Progress) -> Body:

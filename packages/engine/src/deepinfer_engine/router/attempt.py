@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from deepinfer_engine.core.types import (
     FinishReason,
     GenerateEvent,
     GenerateRequest,
+    Timings,
     TokensEvent,
     Usage,
 )
@@ -115,6 +117,10 @@ class _Attempt:
         self.prefix = NOTHING
         self.decode_done = False
         self.prefill_done = False
+        self._began = time.monotonic()
+        self._reserved = self._began
+        self._first_at: float | None = None
+        self._ready_at: float | None = None
 
     async def events(self) -> AsyncGenerator[GenerateEvent]:
         try:
@@ -164,6 +170,7 @@ class _Attempt:
         while True:
             mail = await self._next()
             if mail.kind is FrameType.RESERVED:
+                self._reserved = time.monotonic()
                 return reading(lambda b: int(b["grant_id"]), mail.body)
 
     async def _send_prefill(self, grant: int) -> None:
@@ -218,10 +225,13 @@ class _Attempt:
         body = mail.body
         match mail.kind:
             case FrameType.FIRST:
+                self._first_at = self._first_at or time.monotonic()
                 return self._first(body, unpack_tokens(body["tokens"]))
             case FrameType.READY:
                 # Decode has everything and repeats the first token: prefill is not needed any more.
                 self.prefill_done = True
+                self._ready_at = time.monotonic()
+                self._first_at = self._first_at or self._ready_at
                 return self._first(body, (int(body["token"]),))
             case FrameType.TOKENS:
                 return self._tokens(body)
@@ -271,7 +281,16 @@ class _Attempt:
         if finish is None:
             return []
         self.prefill_done = True
-        return [FinishEvent(finish, reading(lambda b: read_usage(b["usage"]), body))]
+        usage = reading(lambda b: read_usage(b["usage"]), body)
+        return [FinishEvent(finish, usage, self._timings())]
+
+    def _timings(self) -> Timings:
+        first = self._first_at or time.monotonic()
+        return Timings(
+            queued=self._reserved - self._began,
+            prefill=first - self._reserved,
+            transferred=max(0.0, (self._ready_at or first) - first),
+        )
 
     def _usage(self) -> Usage:
         return Usage(

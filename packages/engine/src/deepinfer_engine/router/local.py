@@ -14,7 +14,13 @@ from deepinfer_engine.core.loops import engine_loop
 from deepinfer_engine.core.plan import Chunk, Progress
 from deepinfer_engine.core.prefix_store import PrefixStore
 from deepinfer_engine.core.runner import StepRunner
-from deepinfer_engine.core.types import FinishEvent, GenerateEvent, GenerateRequest, TokensEvent
+from deepinfer_engine.core.types import (
+    FinishEvent,
+    GenerateEvent,
+    GenerateRequest,
+    Timings,
+    TokensEvent,
+)
 from deepinfer_engine.errors import EngineLost, EngineUnavailable, RequestError
 from deepinfer_engine.kv.connector import KVConnector
 from deepinfer_engine.kv.parking import HostParking
@@ -92,6 +98,7 @@ class LocalEngine:
         stream = self._streams[key] = _Stream(mailbox, asyncio.Queue())
         timer = None
         started = time.monotonic()
+        first_s = 0.0
         try:
             constraint = None
             if request.sampling.constraint is not None:
@@ -107,6 +114,7 @@ class LocalEngine:
                 if progress.tokens:
                     event = TokensEvent(progress.index, progress.tokens, progress.logprobs)
                     if progress.index == 0:
+                        first_s = time.monotonic() - started
                         found = progress.seq.cached
                         event = replace(
                             event,
@@ -116,7 +124,9 @@ class LocalEngine:
                         )
                     yield event
                 if progress.finish is not None:
-                    yield FinishEvent(progress.finish, progress.seq.usage())
+                    queued = progress.seq.queued_s
+                    timings = Timings(queued, max(0.0, first_s - queued))
+                    yield FinishEvent(progress.finish, progress.seq.usage(), timings)
                     return
         finally:
             if timer is not None:

@@ -15,6 +15,8 @@ async def metrics(request: Request) -> Response:
     services = services_of(request)
     services.check_details(request.headers)
     workers = await services.engine.status()
+    if services.compat is not None:
+        services.compat.show(workers)
     services.metrics.edge.show(services.connections, services.tokenisers, services.bodies)
     body, content_type = services.metrics.render(workers, request.headers.get("accept", ""))
     return Response(body, headers={"content-type": content_type})

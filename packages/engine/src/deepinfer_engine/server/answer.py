@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from deepinfer_engine.codec.errors import InvalidRequest, Protocol, wire_error
 from deepinfer_engine.codec.protocol import PreparedRequest, Tokenising
+from deepinfer_engine.core.types import Usage
 from deepinfer_engine.errors import ConstraintError
 from deepinfer_engine.server.auth import Caller
 from deepinfer_engine.server.generation import Generation
@@ -30,6 +31,7 @@ from deepinfer_engine.server.streaming import (
     wait_disconnect,
     watch,
 )
+from deepinfer_engine.server.tracing import Traced
 
 log = logging.getLogger(__name__)
 
@@ -46,9 +48,14 @@ class AnswerResponse(Response):
         self.protocol: Protocol = protocol
         self.request_id = request_id
         self.background = None
+        self._began = 0.0
+        self._prepared_s = 0.0
+        self._generation: Generation | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         services, metrics = self.services, self.services.metrics
+        self._began = services.clock.monotonic()
+        failed = ""
         writer = AnswerWriter(send, self.protocol, False, services.settings.slow_reader_timeout_s)
         try:
             headers = Headers(scope=scope)
@@ -78,12 +85,15 @@ class AnswerResponse(Response):
                     gone.cancel()
             await writer.end()
         except (ClientGone, ClientDisconnect) as exc:
-            cause = exc.cause if isinstance(exc, ClientGone) else "disconnect"
+            failed = cause = exc.cause if isinstance(exc, ClientGone) else "disconnect"
             metrics.aborts.labels(self.protocol, cause).inc()
         except Exception as exc:
             if isinstance(exc, TimeoutError):
                 metrics.aborts.labels(self.protocol, "deadline").inc()
-            await self._fail(exc, writer)
+            failed = await self._fail(exc, writer)
+        finally:
+            if services.tracing is not None:
+                services.tracing.tell(self._traced(failed), Headers(scope=scope))
 
     async def _prepare(self, body: bytes, caller: Caller, max_model_len: int) -> PreparedRequest:
         codec = self.services.codec
@@ -132,6 +142,8 @@ class AnswerResponse(Response):
             billing=services.billing,
             key_id=caller.key_id or "",
         )
+        self._generation = generation
+        self._prepared_s = services.clock.monotonic() - self._began
         pixels = sum(len(p.pixels) for p in prepared.pictures)
         try:
             with services.pixels.holding(caller.key_id, pixels):
@@ -178,7 +190,35 @@ class AnswerResponse(Response):
             if generation.charge is not None and self.services.billing is not None:
                 self.services.billing.end(generation.charge, sent=sent)
 
-    async def _fail(self, exc: Exception, writer: AnswerWriter) -> None:
+    def _traced(self, failed: str) -> Traced:
+        generation = self._generation
+        duration = self.services.clock.monotonic() - self._began
+        if generation is None:
+            return Traced(
+                self.protocol, self.request_id, "", duration, self._prepared_s, error=failed
+            )
+        stages: list[tuple[str, float]] = []
+        if (timings := generation.timings) is not None:
+            stages = [("queue", timings.queued), ("prefill", timings.prefill)]
+            stages += [("transfer", timings.transferred)] if timings.transferred else []
+            stages.append(("decode", generation.decode_s))
+        usage = generation.usage or Usage(0, generation.generated, 0)
+        return Traced(
+            protocol=self.protocol,
+            request_id=self.request_id,
+            response_id=generation.response_id,
+            duration=duration,
+            prepared=self._prepared_s,
+            stages=tuple(stages),
+            prompt_tokens=usage.prompt_tokens,
+            cached_tokens=usage.cached_tokens,
+            output_tokens=usage.completion_tokens,
+            finish=generation.finish,
+            error=failed,
+        )
+
+    async def _fail(self, exc: Exception, writer: AnswerWriter) -> str:
+        """Tell it; the error's code."""
         error = wire_error(exc, self.protocol, self.request_id)
         self.services.metrics.errors.labels(self.protocol, error.code).inc()
         if error.status == 500:
@@ -188,6 +228,7 @@ class AnswerResponse(Response):
             await writer.end()
         except ClientGone:
             log.debug("request %s: the client left before its error", self.request_id)
+        return error.code
 
 
 def _warning(prepared: PreparedRequest) -> dict[str, str]:

@@ -212,6 +212,17 @@ ANSWERS: dict[str, dict[str, Schema]] = {
             ),
         )
     },
+    "/status": {
+        "get": thing(
+            status=one_of("ready", "not ready", "draining"),
+            version=TEXT,
+            models=many(TEXT),
+            in_flight=COUNT,
+            workers=many(thing(name=TEXT, role=TEXT, ready=FLAG, draining=FLAG, detail=TEXT)),
+            problems=many(TEXT),
+            recent=thing(seconds=NUMBER, requests=COUNT, ttft=ANYTHING, token_gap=ANYTHING),
+        )
+    },
     "/version": {"get": thing(version=TEXT, models=many(TEXT))},
     "/tokenize": {"post": thing(count=COUNT, max_model_len=COUNT, tokens=many(COUNT))},
     "/detokenize": {"post": thing(prompt=TEXT)},

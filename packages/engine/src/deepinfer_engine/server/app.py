@@ -26,6 +26,8 @@ from deepinfer_engine.server import (
     messages,
     models,
     responses,
+    start_page,
+    status,
     tokens,
     usage,
 )
@@ -33,6 +35,7 @@ from deepinfer_engine.server.auth import AdminGate, KeyRing, accepted_keys, read
 from deepinfer_engine.server.billing import open_billing
 from deepinfer_engine.server.browser import BrowserRules
 from deepinfer_engine.server.clock import Clock, SystemClock
+from deepinfer_engine.server.compat_metrics import CompatCollector
 from deepinfer_engine.server.connections import ConnectionLimits, ConnectionTable
 from deepinfer_engine.server.exposure import is_loopback, refuse_open
 from deepinfer_engine.server.limits import ByteBudget, Gate, Rates
@@ -42,6 +45,7 @@ from deepinfer_engine.server.openapi import describe
 from deepinfer_engine.server.request_id import RequestIdMiddleware
 from deepinfer_engine.server.services import TOKENISERS, Services, protocol_of
 from deepinfer_engine.server.tokenising import TokeniserProcesses
+from deepinfer_engine.server.tracing import open_tracing
 from deepinfer_engine.settings import Settings
 
 
@@ -89,8 +93,15 @@ def create_app(
         ),
         tokenisers=tokenizer and TokeniserProcesses(tokenizer, processes=TOKENISERS),
         billing=open_billing(settings, codec.model_names, wall),
+        tracing=open_tracing(settings.traces, codec.model_names[0]),
         private=is_loopback(settings.host),
     )
+    services: Services = app.state.services
+    services.history.begin(clock.monotonic())
+    if settings.metrics_compat:
+        compat = CompatCollector(services.metrics, settings.metrics_compat, codec.model_names[0])
+        services.metrics.registry.register(compat)
+        services.compat = compat
     for module in _ROUTES:
         app.include_router(module.router)
     app.add_middleware(Manners, paths=_methods())
@@ -115,7 +126,8 @@ def create_app(
 
 
 _ROUTES = (
-    chat, completions, responses, messages, models, health, tokens, usage, admin, fleet, docs_page,
+    chat, completions, responses, messages, models, health, tokens, usage, status, admin, fleet,
+    docs_page, start_page,
 )  # fmt: skip
 
 

@@ -14,7 +14,13 @@ from functools import reduce
 
 from deepinfer_engine.codec.errors import Protocol
 from deepinfer_engine.codec.protocol import AnswerEncoder, PreparedRequest, WireEvent
-from deepinfer_engine.core.types import FinishEvent, GenerateRequest, TokensEvent, Usage
+from deepinfer_engine.core.types import (
+    FinishEvent,
+    GenerateRequest,
+    Timings,
+    TokensEvent,
+    Usage,
+)
 from deepinfer_engine.errors import EngineLost, EngineUnavailable
 from deepinfer_engine.router.client import EngineClient
 from deepinfer_engine.server.billing import Answered, Billing
@@ -55,6 +61,10 @@ class Generation:
     """What the answer costs, once it is about to end; the caller settles it with the ledger."""
     usage: Usage | None = None
     ttft_s: float | None = None
+    finish: str = ""
+    """Why the answer ended; set with `usage`."""
+    timings: Timings | None = None
+    decode_s: float = 0.0
     generated: int = 0
     """Tokens so far, of all turns."""
     response_id: str = ""
@@ -171,7 +181,7 @@ class Generation:
         encoder = self.encoders[index]
         cached = generated = 0
         is_first = True
-        last = self.clock.monotonic()
+        began = last = self.clock.monotonic()
         itl = self.metrics.itl.labels(self.protocol)
         async for event in stream:
             now = self.clock.monotonic()
@@ -193,6 +203,7 @@ class Generation:
                     raise TimeoutError(f"the request's own limit of {self.timeout_s:g} s passed")
                 out += encoder.finish(event.reason)
                 self._ended[index] = event.reason, event.usage
+                self._stages(event.timings, now - began)
                 await self._end(index)
                 yield out
                 return
@@ -208,6 +219,14 @@ class Generation:
             yield out
         # A stream that ends without FinishEvent must never look like a complete answer.
         raise EngineLost("the engine's stream ended before the answer did")
+
+    def _stages(self, timings: Timings | None, seconds: float) -> None:
+        """Of the last turn of an answer, which took so long in the engine."""
+        if timings is None:
+            return
+        before = timings.queued + timings.prefill + timings.transferred
+        self.timings, self.decode_s = timings, max(0.0, seconds - before)
+        self.metrics.count_stages(self.protocol, timings, self.decode_s)
 
     async def _end(self, index: int) -> None:
         await self._keep(self.encoders[index])
@@ -225,9 +244,9 @@ class Generation:
             log.warning("%s is not kept: %s", self.response_id, exc)
 
     def _finished(self, reason: str, usage: Usage) -> None:
-        self.usage = usage
+        self.usage, self.finish = usage, reason
         self.metrics.requests.labels(self.protocol, reason).inc()
-        self.metrics.count_usage(usage)
+        self.metrics.count_usage(self.protocol, usage)
         self.metrics.e2e.labels(self.protocol).observe(self.clock.monotonic() - self.arrived)
         log.info(
             "%s %s %s: %d prompt (%d cached), %d out, first after %.0f ms",

@@ -23,7 +23,8 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from deepinfer_engine.core.types import Usage
+from deepinfer_engine.core.durations import MARK
+from deepinfer_engine.core.types import Timings, Usage
 from deepinfer_engine.router.client import WorkerStatus
 from deepinfer_engine.server.connections import ConnectionTable
 from deepinfer_engine.server.limits import ByteBudget
@@ -52,6 +53,8 @@ _TTFT = (
     160,
 )
 _ITL = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 1, 2.5, 5)
+_STAGE = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+_TOKENS = tuple(4**power for power in range(11))  # 1 to 1,048,576
 _E2E = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 60, 120, 240, 480, 960)
 
 
@@ -123,6 +126,36 @@ class Metrics:
             _ITL,
         )
         registry.register(self.itl)
+        stages = {
+            "queue": "Waiting for the engine's memory",
+            "prefill": "From there to the first token",
+            "transfer": "From the first token until decode has the prompt's KV",
+            "decode": "From there to the last token",
+        }
+        self.stages = {
+            stage: Histogram(
+                f"deepinfer_request_{stage}_seconds",
+                text,
+                ["protocol"],
+                buckets=_STAGE,
+                registry=registry,
+            )
+            for stage, text in stages.items()
+        }
+        self.prompt_lengths = Histogram(
+            "deepinfer_request_prompt_tokens",
+            "Prompt tokens of a request",
+            ["protocol"],
+            buckets=_TOKENS,
+            registry=registry,
+        )
+        self.output_lengths = Histogram(
+            "deepinfer_request_output_tokens",
+            "Output tokens of a request",
+            ["protocol"],
+            buckets=_TOKENS,
+            registry=registry,
+        )
         self.e2e = Histogram(
             "deepinfer_e2e_request_latency_seconds",
             "From the request's arrival to the end of its answer",
@@ -138,8 +171,17 @@ class Metrics:
         if unenforced:
             self.unenforced_tools.labels(protocol).inc()
 
-    def count_usage(self, usage: Usage) -> None:
+    def count_stages(self, protocol: str, timings: Timings, decode_s: float) -> None:
+        """Add where the time of one finished generation went."""
+        self.stages["queue"].labels(protocol).observe(timings.queued)
+        self.stages["prefill"].labels(protocol).observe(timings.prefill)
+        self.stages["transfer"].labels(protocol).observe(timings.transferred)
+        self.stages["decode"].labels(protocol).observe(max(0.0, decode_s))
+
+    def count_usage(self, protocol: str, usage: Usage) -> None:
         """Add one finished generation's tokens."""
+        self.prompt_lengths.labels(protocol).observe(usage.prompt_tokens)
+        self.output_lengths.labels(protocol).observe(usage.completion_tokens)
         self.prompt_tokens.inc(usage.prompt_tokens)
         self.cached_tokens.inc(usage.cached_tokens)
         self.generated_tokens.inc(usage.completion_tokens)
@@ -247,11 +289,36 @@ class _WorkerCollector(Collector):
         for worker in self.snapshot:
             ready.add_metric([worker.role, worker.name], float(worker.ready))
         yield ready
+        yield from self._histograms()
         yield from self._families("counters")
         yield from self._families("gauges")
 
+    def _histograms(self) -> Iterator[Metric]:
+        found = {name for worker in self.snapshot for name in worker.counters if MARK in name}
+        for name in sorted({name.partition(MARK)[0] for name in found}):
+            family = HistogramMetricFamily(
+                "deepinfer_worker_" + re.sub(r"[^a-zA-Z0-9_]", "_", name),
+                f"{name} as the workers report it",
+                labels=["role", "worker"],
+            )
+            for worker in self.snapshot:
+                parts = {
+                    key.partition(MARK)[2]: value
+                    for key, value in worker.counters.items()
+                    if key.startswith(name + MARK)
+                }
+                total = parts.pop("sum", 0.0)
+                if "inf" not in parts:
+                    continue
+                ends = sorted((float(end), value) for end, value in parts.items())
+                buckets = [(floatToGoString(end), value) for end, value in ends]
+                family.add_metric([worker.role, worker.name], buckets, total)
+            yield family
+
     def _families(self, kind: str) -> Iterator[Metric]:
-        names = sorted({name for worker in self.snapshot for name in getattr(worker, kind)})
+        names = sorted(
+            {n for worker in self.snapshot for n in getattr(worker, kind) if MARK not in n}
+        )
         for name in names:
             metric = "deepinfer_worker_" + re.sub(r"[^a-zA-Z0-9_]", "_", name)
             metric = re.sub("_s$", "_seconds", metric)  # units are spelled out

@@ -17,10 +17,13 @@ from deepinfer_engine.router.client import EngineClient, ModelInfo
 from deepinfer_engine.server.auth import AdminGate, KeyRing
 from deepinfer_engine.server.billing import Billing
 from deepinfer_engine.server.clock import Clock
+from deepinfer_engine.server.compat_metrics import CompatCollector
 from deepinfer_engine.server.connections import ConnectionTable
+from deepinfer_engine.server.history import History
 from deepinfer_engine.server.limits import BodyLimit, ByteBudget, FairSlots, Gate, Rates
 from deepinfer_engine.server.metrics import Metrics
 from deepinfer_engine.server.tokenising import LONG_CHARACTERS, Job, TokeniserProcesses
+from deepinfer_engine.server.tracing import Tracing
 from deepinfer_engine.settings import Settings
 
 INLINE_BYTES = 32 * 1024
@@ -53,8 +56,12 @@ class Services:
     connections: ConnectionTable
     tokenisers: TokeniserProcesses | None
     """None: the codec's tokenizer is in no file, so long texts are tokenised in a thread."""
+    compat: CompatCollector | None = None
+    """Names of other servers' metrics, where they were asked for."""
+    tracing: Tracing | None = None
     billing: Billing | None = None
     """None: nothing is priced or written down."""
+    history: History = field(default_factory=History)
     private: bool = True
     """Only this machine reaches the server: who asks for metrics need not show a key."""
     threads: ThreadPoolExecutor = field(
@@ -119,6 +126,8 @@ class Services:
         if self.tokenisers is not None:
             self.tokenisers.close()
         self.threads.shutdown(wait=False, cancel_futures=True)
+        if self.tracing is not None:
+            self.tracing.close()
         if self.billing is not None and self.billing.ledger is not None:
             self.billing.ledger.close()
 

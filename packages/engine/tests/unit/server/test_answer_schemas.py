@@ -38,6 +38,7 @@ REQUESTS = [
     ("get", "/health/live", None),
     ("get", "/version", None),
     ("get", "/v1/usage", None),
+    ("get", "/status", None),
     ("post", "/admin/flush", None),
 ]
 
