@@ -34,6 +34,9 @@ class Backend(Protocol):
     def subtract_clipped(self, p: Any, q: Any) -> Any: ...
     def draw(self, p: Any, u: Float) -> Int: ...
     def add_gumbel(self, x: Any, seeds: Any, positions: Int) -> Any: ...
+    def coupled_argmax(
+        self, x: Any, seeds: Any, positions: Int
+    ) -> tuple[Int, npt.NDArray[np.bool_]]: ...
     def top(self, x: Any, k: int) -> tuple[Int, Float]: ...
     def mass(self, q: Any) -> tuple[Float, Float]: ...
 
@@ -142,6 +145,12 @@ class NumpyBackend:
         from deepinfer_dspark.uniforms import gumbel_noise
 
         return x.astype(np.float64) + gumbel_noise(seeds, positions, x.shape[1])
+
+    def coupled_argmax(
+        self, x: Any, seeds: Any, positions: Int
+    ) -> tuple[Int, npt.NDArray[np.bool_]]:
+        """`argmax(add_gumbel(x, seeds, positions))`."""
+        return self.argmax(self.add_gumbel(x, seeds, positions))
 
     def top(self, x: Any, k: int) -> tuple[Int, Float]:
         order = np.argsort(-x, axis=1, kind="stable")[:, :k]

@@ -136,7 +136,7 @@ def sample_drafts(
         law = scale_and_truncate(xp, xp.take(logits, shared), sampling, shared)
         # draft k of the block stands at the position that verify row k predicts
         position = sampling.positions[shared] + offset
-        tokens[shared], _ = xp.argmax(xp.add_gumbel(law, sampling.seeds[shared], position))
+        tokens[shared], _ = xp.coupled_argmax(law, sampling.seeds[shared], position)
     if fixed.size:
         q[fixed] = 0.0
         xp.set_at(q, fixed, tokens[fixed], np.ones(fixed.size))

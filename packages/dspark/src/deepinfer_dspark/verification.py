@@ -243,8 +243,8 @@ class _Judge:
             law = scale_and_truncate(xp, xp.take(logits, at), sampling, by_request[at])
             req = by_request[at]
             position = sampling.positions[req] + rows.offset[at]
-            noisy = xp.add_gumbel(law, sampling.seeds[req], position)
-            self.choice[at], self.alive[at] = xp.argmax(noisy)
+            choice, alive = xp.coupled_argmax(law, sampling.seeds[req], position)
+            self.choice[at], self.alive[at] = choice, alive
         at = np.flatnonzero(self.drawn[by_request])
         if at.size:
             part = logits if at.size == B else xp.take(logits, at)

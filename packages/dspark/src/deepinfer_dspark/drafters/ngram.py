@@ -25,6 +25,9 @@ REACH: Final = 32
 """How far back a match is followed: a long one is almost surely a copy."""
 PRIOR: Final = 8.0
 """Positions that the first guess of an acceptance rate is worth."""
+OWN_PRIOR: Final = 2.0
+"""Positions that the rates of all texts are worth beside what one text did: few, since a sampled
+text follows no copy that a greedy one would, and each that fails cost a verified draft."""
 
 
 @dataclass(slots=True)
@@ -36,6 +39,13 @@ class _Text:
     matched: int = 0  # tokens before the proposal that agree with those before its source
     proposed_at: int = 0  # length of the text then
     proposed: list[int] = field(default_factory=list[int])
+    believed: list[float] = field(default_factory=list[float])  # confidences of the proposed
+    hits: float = 0.0  # positions of this text that came true, and those that were expected to
+    expected: float = 0.0
+
+    def trust(self) -> float:
+        """What this text did beside what all texts do, at most 1."""
+        return min(1.0, (self.hits + OWN_PRIOR) / (self.expected + OWN_PRIOR))
 
 
 class NGramDrafter:
@@ -43,20 +53,33 @@ class NGramDrafter:
 
     Drafts are a function of the prefix (point mass), so any budget rule is lossless with them.
     The confidence of a draft is the share of drafts with as long a match behind them that came
-    true. It is learned from the text itself, whether or not the drafts were verified.
+    true, over all texts, lowered where this text did worse. It is learned from the texts, whether
+    or not the drafts were verified.
+
+    first_indexed: of a text that is new, only so many last tokens are indexed, so that the first
+        round of a long prompt costs no more than that; None: all. What comes later is always.
 
     Raises ShapeError for arguments that do not fit.
     """
 
     def __init__(
-        self, max_tokens: int = 5, *, n_min: int = 2, n_max: int = 4, ewma: float = 0.02
+        self,
+        max_tokens: int = 5,
+        *,
+        n_min: int = 2,
+        n_max: int = 4,
+        ewma: float = 0.02,
+        first_indexed: int | None = None,
     ) -> None:
         if not 1 <= n_min <= n_max or max_tokens < 1 or not 0 <= ewma < 1:
             raise ShapeError(
                 f"NGramDrafter wants 1 <= n_min <= n_max, max_tokens >= 1 and 0 <= ewma < 1, got "
                 f"{n_min}, {n_max}, {max_tokens}, {ewma}"
             )
+        if first_indexed is not None and first_indexed < 0:
+            raise ShapeError(f"first_indexed counts tokens, got {first_indexed}")
         self.max_tokens = max_tokens
+        self._first_indexed = first_indexed
         self._lengths = range(n_max, n_min - 1, -1)
         self._keep = 1.0 - ewma
         # by bit length of the match: 1, 2-3, 4-7, 8-15, 16-31, 32
@@ -84,14 +107,19 @@ class NGramDrafter:
             text.proposed_at, text.proposed = len(history), self._copy(history, at)
             tokens[i] = text.proposed
             own = self._class[text.matched : text.matched + self.max_tokens]
-            conf[i] = self._hits[own] / self._seen[own]
+            rates = self._hits[own] / self._seen[own]
+            text.believed = rates.tolist()
+            conf[i] = rates * text.trust()
         return Proposal(tokens, lengths, conf=conf)
 
     def _learn(self, text: _Text, history: Sequence[int]) -> None:
         """Compare the last proposal with what came since; its positions up to the first miss."""
         came = history[text.proposed_at : text.proposed_at + len(text.proposed)]
+        text.hits, text.expected = self._keep * text.hits, self._keep * text.expected
         for k, (guess, token) in enumerate(zip(text.proposed, came, strict=False)):
             own = self._class[text.matched + k]
+            text.hits += guess == token
+            text.expected += text.believed[k]
             self._hits[own] = self._keep * self._hits[own] + (guess == token)
             self._seen[own] = self._keep * self._seen[own] + 1.0
             if guess != token:
@@ -102,6 +130,8 @@ class NGramDrafter:
         """Position after the latest earlier occurrence of the longest known suffix."""
         if text.indexed > len(history):  # a shorter history than before: another text
             text.indexed, text.after = 0, {}
+        if text.indexed == 0 and self._first_indexed is not None:
+            text.indexed = max(0, len(history) - self._first_indexed)
         # an n-gram is entered once the token after it is known, so a suffix never finds itself
         for end in range(max(text.indexed, 1), len(history)):
             for n in self._lengths:
