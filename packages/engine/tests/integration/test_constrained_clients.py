@@ -9,6 +9,7 @@ import anthropic
 import jsonschema_rs
 import openai
 import pytest
+from agent_tools import TOOLS
 
 pytest.importorskip("xgrammar", reason="the grammar extra is not installed")
 
@@ -204,6 +205,28 @@ def test_a_messages_tool_loop(claude, stream):
         messages.append({"role": "user", "content": results})
     answer = create(tool_choice={"type": "none"}, max_tokens=40)
     assert [block.type for block in answer.content] == ["text"]
+
+
+@pytest.mark.parametrize("choice", ["auto", "any"])
+def test_a_coding_agents_24_tools_are_taken(claude, choice):
+    """In auto mode a grammar that would cost too much is left out; forced calls are held."""
+    schemas = {
+        name: {"type": "object", "properties": fields, "additionalProperties": False}
+        for name, fields in TOOLS.items()
+    }
+    assert len(schemas) == 24
+    answer = claude.create(
+        model=MODEL, max_tokens=400, messages=[{"role": "user", "content": QUESTION}],
+        tools=[{"name": name, "input_schema": schema} for name, schema in schemas.items()],
+        tool_choice={"type": choice}, thinking={"type": "disabled"},
+        extra_body={"temperature": 0},
+    )  # fmt: skip
+    calls = [block for block in answer.content if block.type == "tool_use"]
+    if choice == "any":
+        assert calls
+        assert {call.name for call in calls} <= set(schemas)
+        for call in calls if answer.stop_reason == "tool_use" else ():
+            jsonschema_rs.validate(schemas[call.name], call.input)
 
 
 @pytest.mark.parametrize("thinking", [False, True])

@@ -119,7 +119,8 @@ def constraint_param(request: ConversationRequest, protocol: Protocol) -> str:
 UNASKED_GRAMMAR_BYTES = 32 * 1024
 """Longest grammar that is compiled for calls to which nobody asked that they be held."""
 FORCED_GRAMMAR_BYTES = 256 * 1024
-"""Longest grammar for a forced call behind thinking; beyond it thinking is off for that answer."""
+"""Longest grammar for a forced call; beyond it thinking is off for that answer, and the call that
+the prompt opens is left to the model."""
 
 
 def may_compile(*, enforces: bool, request: ConversationRequest) -> bool:
@@ -135,9 +136,12 @@ def may_compile(*, enforces: bool, request: ConversationRequest) -> bool:
 
 def is_forced_behind_thinking(request: ConversationRequest) -> bool:
     """Whether only a grammar makes the model call the tool that the request forces."""
+    return _is_forced(request) and not request.parsing_options.starts_in_tool_calls
+
+
+def _is_forced(request: ConversationRequest) -> bool:
     constraint = request.inference_options.output_constraint
-    is_forced = constraint is not None and constraint.kind == "tool_call_required"
-    return is_forced and not request.parsing_options.starts_in_tool_calls
+    return constraint is not None and constraint.kind == "tool_call_required"
 
 
 def constrained(
@@ -163,7 +167,8 @@ def constrained(
         raise error from exc
     if grammar is None:
         return sampling, False
-    if not needed and len(grammar.text) > UNASKED_GRAMMAR_BYTES:
+    most_bytes = FORCED_GRAMMAR_BYTES if _is_forced(request) else UNASKED_GRAMMAR_BYTES
+    if not needed and len(grammar.text) > most_bytes:
         return sampling, True
     if sampling.ignore_eos or sampling.min_tokens:
         if needed:
@@ -173,8 +178,8 @@ def constrained(
             )
         return sampling, True
     # A model that thinks until its tokens are gone would never come to the call.
-    most = sampling.max_tokens // 2 if is_held else None
-    constraint = Constraint(grammar.text, grammar.prefix, needed, most)
+    think = sampling.max_tokens // 2 if is_held else None
+    constraint = Constraint(grammar.text, grammar.prefix, needed, think)
     return replace(sampling, constraint=constraint), False
 
 
