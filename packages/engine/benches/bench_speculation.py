@@ -93,10 +93,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default=None)
     parser.add_argument("--tokens", type=int, default=192)
+    parser.add_argument("--batches", nargs="+", type=int, default=BATCHES)
     options = parser.parse_args()
     torch.set_num_threads(1)
     directory = model_directory(options.model)
-    most = max(BATCHES)
+    most = max(options.batches)
     runner = build_runner(directory, num_blocks=2 + 2 * BLOCKS * most, num_state_slots=2 + 2 * most)
     times = StepTimes.load(steps_home(), step_key(runner.model, "float32", CPU))
     if times is None and runner.model.drafts is not None:
@@ -112,7 +113,7 @@ def main() -> None:
         table.add_column(column, justify="right")
     worst = 9.0
     for temperature in (0.0, 1.0):
-        for batch in BATCHES:
+        for batch in options.batches:
             params = [
                 SamplingParams(temperature=temperature, seed=i, max_tokens=10_000, ignore_eos=True)
                 for i in range(batch)

@@ -75,7 +75,12 @@ class Settings(BaseModel):
     replay_keep: int | None = Field(
         None, ge=1, description="last prompt tokens that run whole; unset = window, drafts, a block"
     )
-    nextn: int | None = Field(None, ge=0, le=7, description="draft length; unset = the model's own")
+    nextn: int | None = Field(
+        None,
+        ge=0,
+        le=7,
+        description="draft length; unset = the model's own, or 5 copied from the text",
+    )
     generation_config: bool = Field(
         True, description="sampling defaults of the model's generation_config.json"
     )

@@ -5,6 +5,8 @@ from __future__ import annotations
 from deepinfer_dspark import (
     BudgetScheduler,
     CounterRng,
+    DraftBatch,
+    NGramDrafter,
     Penalties,
     Proposal,
     RaggedIds,
@@ -15,10 +17,14 @@ from deepinfer_dspark import (
     VerifyResult,
     sample_drafts,
 )
+from deepinfer_dspark import StepTimes as LearnedStepTimes
 
 __all__ = [
     "BudgetScheduler",
     "CounterRng",
+    "DraftBatch",
+    "LearnedStepTimes",
+    "NGramDrafter",
     "Penalties",
     "Proposal",
     "RaggedIds",

@@ -32,8 +32,13 @@ def run_calibrate(settings: Settings, console: Console) -> None:
         cache_quant=settings.cache_quant,
         device=device,
     )
+    if runner.model.drafts is None:
+        raise ConfigError(
+            "this model has no draft module: how many drafts copied from its text pay is learned "
+            "while it serves, and there is nothing to calibrate"
+        )
     if not runner.caps.nextn:
-        raise ConfigError("this model makes no drafts: there is nothing to calibrate")
+        raise ConfigError("nextn is 0: without drafts there is nothing to calibrate")
     length = runner.caps.nextn
     times = measure(runner.model, length)
     times.save(steps_home(), step_key(runner.model, settings.dtype, device))

@@ -24,6 +24,7 @@ from deepinfer_engine.core.runner import (
 )
 from deepinfer_engine.errors import ConfigError
 from deepinfer_engine.model.calibration import step_key, steps_home
+from deepinfer_engine.model.copied import DRAFTS, MOST_DRAFTS, CopiedDrafts, CopyBudget
 from deepinfer_engine.model.family import (
     CacheQuant,
     ExpertLeader,
@@ -58,14 +59,15 @@ def build_runner(
 ) -> TorchRunner:
     """Load a checkpoint directory and allocate its pools.
 
-    nextn: drafts a decode step, default the model's; 0 switches speculation off.
+    nextn: drafts a decode step, default the model's, or 5 copied from the text where it has no
+        draft module; 0 switches speculation off.
     num_blocks, num_state_slots: pool sizes, scratch 0 included; unset blocks are 1024, or as many
         as 2 GiB hold.
     vision: load the tower of a checkpoint that has one; False serves text alone.
     replay, keep: bounded replay of prompts; `keep` defaults to the least that is legal and a block
         more, so that the last border of every prompt has a whole state to store.
     coupled: how drafts are verified where a request does not say, see `SamplingParams`; None:
-        coupled where the model has drafts.
+        coupled.
     weights: "stored" keeps 8- and 4-bit matrices of a GGUF file as they are, "wide" widens them.
     group: processes that share the routed experts with this one; closed by whoever made it.
 
@@ -81,8 +83,9 @@ def build_runner(
         model = family.load(model_dir, options, num_blocks=num_blocks, num_slots=num_state_slots)
     if group is not None:
         model = group.lead(model)
-    config, depth = model.config, 0 if model.drafts is None else model.drafts.most
-    chosen = depth if nextn is None else nextn
+    config = model.config
+    usual, depth = _draft_lengths(model)
+    chosen = usual if nextn is None else nextn
     if not 0 <= chosen <= depth:
         raise ConfigError(f"nextn must be in 0..{depth} for this model, got {chosen}")
     length = config.max_model_len if max_model_len is None else max_model_len
@@ -108,6 +111,14 @@ def build_runner(
     return TorchRunner(model, caps, device, times, clock, coupled=coupled)
 
 
+def _draft_lengths(model: LoadedModel) -> tuple[int, int]:
+    """Drafts a step where nobody says how many, and the most one may ask for."""
+    if model.drafts is not None:
+        return model.drafts.most, model.drafts.most
+    # A state has room for the drafts of the model's own module and for no others.
+    return (0, 0) if model.window else (DRAFTS, MOST_DRAFTS)
+
+
 class TorchRunner:
     """Implements `StepRunner`: draft, forward, verify."""
 
@@ -121,16 +132,21 @@ class TorchRunner:
         *,
         coupled: bool | None = None,
     ) -> None:
-        """times: measured step times; they and those of its own steps decide how many drafts pay.
+        """Without a draft module of the model drafts are copied from the text.
+
+        times: measured step times; they and those of its own steps decide how many drafts pay.
         clock: seconds, by default of this thread's work: neighbours do not count."""
         self._model = model
         self._caps = caps
         self._device = device
-        self._drafts = model.drafts if caps.nextn else None
+        own = model.drafts
+        self._drafts = (own or CopiedDrafts(caps.nextn)) if caps.nextn else None
         self._clock = clock
-        chosen = model.drafts is not None if coupled is None else coupled
-        self._sampler = Sampler(caps.eos_token_ids, coupled=chosen)
-        self._budget = DraftBudget(times or StepTimes.assumed(), max(caps.nextn, 1))
+        self._sampler = Sampler(caps.eos_token_ids, coupled=coupled is not False)
+        length = max(caps.nextn, 1)
+        self._budget = (
+            CopyBudget(length) if own is None else DraftBudget(times or StepTimes.assumed(), length)
+        )
 
     @property
     def caps(self) -> Caps:
@@ -163,9 +179,9 @@ class TorchRunner:
         """One forward pass over both: rows first, then chunks."""
         began = self._clock()
         outputs: list[StepOutput] = []
-        drafted = False
+        drafted, n = False, 0
         with tensors_on(self._device):
-            fed, n, step = list[SequenceRows](), 0, None
+            fed, step = list[SequenceRows](), None
             if rows:
                 sampling = self._sampler.arrays(rows)
                 lens, proposal = self._propose(rows, sampling)
@@ -185,7 +201,7 @@ class TorchRunner:
         if self._drafts is not None and rows and not chunks:
             spent = (self._clock() - began) * 1e3
             made = sum(len(o.tokens) for o in outputs)
-            self._budget.timed(len(rows), made, spent, drafted=drafted)
+            self._budget.timed(len(rows), n, made, spent, drafted=drafted)
         return first, outputs
 
     def block_bytes(self, block_id: int) -> memoryview:
@@ -210,7 +226,7 @@ class TorchRunner:
             return np.zeros_like(most), Proposal.empty(len(rows))
         rng = self._sampler.rng
         proposal = drafts.propose(rows, most, self._caps.nextn, sampling, rng)
-        return self._budget.lengths(proposal.conf, most), proposal
+        return self._budget.lengths(proposal, most), proposal
 
     def _rows_of(self, row: DecodeRow, drafts: np.ndarray) -> SequenceRows:
         return SequenceRows(

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from deepinfer_engine.adapters.dspark import BudgetScheduler, StepTable, TableError
+from deepinfer_engine.adapters.dspark import BudgetScheduler, Proposal, StepTable, TableError
 from deepinfer_engine.core.runner import IntArray
 
 FOREVER_S = 1e12
@@ -118,8 +118,9 @@ class DraftBudget:
         self._idle, self._patience = 0, min(2 * self._patience, MOST_PROBE_STEPS)
         return True
 
-    def lengths(self, confidence: np.ndarray | None, most: IntArray) -> IntArray:
+    def lengths(self, proposal: Proposal, most: IntArray) -> IntArray:
         """Drafts to verify of each sequence, at most `most`."""
+        confidence = proposal.conf
         if confidence is None:
             return most
         expected = np.broadcast_to(self._accepted(), confidence.shape)
@@ -136,7 +137,9 @@ class DraftBudget:
         self._tried = kept * self._tried + tried
         self._true = kept * self._true + ((lengths > at) & (accepted > at)).sum(axis=1)
 
-    def timed(self, sequences: int, tokens: int, milliseconds: float, *, drafted: bool) -> None:
+    def timed(
+        self, sequences: int, fed: int, tokens: int, milliseconds: float, *, drafted: bool
+    ) -> None:
         """What a step made and how long it took: sampling and verification are in no table."""
         seen = self._seen.setdefault((sequences.bit_length(), drafted), Seen())
         seen.steps = FADE * seen.steps + 1

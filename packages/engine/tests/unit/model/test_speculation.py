@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from deepinfer_engine.adapters.dspark import StepTable
+from deepinfer_engine.adapters.dspark import Proposal, StepTable
 from deepinfer_engine.core.device import CPU
 from deepinfer_engine.core.runner import DecodeRow, PrefillChunk
 from deepinfer_engine.core.types import SamplingParams
@@ -34,6 +34,12 @@ STEEP = StepTimes(line(1.0, 200.0), line(1.0, 200.0))
 """A token costs a token: drafts cannot pay."""
 
 
+def drafts(conf: np.ndarray) -> Proposal:
+    """As many as there are confidences."""
+    rows, length = conf.shape
+    return Proposal(np.zeros(conf.shape, dtype=np.int64), all_(rows, length), conf=conf)
+
+
 def all_(n: int, value: int) -> np.ndarray:
     return np.full(n, value, dtype=np.int64)
 
@@ -42,7 +48,7 @@ def test_free_drafts_are_all_verified() -> None:
     budget = DraftBudget(FLAT, 5)
     assert budget.pays(1)
     assert budget.pays(32)
-    lengths = budget.lengths(np.full((4, 5), 0.9), np.array([5, 3, 0, 5]))
+    lengths = budget.lengths(drafts(np.full((4, 5), 0.9)), np.array([5, 3, 0, 5]))
     assert lengths.tolist() == [5, 3, 0, 5]
 
 
@@ -69,14 +75,14 @@ def test_what_steps_really_made_and_cost_decides() -> None:
     budget = DraftBudget(FLAT, 5)
     for _ in range(ENOUGH_STEPS):
         assert budget.pays(4)
-        budget.timed(4, 8, 60.0, drafted=True)
+        budget.timed(4, 24, 8, 60.0, drafted=True)
     for _ in range(ENOUGH_STEPS):
         assert not budget.pays(4)  # some without drafts, to compare
-        budget.timed(4, 4, 10.0, drafted=False)
+        budget.timed(4, 4, 4, 10.0, drafted=False)
     assert not budget.pays(4)  # twice the tokens in six times the time
     assert budget.pays(32)  # of that size nothing was seen
     for _ in range(200):
-        budget.timed(4, 8, 12.0, drafted=True)
+        budget.timed(4, 24, 8, 12.0, drafted=True)
     assert budget.pays(4)
 
 
@@ -84,7 +90,7 @@ def test_the_likelier_drafts_are_verified_first() -> None:
     rising = StepTimes(between((1, 4, 5, 100), (10.0, 12.0, 30.0, 400.0)), FLAT.drafting)
     budget = DraftBudget(rising, 3)
     conf = np.array([[0.9, 0.9, 0.9], [0.2, 0.2, 0.2]])
-    lengths = budget.lengths(conf, all_(2, 3))
+    lengths = budget.lengths(drafts(conf), all_(2, 3))
     assert lengths.sum() <= 2
     assert lengths[0] >= lengths[1]
 

@@ -314,7 +314,7 @@ def test_params_that_are_none_of_ours(llm: LLM) -> None:
         ({"max_num_seqs": 0}, "max_num_seqs must be an integer of at least 1"),
         ({"num_blocks": 1.5}, "num_blocks must be an integer"),
         ({"nextn": -1}, "nextn must be an integer of at least 0"),
-        ({"nextn": 3}, r"nextn must be in 0\.\.0 for this model"),
+        ({"nextn": 9}, r"nextn must be in 0\.\.7 for this model"),
         ({"prefix_cache_bytes": -1}, "prefix_cache_bytes must be"),
         ({"cache_dir": 5}, "cache_dir must be a text or a path"),
         ({"device": "cuda"}, "a GPU would stay idle; got 'cuda'"),
