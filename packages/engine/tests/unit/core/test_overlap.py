@@ -100,6 +100,35 @@ def test_a_runner_that_fails_ends_the_loop_with_its_error():
     assert loop.unfinished == 0
 
 
+class Watched(ToyRunner):
+    """Whatever is planned on a guess: the device is given no row of a sequence that has ended, and
+    no more drafts than there is room for."""
+
+    rows, cut = 0, 0
+
+    def decode(self, rows):
+        for row in rows:
+            said = len(row.history) - row.prompt_len
+            assert row.history[-1] not in self.caps.eos_token_ids
+            assert said + row.max_draft + 1 <= row.sampling.max_tokens
+            self.rows += 1
+            self.cut += row.max_draft < self.caps.nextn
+        return super().decode(rows)
+
+
+def test_the_device_runs_nothing_that_commit_would_drop():
+    # So small a vocabulary that answers end by themselves.
+    runner = Watched(**{**TOY, "vocab_size": 24})
+    loop, sink = hand_loop(runner, overlap=True)
+    for i in range(60):
+        submit(loop, f"r{i}", prompt(i, 9, 23), greedy(3 + i % 17))
+    run_dry(loop)
+    loop.close()
+    reasons = {end.finish for ends in sink.ends.values() for end in ends}
+    assert reasons == {"stop", "length"}
+    assert 0 < runner.cut < runner.rows
+
+
 @pytest.mark.parametrize("aborted_at", [1, 2, 5])
 def test_an_abort_is_heard_while_a_step_runs(aborted_at):
     loop, sink = hand_loop(overlap=True)
