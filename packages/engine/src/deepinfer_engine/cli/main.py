@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from deepinfer_engine.cli.bench import bench
 from deepinfer_engine.cli.fleet import drain
 from deepinfer_engine.cli.model import model_app
 from deepinfer_engine.cli.top import top
@@ -68,6 +69,7 @@ app.add_typer(model_app, name="model")
 app.command()(drain)
 app.command()(usage)
 app.command()(top)
+app.command()(bench)
 
 Model = Annotated[
     str | None,

@@ -176,11 +176,15 @@ class AnswerResponse(Response):
                 async for batch in batches:
                     if batch is None:
                         await writer.keepalive()
-                    else:
-                        await writer.events(batch)
+                        continue
+                    await writer.events(batch)
+                    if writer.stream and generation.ended:
+                        # The client has all of it, and may leave now: that is no abort.
+                        break
             if not writer.stream:
                 await writer.whole(generation.body())
             sent = True
+            generation.count()
         except ConstraintError as exc:
             # A worker knows the grammar, not the field that it came from.
             exc.param = exc.param or generation.prepared.constraint_param

@@ -68,6 +68,8 @@ class Generation:
     generated: int = 0
     """Tokens so far, of all turns."""
     response_id: str = ""
+    ended: bool = False
+    """The last events have been given out; nothing comes behind them."""
     encoders: list[AnswerEncoder] = field(init=False)
     _ended: list[tuple[str, Usage]] = field(init=False)
     _open: set[int] = field(init=False)
@@ -93,10 +95,19 @@ class Generation:
         answers = [self._answer(index) for index in range(len(self.encoders))]
         async with aclosing(answers[0] if len(answers) == 1 else _merged(answers)) as batches:
             async for batch in batches:
-                if self.billing is not None and self.charge is None and not self._open:
-                    batch = await self._settle(self.billing, batch)
+                # Looked at here: while a batch is written, other answers go on.
+                if not self._open and not self.ended:
+                    if self.billing is not None:
+                        batch = await self._settle(self.billing, batch)
+                    self.ended = True
                 yield batch
-        self._finished(self._ended[0][0], self._total())
+        self.count()
+
+    def count(self) -> None:
+        """Add a whole answer to the metrics, once. `events` does at its end; whoever stops behind
+        the last events does it."""
+        if self.usage is None:
+            self._finished(self._ended[0][0], self._total())
 
     def body(self) -> str:
         """The whole response, once `events` is over."""

@@ -226,8 +226,9 @@ def test_without_prices_and_ledger_nothing_is_told(tmp_path, speak):
         Served(tmp_path, speak, priced_as=None)
 
 
-def test_a_client_that_leaves_before_the_end_has_no_row(tmp_path, speak):
-    """The connection breaks with the last part of the answer, when the row is written already."""
+@pytest.mark.parametrize("has_it", [False, True])
+def test_a_client_that_leaves_has_a_row_if_it_has_the_whole_answer(tmp_path, speak, has_it):
+    """The connection breaks with the last part, when the row is written already, or behind it."""
     served = Served(tmp_path, speak)
     scope = {
         "type": "http", "method": "POST", "path": "/v1/chat/completions", "query_string": b"",
@@ -238,22 +239,31 @@ def test_a_client_that_leaves_before_the_end_has_no_row(tmp_path, speak):
     seen = []
 
     async def go():
-        never = asyncio.Event()
+        leaves = asyncio.Event()
 
         async def receive():
             if not seen:
                 seen.append("body")
                 return {"type": "http.request", "body": body, "more_body": False}
-            await never.wait()
+            await leaves.wait()
+            return {"type": "http.disconnect"}
 
         async def send(message):
             if b"[DONE]" in message.get("body", b""):
                 seen.append(len(served.rows()))
-                raise OSError("broken pipe")
+                if not has_it:
+                    raise OSError("broken pipe")
+                leaves.set()
+                await asyncio.sleep(0)
 
         await served.app(scope, receive, send)
         served.app.state.services.close()
 
     asyncio.run(go())
     assert seen == ["body", 1]
-    assert served.rows() == []
+    assert [row["state"] for row in served.rows()] == [1] * has_it
+    metrics = served.app.state.services.metrics
+    told = {"deepinfer_requests_total": float(has_it), "deepinfer_aborts_total": float(not has_it)}
+    for name, value in told.items():
+        samples = [s for m in metrics.registry.collect() for s in m.samples if s.name == name]
+        assert sum(s.value for s in samples) == value, name

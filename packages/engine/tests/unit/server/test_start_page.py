@@ -126,7 +126,7 @@ def test_a_conversation_by_keyboard_alone(tmp_path, width):
         ]
     )
     with page(tmp_path, script, width=width) as (browser, engine):
-        assert browser.focused() == "ask"  # one may type at once
+        browser.until("document.activeElement.id === 'ask'")  # one may type at once
         ask(browser, "Hello")
         browser.until(ENDED)
         said = browser.text("#log")

@@ -340,9 +340,9 @@ function show(status) {
     row.append(make("dt", "", name), make("dd", "", String(value)));
     return row;
   }));
-  $("workers").replaceChildren(...status.workers.map((w) => {
+  $("workers").replaceChildren(...status.workers.flatMap((w) => {
     const row = make("tr");
-    const told = w.draining ? "draining" : w.ready ? "ready" : w.detail || "away";
+    const told = w.draining ? "draining" : w.ready ? "ready" : "away";
     const queue = (w.waiting || 0) + (w.loading || 0) + (w.reserve_queue || 0) + (w.parked || 0);
     const active = (w.running || 0) + (w.prefilling || 0);
     const blocks = w.blocks_capacity ? `${w.blocks_capacity - w.blocks_free}/${w.blocks_capacity}` : "–";
@@ -350,7 +350,12 @@ function show(status) {
     name.title = w.name;
     row.append(name, make("td", w.ready ? "ready" : "away", told), make("td", "", active),
       make("td", "", queue), make("td", "", blocks));
-    return row;
+    if (w.ready || !w.detail) return [row];
+    const why = make("tr");
+    const cell = make("td", "away why", w.detail);
+    cell.colSpan = 5;
+    why.append(cell);
+    return [row, why];
   }));
   watch(status);
 }
@@ -433,5 +438,6 @@ $("example").addEventListener("click", () => {
 $("key").addEventListener("change", models);
 if (matchMedia("(max-width: 60rem)").matches) $("settings").open = false;
 document.body.dataset.busy = "no";
+$("ask").focus();
 models();
 poll();

@@ -1,0 +1,1 @@
+"""`deepinfer bench`: workloads, the clients that run them, and reports."""
