@@ -42,6 +42,7 @@ Dtype = Literal["bfloat16", "float32", "float64"]
 CacheQuant = Literal["reference", "none"]
 Replay = Literal["off", "mask", "compact"]
 PersistState = Literal["last", "none", "all"]
+Transfer = Literal["auto", "tcp"]
 RecoveryMode = Literal["exact", "bounded", "none"]
 
 
@@ -139,6 +140,11 @@ class Settings(BaseModel):
         gt=0,
         description="requests whose first token would take longer are sent away; those of priority "
         "above 0 at half of it, below 0 at double; unset = none are",
+    )
+    transfer: Transfer = Field(
+        "auto",
+        description="auto: prompts reach decode workers of the same machine through shared memory; "
+        "tcp: over the socket always",
     )
     prefill: tuple[str, ...] = Field((), description="host:port of running prefill workers")
     decode: tuple[str, ...] = Field((), description="host:port of running decode workers")

@@ -183,6 +183,8 @@ class World:
             return stage not in ("OVER", "READY")
         if kind in ("again", "state again", "second"):
             return MISDEEDS[kind] not in one.waiting
+        if kind in ("confused", "usurped") and one.attempt.writer is not one.writer:
+            return False  # the first that writes is the writer
         return stage != "OVER" and MISDEEDS[kind] in one.waiting
 
     def stage(self, one: Try) -> str:
@@ -265,15 +267,14 @@ class World:
 
     def _misbehave(self, kind: str, i: int, one: Try) -> None:
         what = MISDEEDS[kind]
-        foreign = one.attempt.writer is one.writer or kind not in ("confused", "usurped")
-        live, before = self._live(one) and foreign, self.memory.bytes()
+        live, before = self._live(one), self.memory.bytes()
         if kind == "second":
             live = live and one.attempt.commit is not None
         if kind in LIES:
             one.waiting.remove("commit")
             one.given_up = True
         raised = self._send(i, one, what, kind)
-        if kind not in LIES and foreign and self.memory.bytes() != before:
+        if kind not in LIES and self.memory.bytes() != before:
             raise Found(f"{kind}: it was written")
         if kind in BREAKS and live and not raised:
             raise Found(f"{kind}: it was taken")

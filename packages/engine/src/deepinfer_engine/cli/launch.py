@@ -79,6 +79,7 @@ _WORKER_SETTINGS = (
     "ep_redundant",
     "ep_rebalance_steps",
     "ep_timeout_s",
+    "transfer",
     "drain_timeout_s",
     "log_level",
 )

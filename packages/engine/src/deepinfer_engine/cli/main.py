@@ -257,6 +257,10 @@ Prefill = Annotated[
 Decode = Annotated[
     list[str] | None, typer.Option(help="host:port of a running decode worker; repeatable.")
 ]
+TransferWay = Annotated[
+    str | None,
+    typer.Option("--transfer", help="auto: shared memory on one machine; tcp: sockets always."),
+]
 TtftShed = Annotated[
     float | None,
     typer.Option("--ttft-shed-s", help="Send requests away whose first token takes longer."),
@@ -396,6 +400,7 @@ def serve(
     workers_file: WorkersFile = None,
     accept_workers: AcceptWorkers = None,
     ttft_shed_s: TtftShed = None,
+    transfer: TransferWay = None,
     served_model_name: Names = None,
     cache_dir: CacheDir = None,
     no_cache: NoCache = False,
@@ -521,6 +526,7 @@ def _worker(role: Any, listen: str, config: Path | None, flags: dict[str, Any]) 
 def prefill(
     listen: Listen = "127.0.0.1:0",
     register_at: RegisterAt = None,
+    transfer: TransferWay = None,
     advertise: Advertise = None,
     model: Model = None,
     ep: OwnEp = None,
@@ -571,6 +577,7 @@ def prefill(
 def decode(
     listen: Listen = "127.0.0.1:0",
     register_at: RegisterAt = None,
+    transfer: TransferWay = None,
     advertise: Advertise = None,
     model: Model = None,
     ep: OwnEp = None,

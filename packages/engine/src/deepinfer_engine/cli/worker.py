@@ -45,7 +45,9 @@ def run_worker(role: Literal["prefill", "decode"], settings: Settings, listen: s
         runner = build_runner(settings, tower=role == "prefill", group=group)
         store = build_store(settings, runner, listen=listen)
         if role == "prefill":
-            from deepinfer_engine.pd.prefill import serve_prefill as serve
+            from deepinfer_engine.pd.prefill import serve_prefill
+
+            serve = partial(serve_prefill, shares_memory=settings.transfer == "auto")
         else:
             from deepinfer_engine.pd.decode import serve_decode
 

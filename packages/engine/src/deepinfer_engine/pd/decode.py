@@ -44,6 +44,7 @@ from deepinfer_engine.pd.messages import (
     xid_body,
 )
 from deepinfer_engine.pd.service import Helpers, ModelIdentity, WorkerService, abort_body, xid_of
+from deepinfer_engine.pd.shared import ReceiveRing, place_of
 from deepinfer_engine.pd.transport import Connection, Frame
 from deepinfer_engine.pd.wire import (
     UNIT_HEADER_BYTES,
@@ -57,6 +58,7 @@ from deepinfer_engine.pd.wire import (
 log = logging.getLogger(__name__)
 
 RETRY_AFTER_S = 1.0
+HOLD_EVERY_S = 5.0
 RESERVATION_S = 600.0
 """A reservation that nothing was committed to for this long is given up."""
 
@@ -143,6 +145,9 @@ class DecodeService(WorkerService):
         self.landings = Landings(self.loop, runner, first_grant=self.epoch & 0xFFFFFFFFFFFF)
         self._offers: dict[str, Offer] = {}
         """Every request known here, by attempt key."""
+        self._rings: dict[Connection, ReceiveRing] = {}
+        """Shared memory that prefill workers of this machine put units in."""
+        self._hold_at = 0.0
         self._queue: deque[Offer] = deque()
         """Offers that wait for memory."""
         self._waited = Durations("queue")
@@ -150,7 +155,14 @@ class DecodeService(WorkerService):
     def handle(self, peer: Connection, kind: FrameType, frame: Frame) -> None:
         role = peer.hello.get("role")
         if kind is FrameType.UNIT and role == "prefill":
-            self._unit(peer, frame)
+            header = UnitHeader.unpack(frame.data)
+            self._unit(peer, header, frame.data[UNIT_HEADER_BYTES:])
+            return
+        if kind is FrameType.UNIT_AT and role == "prefill":
+            self._unit_in_ring(peer, frame)
+            return
+        if kind is FrameType.SHARED and role == "prefill":
+            self._open_ring(peer, frame.body())
             return
         if kind is FrameType.PING and role == "prefill":
             body = frame.body()
@@ -296,10 +308,31 @@ class DecodeService(WorkerService):
 
     # -- what prefill sends ---------------------------------------------------------------------
 
-    def _unit(self, peer: Connection, frame: Frame) -> None:
-        header = UnitHeader.unpack(frame.data)
+    def _open_ring(self, peer: Connection, offer: Body) -> None:
+        if peer in self._rings:
+            raise TransferError("a second ring on one connection")
         try:
-            attempt = self.landings.unit(peer, header, frame.data[UNIT_HEADER_BYTES:])
+            self._rings[peer] = ReceiveRing(offer)
+        except TransferError as error:
+            peer.send(FrameType.SHARED_OPEN, {"open": False, "reason": str(error)})
+        else:
+            peer.send(FrameType.SHARED_OPEN, {"open": True})
+
+    def _unit_in_ring(self, peer: Connection, frame: Frame) -> None:
+        ring = self._rings.get(peer)
+        if ring is None:
+            raise TransferError("a unit in shared memory that is not open")
+        header, start = place_of(frame.data)
+        payload = ring.payload(header, start)
+        try:
+            self._unit(peer, header, payload)
+        finally:
+            payload.release()
+        peer.send(FrameType.UNITS_READ, {"count": ring.count})
+
+    def _unit(self, peer: Connection, header: UnitHeader, payload: memoryview) -> None:
+        try:
+            attempt = self.landings.unit(peer, header, payload)
         except TransferError as error:
             self._break(self.landings.granted(header.grant_id), peer, str(error))
             return
@@ -402,6 +435,9 @@ class DecodeService(WorkerService):
         self._place_queued()
 
     def peer_lost(self, peer: Connection) -> None:
+        ring = self._rings.pop(peer, None)
+        if ring is not None:
+            ring.close()
         if peer.hello.get("role") == "router":
             for offer in [o for o in self._offers.values() if o.router is peer]:
                 self._drop(offer.xid)
@@ -435,12 +471,25 @@ class DecodeService(WorkerService):
             self._place_queued()
 
     def reap(self, now: float) -> None:
+        if now >= self._hold_at:
+            self._hold_at = now + HOLD_EVERY_S
+            self._hold()
         for attempt in list(self.landings):
             offer = self._offers[attempt.xid.key]
             if attempt.stage is not Stage.RUNNING and now - offer.since > RESERVATION_S:
                 text = f"nothing was committed in {RESERVATION_S} s"
                 self._end(attempt.xid, "timeout", text, blame="prefill")
         self._place_queued()
+
+    def _hold(self) -> None:
+        """Tell prefill workers to keep what was committed and cannot run yet."""
+        waiting: dict[Connection, list[str]] = {}
+        for attempt in self.landings:
+            committed = attempt.stage in (Stage.COMMITTED, Stage.READY)
+            if committed and isinstance(attempt.writer, Connection):
+                waiting.setdefault(attempt.writer, []).append(attempt.xid.key)
+        for writer, keys in waiting.items():
+            writer.send(FrameType.HELD, {"keys": keys[:4096]})
 
     def unfinished(self) -> int:
         return len(self._offers)

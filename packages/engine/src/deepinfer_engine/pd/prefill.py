@@ -44,6 +44,7 @@ from deepinfer_engine.pd.service import (
     abort_body,
     xid_of,
 )
+from deepinfer_engine.pd.shared import SendRing
 from deepinfer_engine.pd.transport import Connection, Frame
 from deepinfer_engine.pd.wire import Body, FrameType, Xid
 
@@ -51,6 +52,9 @@ log = logging.getLogger(__name__)
 
 PROBE_BYTES = 64 * 1024
 PROBE_S = 5.0
+SHARE_S = 5.0
+_OF_RINGS = (FrameType.SHARED_OPEN, FrameType.UNITS_READ, FrameType.HELD)
+LEASE_MORE_S = 20.0
 LEASE_S = 30.0
 """How long a prompt's KV is kept after COMMIT for a decode worker that says nothing."""
 
@@ -92,6 +96,8 @@ class Job:
     decode: Connection | None = None
     committed_at: float | None = None
     sent_since: float | None = None
+    lease_until: float | None = None
+    """When its memory goes though decode did not release it; None before COMMIT."""
     resent: set[int] = field(default_factory=set[int])
 
 
@@ -106,6 +112,7 @@ async def serve_prefill(
     helpers: Helpers | None = None,
     looked: Callable[[str], None] = lambda trouble: None,
     announcing: Announcing | None = None,
+    shares_memory: bool = True,
     ready: Callable[[str], None] = lambda address: None,
     stop: asyncio.Event | None = None,
     drain_timeout_s: float = 120.0,
@@ -116,7 +123,8 @@ async def serve_prefill(
     ConfigError for an unusable address, or a non-loopback one without `cluster_key`. `looked` hears
     twice a second, from a thread of its own, why no step ends.
     `helpers`: processes that `runner` computes with; the worker ends when one of them does.
-    `announcing`: routers that are told that this worker is there.
+    `announcing`: routers that are told that this worker is there. `shares_memory`: whether units
+    to decode workers of this machine go through shared memory.
     """
     service = PrefillService(
         runner,
@@ -128,6 +136,7 @@ async def serve_prefill(
     )
     service.on_look = looked
     service.announcing = announcing
+    service.shares_memory = shares_memory
     await service.serve(listen, ready=ready, stop=stop, drain_timeout_s=drain_timeout_s)
 
 
@@ -160,9 +169,17 @@ class PrefillService(WorkerService):
         """Of pictures whose prompt has not been announced yet."""
         self._decodes: dict[str, asyncio.Task[Connection]] = {}
         """Links to decode workers by address, connecting or connected."""
-        self._counters = {"transfer_units": 0, "transfer_bytes": 0, "transfer_resends": 0}
         self._transferred = Durations("transfer")
         self._handed_over = Durations("handover")
+        self.shares_memory = True
+        """Whether units to decode workers of this machine go through shared memory."""
+        self._rings: dict[Connection, SendRing] = {}
+        self._counters = {
+            "transfer_units": 0,
+            "transfer_bytes": 0,
+            "transfer_shared_bytes": 0,
+            "transfer_resends": 0,
+        }
 
     def handle(self, peer: Connection, kind: FrameType, frame: Frame) -> None:
         role = peer.hello.get("role")
@@ -170,6 +187,9 @@ class PrefillService(WorkerService):
             return  # a unit reached an attempt that has ended: its ABORT is on the way
         if kind is FrameType.PROBE and role == "router":
             self.spawn(self._probe(peer, frame.body()))
+            return
+        if kind in _OF_RINGS and role == "decode":
+            self._of_ring(peer, kind, frame.body())
             return
         if kind is FrameType.PONG and role == "decode":
             body = frame.body()
@@ -211,7 +231,7 @@ class PrefillService(WorkerService):
                     self._stop_pushing(job)
                     self.loop.abort(xid.key)
             case FrameType.STATUS:
-                state = "gone" if job is None else "committed" if job.committed_at else "writing"
+                state = "gone" if job is None else "committed" if job.lease_until else "writing"
                 seen = 0 if job is None else len(job.out.units)
                 peer.send(
                     FrameType.STATUS_REPLY, {**xid_body(xid), "state": state, "units_seen": seen}
@@ -220,6 +240,24 @@ class PrefillService(WorkerService):
                 pass
             case _:
                 raise TransferError(f"a {role} peer may not send {kind.name} to a prefill worker")
+
+    def _of_ring(self, peer: Connection, kind: FrameType, body: Body) -> None:
+        if kind is FrameType.HELD:
+            until = time.monotonic() + LEASE_MORE_S
+            for key in body["keys"]:
+                job = self._jobs.get(key)
+                if job is not None and job.decode is peer and job.lease_until is not None:
+                    job.lease_until = max(job.lease_until, until)
+            return
+        ring = self._rings.get(peer)
+        if ring is None:
+            raise TransferError(f"{kind.name} of a ring that was not offered")
+        if kind is FrameType.UNITS_READ:
+            ring.read(body["count"])
+        elif not ring.taken.done():
+            if not body["open"]:
+                log.info("units to %s go over the socket: %s", peer.name, quoted(body["reason"]))
+            ring.taken.set_result(body["open"])
 
     # -- a prompt arrives -----------------------------------------------------------------------
 
@@ -353,6 +391,7 @@ class PrefillService(WorkerService):
             await self._published()
             decode.send(FrameType.COMMIT, _commit_body(job, step))
             job.committed_at = time.monotonic()
+            job.lease_until = job.committed_at + LEASE_S
             await decode.drain()
         except (OSError, TransferError, TimeoutError) as error:
             self._lost_decode(job, error)
@@ -368,8 +407,13 @@ class PrefillService(WorkerService):
             self._handed_over.observe(now - job.committed_at)
 
     async def _send(self, decode: Connection, units: list[Unit]) -> None:
+        ring = self._rings.get(decode)
         for unit in units:
-            decode.send_unit(unit.header, unit.views)
+            if ring is None:
+                decode.send_unit(unit.header, unit.views)
+            else:
+                await ring.send(unit.header, unit.views)
+                self._counters["transfer_shared_bytes"] += unit.header.nbytes
             self._counters["transfer_units"] += 1
             self._counters["transfer_bytes"] += unit.header.nbytes
             await decode.drain()
@@ -388,6 +432,7 @@ class PrefillService(WorkerService):
             return
         job.resent.add(unit)
         self._counters["transfer_resends"] += 1
+        # Over the socket, whichever way it came: a frame has a checksum of its own on the way.
         job.decode.send_unit(job.out.units[unit].header, job.out.units[unit].views)
 
     # -- links to decode workers ----------------------------------------------------------------
@@ -413,7 +458,27 @@ class PrefillService(WorkerService):
             link.close()
             raise TransferError("prefill and decode workers run different cache layouts")
         self.spawn(self.serve_peer(link))
+        if self.shares_memory and link.peer_host and transport.is_loopback(link.peer_host):
+            await self._share(link)
         return link
+
+    async def _share(self, link: Connection) -> None:
+        """Have units go through shared memory; where that cannot be, they go over the socket."""
+        try:
+            ring = SendRing(link)
+        except OSError as error:
+            log.info("no shared memory for units: %s", error)
+            return
+        self._rings[link] = ring
+        link.send(FrameType.SHARED, ring.offer())
+        try:
+            async with asyncio.timeout(SHARE_S):
+                taken = await ring.taken
+        except TimeoutError:
+            taken = False
+        if not taken:
+            self._rings.pop(link, None)
+            ring.close()
 
     async def _probe(self, router: Connection, body: Body) -> None:
         """Send a decode worker bytes as a transfer would, and tell what became of them."""
@@ -463,6 +528,9 @@ class PrefillService(WorkerService):
                 task.cancel()
 
     def peer_lost(self, peer: Connection) -> None:
+        ring = self._rings.pop(peer, None)
+        if ring is not None:
+            ring.close()
         self._pixels = {key: p for key, p in self._pixels.items() if p.router is not peer}
         for job in list(self._jobs.values()):
             if job.router is peer:
@@ -475,7 +543,7 @@ class PrefillService(WorkerService):
 
     def reap(self, now: float) -> None:
         for job in list(self._jobs.values()):
-            if job.committed_at is not None and now - job.committed_at > LEASE_S:
+            if job.lease_until is not None and now > job.lease_until:
                 text = f"the decode worker said nothing for {LEASE_S} s"
                 self._fail(
                     job, "", "", body={**abort_body(job.xid, "lease", text), "blame": "decode"}

@@ -205,6 +205,35 @@ class Nack(Attempted):
     unit: Count
 
 
+class Shared(Message):
+    """Prefill to decode: the ring that its units lie in, where both are on one machine."""
+
+    pid: Count
+    fd: Count
+    mark: Hash
+    size: Count
+
+
+class SharedOpen(Message):
+    """Whether decode could open it; the reason where not."""
+
+    open: bool
+    reason: str = ""
+
+
+class UnitsRead(Message):
+    """So many units have been read from the ring since it began."""
+
+    count: Count
+
+
+class Held(Message):
+    """Decode to prefill: committed attempts that wait for what is not prefill's; keep their
+    memory."""
+
+    keys: Annotated[tuple[Name, ...], Field(max_length=4096)]
+
+
 class Tokens(Attempted):
     index: Count
     tokens: Ids
@@ -319,6 +348,10 @@ MESSAGES: dict[FrameType, type[Message]] = {
     FrameType.READY: Ready,
     FrameType.RELEASED: Attempted,
     FrameType.NACK: Nack,
+    FrameType.SHARED: Shared,
+    FrameType.SHARED_OPEN: SharedOpen,
+    FrameType.UNITS_READ: UnitsRead,
+    FrameType.HELD: Held,
     FrameType.TOKENS: Tokens,
     FrameType.ABORT: Abort,
     FrameType.ABORT_ACK: Attempted,
@@ -339,7 +372,7 @@ MESSAGES: dict[FrameType, type[Message]] = {
     FrameType.STALE_EPOCH: Attempted,
     FrameType.UNSUPPORTED: Unsupported,
 }
-"""UNIT alone is no map: its header is `wire.UnitHeader`."""
+"""UNIT and UNIT_AT are no maps: their header is `wire.UnitHeader`."""
 
 _VALIDATORS = {int(kind): model.__pydantic_validator__ for kind, model in MESSAGES.items()}
 

@@ -21,7 +21,7 @@ import xxhash
 
 from deepinfer_engine.errors import TransferError
 
-VERSION = 7
+VERSION = 8
 """Of frames and of every message: peers of another version refuse each other."""
 SEALED = 1
 MAX_CONTROL_BYTES = 16 << 20
@@ -56,6 +56,11 @@ class FrameType(IntEnum):
     READY = 32
     RELEASED = 33
     NACK = 34
+    UNIT_AT = 35
+    UNITS_READ = 36
+    SHARED = 37
+    SHARED_OPEN = 38
+    HELD = 39
     TOKENS = 40
     ABORT = 50
     ABORT_ACK = 51
@@ -136,12 +141,16 @@ class UnitHeader:
         )
 
     @classmethod
-    def unpack(cls, body: memoryview) -> UnitHeader:
+    def unpack(cls, body: memoryview, *, elsewhere: bool = False) -> UnitHeader:
+        """elsewhere: the bytes do not follow the header."""
         if len(body) < UNIT_HEADER_BYTES:
             raise TransferError(f"a unit starts with {UNIT_HEADER_BYTES} bytes, got {len(body)}")
         *fields, _flags = UNIT.unpack_from(body)
         header = cls(*fields)
-        if header.nbytes != len(body) - UNIT_HEADER_BYTES:
+        if elsewhere:
+            if header.nbytes > MAX_DATA_BYTES:
+                raise TransferError(f"unit {header.unit} announces {header.nbytes} bytes")
+        elif header.nbytes != len(body) - UNIT_HEADER_BYTES:
             raise TransferError(
                 f"unit {header.unit} announces {header.nbytes} bytes and carries "
                 f"{len(body) - UNIT_HEADER_BYTES}"
