@@ -409,7 +409,7 @@ class PrefillService(WorkerService):
     async def _send(self, decode: Connection, units: list[Unit]) -> None:
         ring = self._rings.get(decode)
         for unit in units:
-            if ring is None:
+            if ring is None or unit.header.nbytes > ring.size:
                 decode.send_unit(unit.header, unit.views)
             else:
                 await ring.send(unit.header, unit.views)

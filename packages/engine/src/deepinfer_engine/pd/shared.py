@@ -25,7 +25,8 @@ from deepinfer_engine.pd.transport import Connection
 from deepinfer_engine.pd.wire import Body, FrameType, UnitHeader
 
 MARK_BYTES = 32
-RING_BYTES = 64 << 20
+RING_BYTES = 8 << 20
+"""Small: what was written is read while it is still in a cache, and no page is touched for the first time."""
 MOST_BYTES = 1 << 32
 
 

@@ -21,7 +21,7 @@ import xxhash
 
 from deepinfer_engine.errors import TransferError
 
-VERSION = 8
+VERSION = 9
 """Of frames and of every message: peers of another version refuse each other."""
 SEALED = 1
 MAX_CONTROL_BYTES = 16 << 20
@@ -111,7 +111,7 @@ class UnitHeader:
     group 0: whole blocks `block_first ..` of the prompt, all layers.
     group 1: bytes of the state slot from offset `block_first`; `block_count` is 0.
     token_first, token_count: the prompt tokens the bytes stand for.
-    digest: xxh64 of the bytes.
+    digest: xxh3 (64 bits) of the bytes.
     """
 
     grant_id: int
@@ -206,8 +206,9 @@ def unpack_body(data: bytes | memoryview) -> Body:
 
 
 def unit_digest(views: Iterable[memoryview]) -> int:
-    """xxh64 over the concatenation of `views`."""
-    digest = xxhash.xxh64()
+    """xxh3 (64 bits) over the concatenation of `views`: five times as fast as xxh64, and a copy of the
+    bytes takes longer."""
+    digest = xxhash.xxh3_64()
     for view in views:
         digest.update(view)
     return digest.intdigest()
