@@ -210,9 +210,7 @@ class World:
         elif kind.startswith("late"):
             self._late()
         elif kind == "run":
-            seq = LiveSequence(request(f"r{i}", TOKENS, greedy(3)), one.attempt.xid.key, 0.0)
-            seq.tokens.append(5)
-            self.landings.run(one.attempt, seq)
+            self._run(i, one)
         elif kind == "finish":
             self._finish(one)
         elif kind == "acknowledged":
@@ -249,6 +247,11 @@ class World:
             self.landings.abort(one.attempt)
         if kind != "abort":
             self.landings.revoke(one.attempt)
+
+    def _run(self, i: int, one: Try) -> None:
+        seq = LiveSequence(request(f"r{i}", TOKENS, greedy(3)), one.attempt.xid.key, 0.0)
+        seq.tokens.append(5)
+        self.landings.run(one.attempt, seq)
 
     def _finish(self, one: Try) -> None:
         self.loop.abort(one.attempt.xid.key)
@@ -295,8 +298,7 @@ class World:
             elif kind == "hasty run":
                 if self.stage(one) == "RUNNING":
                     return
-                seq = LiveSequence(request(f"r{i}", TOKENS, greedy(3)), "hasty", 0.0)
-                self.landings.run(one.attempt, seq)
+                self._run(i, one)
             else:
                 if self.stage(one) != "RUNNING":
                     return

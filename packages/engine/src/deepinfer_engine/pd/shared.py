@@ -26,7 +26,7 @@ from deepinfer_engine.pd.wire import Body, FrameType, UnitHeader
 
 MARK_BYTES = 32
 RING_BYTES = 8 << 20
-"""Small: what was written is read while it is still in a cache, and no page is touched for the first time."""
+"""Small: what was written is read while it lies in a cache, and no page is touched anew."""
 MOST_BYTES = 1 << 32
 
 

@@ -169,7 +169,7 @@ def test_a_field_that_this_version_does_not_know_is_an_error_and_never_dropped()
 
 
 def test_every_message_type_has_a_schema_and_sampling_is_carried_whole():
-    assert set(FrameType) - set(schema.MESSAGES) == {FrameType.UNIT}
+    assert set(FrameType) - set(schema.MESSAGES) == {FrameType.UNIT, FrameType.UNIT_AT}
     fields = {field.name for field in dataclasses.fields(SamplingParams)}
     assert set(schema.Sampling.model_fields) == fields
     assert set(schema.Usage.model_fields) == {f.name for f in dataclasses.fields(Usage)}
