@@ -179,8 +179,10 @@ class World:
             return bool(one.waiting)
         if kind == "revoke":
             return one.run == self.run and stage not in ("OVER", "RUNNING")
+        if kind == "hasty abort":
+            return stage == "RUNNING"
         if kind in HASTE:
-            return stage not in ("OVER", "READY")
+            return stage not in ("OVER", "READY", "RUNNING")
         if kind in ("again", "state again", "second"):
             return MISDEEDS[kind] not in one.waiting
         if kind in ("confused", "usurped") and one.attempt.writer is not one.writer:
@@ -296,12 +298,8 @@ class World:
             if kind == "reserved again":
                 self.landings.reserve(one.attempt.xid, len(TOKENS))
             elif kind == "hasty run":
-                if self.stage(one) == "RUNNING":
-                    return
                 self._run(i, one)
             else:
-                if self.stage(one) != "RUNNING":
-                    return
                 self.landings.abort(one.attempt)
         except (RuntimeError, TransferError):
             return
