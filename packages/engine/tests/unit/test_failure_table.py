@@ -11,6 +11,7 @@ import pytest
 TESTS = Path(__file__).parents[1]
 TABLE = TESTS.parent / "docs" / "disaggregation-tests.md"
 ROWS = [f"T-PD-{n:02}" for n in range(1, 12)] + [f"T-LB-{n:02}" for n in range(1, 6)]
+ROWS += [f"I-{n}" for n in range(38, 49) if n != 40]  # the others: test_runtime_table.py
 
 
 def rows() -> list[list[str]]:
