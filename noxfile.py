@@ -426,20 +426,69 @@ def slow(session: nox.Session) -> None:
 
 @nox.session
 def kernels_triton(session: nox.Session) -> None:
-    """The Triton forms in the interpreter, and the rehearsal of the device script. 5 minutes."""
+    """The Triton forms in the interpreter, and the rehearsal of the device script. 7 minutes."""
     install(session, "kernels[test,triton]")
     session.env["TRITON_INTERPRET"] = "1"
     run_tests(session, "packages/kernels/tests/test_triton.py")
-    session.run("deepinfer-kernels", "verify", "--backend", "triton", "--cases", "3")
+    for backend in ("triton", "sm100"):
+        session.run("deepinfer-kernels", "verify", "--backend", backend, "--cases", "3")
 
 
 @nox.session
 def kernels_aot(session: nox.Session) -> None:
-    """Every Triton form for four GPU targets, beside the recorded results. 10 minutes."""
+    """Every Triton form for four GPU targets, beside the recorded results. 5 minutes."""
     install(session, "kernels[test,triton]")
     run_tests(session, "packages/kernels/tests/test_aot.py")
     recorded = "packages/kernels/benches/results/aot.json"
     session.run("deepinfer-kernels", "aot", "--against", recorded, *session.posargs)
+
+
+@nox.session
+def kernels_ascend(session: nox.Session) -> None:
+    """Every Triton form lowered for Ascend as far as it goes without CANN. 6 minutes.
+
+    triton-ascend is a Triton of its own under the same name, hence an environment of its own.
+    """
+    install(session, "kernels")
+    try:
+        session.install("triton-ascend==3.2.0", "ascendnpu-ir==1.2.0", "pybind11>=2.13")
+    except CommandFailed:
+        session.skip("triton-ascend 3.2.0 and ascendnpu-ir 1.2.0 cannot be installed here")
+    lower = ("deepinfer-kernels", "aot", "--targets", "ascend950", "--variants", "1")
+    session.run(*lower, *session.posargs)
+
+
+@nox.session
+def kernels_goals(session: nox.Session) -> None:
+    """What kernels shows without a GPU, line by line, from runs of this session. 20 minutes.
+
+    The Ascend line is read from the recorded lowering, which the session kernels_ascend repeats.
+    """
+    session.env.update(OMP_NUM_THREADS="1")
+    install(session, "kernels[test,triton]")
+    reports = Path(session.create_tmp()).resolve() / "reports"
+    shutil.rmtree(reports, ignore_errors=True)
+    reports.mkdir()
+    results = ROOT / "packages" / "kernels" / "benches" / "results"
+    shutil.copy(results / "ascend.json", reports)
+    tests = [f"packages/kernels/tests/test_{name}.py" for name in ("torch_library", "backends")]
+    failed = (0, 1)  # a failed test is a line of the report
+    session.install("pytest-xdist>=3.6,<4")
+    several = ("pytest", "-q", "-n", "2", "--dist", "loadfile")
+    session.run(*several, *tests, f"--junitxml={reports / 'library.xml'}", success_codes=failed)
+    session.run(
+        *several, "packages/kernels/tests/test_triton.py",
+        f"--junitxml={reports / 'interpreter.xml'}",
+        env={"TRITON_INTERPRET": "1"}, success_codes=failed,
+    )  # fmt: skip
+    own = "deepinfer-kernels"
+    session.run(own, "aot", "--out", str(reports / "aot.json"), success_codes=failed)
+    session.run(own, "bench", "--out", str(reports / "bench.json"), success_codes=failed)
+    experts = ("--op", "moe_experts", "--dtype", "bfloat16", "--large")
+    session.run(
+        own, "bench", *experts, "--out", str(reports / "bench-experts.json"), success_codes=failed
+    )
+    session.run("python", "packages/kernels/benches/goals.py", str(reports))
 
 
 @nox.session(name="dspark-vllm")
@@ -507,13 +556,17 @@ def examples(session: nox.Session) -> None:
     """Every package's examples, each in an environment of its own package (a few minutes)."""
     needs = {"recipe": "recipe", "kvtier": "kvtier[torch]", "dspark": "dspark[hf]"}
     needs |= {
+        "kernels": "kernels",
         "eplb": "eplb[torch]",
         "search_fetch": "search_fetch[mcp]",
         "engine": "engine[grammar]",
     }
     for package, wanted in needs.items():
-        also = ("pydantic-ai-slim[openai]>=1",) if package == "engine" else ()
-        install(session, wanted, also=also)
+        other = {
+            "engine": ("pydantic-ai-slim[openai]>=1",),
+            "kernels": ("transformers>=5.24,<6",),
+        }
+        install(session, wanted, also=other.get(package, ()))
         for script in sorted((ROOT / "packages" / package / "examples").glob("*.py")):
             session.run("python", str(script))
 

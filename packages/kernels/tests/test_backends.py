@@ -7,6 +7,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from deepinfer_kernels.capability import capability
 from deepinfer_kernels.registry import default_registry
 from deepinfer_kernels.testing import DTYPES, check_impl, check_twin
 
@@ -14,16 +15,17 @@ CHECKS = [
     pytest.param(name, backend, id=f"{name}-{backend}")
     for name in default_registry.op_names()
     for backend, impl in default_registry.impls(name).items()
-    if backend != "reference" and impl.unavailable() is None
+    if backend != "reference"
+    and impl.requires.refusal(capability("cpu")) is None
+    and impl.unavailable() is None
 ]
 TWINS = [name for name in default_registry.op_names() if default_registry.spec(name).twin]
 SEEDS = st.integers(0, 2**32)
 
 
 def test_native_forms_are_built_or_their_absence_is_said() -> None:
-    reasons = {
-        default_registry.impls(name)["native"].unavailable() for name in default_registry.op_names()
-    }
+    forms = [default_registry.impls(name).get("native") for name in default_registry.op_names()]
+    reasons = {form.unavailable() for form in forms if form is not None}
     if reasons != {None}:
         pytest.skip(f"native forms are not tested here: the back end {reasons}")
 

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deepinfer_kernels import formats, ops
+from deepinfer_kernels.capability import capability
 from deepinfer_kernels.errors import RecordError
 from deepinfer_kernels.formats import codes, quant
 from deepinfer_kernels.registry import default_registry, use
@@ -18,7 +19,7 @@ QUANTISED = ("fp8", "fp4", "index_fp4")
 BACKENDS = [
     name
     for name, impl in default_registry.impls("fake_quant").items()
-    if impl.unavailable() is None
+    if impl.requires.refusal(capability("cpu")) is None and impl.unavailable() is None
 ]
 ALL_BF16 = torch.arange(2**16, dtype=torch.int32).to(torch.uint16).view(torch.bfloat16)
 

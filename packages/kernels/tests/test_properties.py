@@ -69,8 +69,8 @@ def _results(result: Any) -> tuple[torch.Tensor, ...]:
 
 
 def test_all_row_wise_operators_are_covered() -> None:
-    of_sequences = {"kv_store", "kv_load", "gqa_attention", "index_topk"}
-    assert set(ROWWISE) | of_sequences == set(default_registry.op_names())
+    of_groups = {"kv_store", "kv_load", "gqa_attention", "index_topk", "grouped_mx_linear"}
+    assert set(ROWWISE) | of_groups == set(default_registry.op_names())
 
 
 @pytest.mark.parametrize("name", NATIVE)

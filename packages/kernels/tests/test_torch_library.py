@@ -69,3 +69,30 @@ def test_operator_follows_the_preference_at_the_time_of_the_call() -> None:
     spec = default_registry.spec("mhc_collapse")
     with default_registry.use(backend="reference"):
         assert torch.equal(torch.ops.deepinfer.mhc_collapse(x, pre), spec.reference(x, pre))
+
+
+@pytest.mark.skipif(
+    default_registry.impls("index_topk")["native"].unavailable() is not None,
+    reason="no C++ form is built here",
+)
+def test_index_work_of_a_decode_step_is_one_call_whatever_the_sequences() -> None:
+    """Scores, runs and both selections: only the memory of the outputs is asked of torch."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Count(TorchDispatchMode):
+        def __init__(self) -> None:
+            super().__init__()
+            self.names: list[str] = []
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None):
+            self.names.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    form = default_registry.impls("index_topk")["native"].fn
+    for seed in range(10):
+        args = _case("index_topk", seed)
+        count = Count()
+        with count:
+            form(*args)
+        made = {"aten.empty.memory_format", "aten.new_empty.default", "aten.empty_like.default"}
+        assert set(count.names) <= made, count.names

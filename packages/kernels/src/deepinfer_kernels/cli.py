@@ -62,9 +62,13 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--out", default=None, help="also write the results as JSON")
 
     aot = commands.add_parser("aot", help="compile the Triton forms for targets, without a device")
-    aot.add_argument("--targets", default="sm80,sm90a,sm100a,sm120a", help="comma separated")
+    aot.add_argument(
+        "--targets",
+        default="sm80,sm90a,sm100a,sm120a",
+        help="comma separated; or ascend950, in an environment of its own",
+    )
     aot.add_argument("--op", action="append", help="only this operator; may be repeated")
-    aot.add_argument("--variants", type=_count, default=1, help="compilations a kernel and target")
+    aot.add_argument("--variants", type=_count, default=2, help="compilations a kernel and target")
     aot.add_argument("--against", default=None, help="a table of earlier results: new spills fail")
     aot.add_argument("--out", default=None, help="also write the results as JSON")
     return parser

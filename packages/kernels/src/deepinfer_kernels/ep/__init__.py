@@ -6,7 +6,17 @@ same order. So they stand beside the registered operators, and not among them.
 
 from __future__ import annotations
 
+from deepinfer_kernels.ep.deep_ep import DeepEP, DeepEPDispatched
 from deepinfer_kernels.ep.dispatch import Dispatched, ep_combine, ep_dispatch
 from deepinfer_kernels.ep.exchange import Alone, Exchange, GlooExchange
 
-__all__ = ["Alone", "Dispatched", "Exchange", "GlooExchange", "ep_combine", "ep_dispatch"]
+__all__ = [
+    "Alone",
+    "DeepEP",
+    "DeepEPDispatched",
+    "Dispatched",
+    "Exchange",
+    "GlooExchange",
+    "ep_combine",
+    "ep_dispatch",
+]

@@ -16,6 +16,7 @@ from deepinfer_kernels.ops.engram_gate.spec import engram_gate
 from deepinfer_kernels.ops.engram_hash.spec import engram_hash
 from deepinfer_kernels.ops.fake_quant.spec import fake_quant
 from deepinfer_kernels.ops.gqa_attention.spec import gqa_attention
+from deepinfer_kernels.ops.grouped_mx_linear.spec import grouped_mx_linear
 from deepinfer_kernels.ops.index_logits.spec import index_logits
 from deepinfer_kernels.ops.index_topk.spec import index_topk
 from deepinfer_kernels.ops.kv_load.spec import kv_load
@@ -50,6 +51,7 @@ __all__ = [
     "engram_hash",
     "fake_quant",
     "gqa_attention",
+    "grouped_mx_linear",
     "index_logits",
     "index_topk",
     "kv_load",

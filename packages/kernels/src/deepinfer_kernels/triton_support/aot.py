@@ -27,15 +27,26 @@ from deepinfer_kernels.registry import default_registry
 from deepinfer_kernels.triton_support import interp
 from deepinfer_kernels.triton_support.launch import FP_FUSION, Launch, recording
 
-__all__ = ["LIMITS", "TARGETS", "Compiled", "collect", "compile_all", "compile_one"]
+__all__ = [
+    "BACKENDS",
+    "LIMITS",
+    "POINTERS",
+    "TARGETS",
+    "Compiled",
+    "collect",
+    "compile_all",
+    "compile_one",
+]
 
 TARGETS: Mapping[str, int] = {"sm80": 80, "sm90a": 90, "sm100a": 100, "sm120a": 120}
 """Compute capability by name."""
+BACKENDS: Mapping[str, tuple[str, ...] | None] = {"triton": None, "sm100": ("sm100a",)}
+"""Back ends that are compiled, and the targets of those that are not for all."""
 _SHARED_KB = {80: 163, 90: 227, 100: 227, 120: 99}
 LIMITS = {"registers": 255, "tmem": 512}
 """Shared memory has a limit of its own for each target."""
 
-_POINTERS = {
+POINTERS = {
     torch.float32: "*fp32",
     torch.bfloat16: "*bf16",
     torch.int64: "*i64",
@@ -47,6 +58,8 @@ _FAMILIES = {
     "mma": r"\bmma\.sync",
     "wgmma": r"\bwgmma\.mma_async",
     "tcgen05": r"\btcgen05\.mma",
+    "mxf8f6f4": r"\btcgen05\.mma[.\w:]*kind::mxf8f6f4",
+    "tma": r"\bcp\.async\.bulk\.tensor",
     "vector128": r"\b(?:ld|st)\.global[.\w:]*\.v4|\b(?:ld|st)\.global[.\w:]*\.v2\.b64",
     "cp_async": r"\bcp\.async",
 }
@@ -67,14 +80,17 @@ class Compiled:
     faults: tuple[str, ...]
 
 
-def collect(names: Sequence[str], variants: int = 2) -> Iterator[tuple[str, Launch]]:
-    """(variant, launch) of every distinct kernel of these operators, in serving shapes."""
+def collect(
+    names: Sequence[str], variants: int = 2, backend: str = "triton"
+) -> Iterator[tuple[str, Launch]]:
+    """(variant, launch) of every distinct kernel of these operators, the largest shapes first."""
     kept: dict[str, set[str]] = {}
     for name in names:
-        if find_spec(f"deepinfer_kernels.ops.{name}.triton") is None:
+        if find_spec(f"deepinfer_kernels.ops.{name}.{backend}") is None:
             continue
-        form = getattr(import_module(f"deepinfer_kernels.ops.{name}.triton"), name)
-        for args in default_registry.spec(name).shapes(torch.bfloat16).values():
+        form = getattr(import_module(f"deepinfer_kernels.ops.{name}.{backend}"), name)
+        shapes = default_registry.spec(name).shapes(torch.bfloat16)
+        for args in reversed(list(shapes.values())):
             with recording() as launches, torch.no_grad():
                 form(*args)
             for one in launches:
@@ -109,7 +125,7 @@ def _source(one: Launch) -> Any:
             constants[(i,)] = value
             continue
         if isinstance(value, Tensor):
-            signature[name] = _POINTERS[value.dtype]
+            signature[name] = POINTERS[value.dtype]
         elif isinstance(value, int):
             signature[name] = "i32" if -(2**31) <= value < 2**31 else "i64"
         else:
@@ -124,7 +140,9 @@ def compile_one(label: str, one: Launch, target: str) -> Compiled:
     import triton
     from triton.backends.compiler import GPUTarget
 
-    options = {"num_warps": one.num_warps, "enable_fp_fusion": FP_FUSION}
+    options: dict[str, Any] = {"num_warps": one.num_warps, "enable_fp_fusion": FP_FUSION}
+    if one.num_stages is not None:
+        options["num_stages"] = one.num_stages
     capability = TARGETS[target]
     name = one.kernel.__name__
     try:
@@ -145,7 +163,7 @@ def compile_one(label: str, one: Launch, target: str) -> Compiled:
     faults: list[str] = []
     if used["REG"] > LIMITS["registers"] or used["REG"] * 32 * one.num_warps > 65536:
         faults.append(f"{used['REG']} registers of {32 * one.num_warps} threads")
-    if used["STACK"] or used["LOCAL"]:
+    if (used["STACK"] or used["LOCAL"]) and _touches_stack(built.asm["cubin"]):
         faults.append(f"spills: {used['STACK'] + used['LOCAL']} bytes of stack")
     if shared > _SHARED_KB[capability] * 1024:
         faults.append(f"{shared} bytes of shared memory")
@@ -158,17 +176,28 @@ def compile_one(label: str, one: Launch, target: str) -> Compiled:
     )
 
 
-def _resources(cubin: bytes) -> dict[str, int]:
+def _touches_stack(cubin: bytes) -> bool:
+    """Whether local memory is written or read. A division reserves a frame for its rare path, which
+    it does not use: that is no spill."""
+    return re.search(r"\b(?:STL|LDL)\b", _asked(cubin, "nvdisasm", "-c")) is not None
+
+
+def _asked(cubin: bytes, tool: str, *options: str) -> str:
     import triton
 
-    tool = Path(str(triton.__file__)).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    path = Path(str(triton.__file__)).parent / "backends" / "nvidia" / "bin" / tool
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        done = subprocess.run(
-            [tool, "-res-usage", file.name], capture_output=True, text=True, timeout=60, check=True
-        )
-    found = {key: int(value) for key, value in re.findall(r"(\w+):(\d+)", done.stdout)}
+        command = [str(path), *options, file.name]
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=60, check=True
+        ).stdout
+
+
+def _resources(cubin: bytes) -> dict[str, int]:
+    said = _asked(cubin, "cuobjdump", "-res-usage")
+    found = {key: int(value) for key, value in re.findall(r"(\w+):(\d+)", said)}
     return {key: found.get(key, 0) for key in ("REG", "STACK", "SHARED", "LOCAL")}
 
 
@@ -176,6 +205,8 @@ def compile_all(names: Sequence[str], targets: Sequence[str], variants: int) -> 
     """Every kernel of the operators for every target."""
     if interp.active():
         raise BackendError("TRITON_INTERPRET is set: kernels were made for the interpreter")
-    for label, one in collect(names, variants):
-        for target in targets:
-            yield compile_one(label, one, target)
+    for backend, only in BACKENDS.items():
+        for label, one in collect(names, variants, backend):
+            if backend == "triton" or one.kernel.__name__.endswith(f"_{backend}_kernel"):
+                for target in targets if only is None else [t for t in targets if t in only]:
+                    yield compile_one(label, one, target)

@@ -61,6 +61,10 @@ def run(
 ) -> int:
     """Print one line a kernel and target; 1 if one breaks a limit or is worse than before."""
     names = [default_registry.spec(name).name for name in ops or default_registry.op_names()]
+    if list(targets) == ["ascend950"]:
+        from deepinfer_kernels.triton_support import ascend
+
+        return ascend.run(names, variants, out)
     earlier = {} if against is None else _read(against)
     if find_spec("triton") is None:
         raise BackendError("triton is not installed: pip install 'deepinfer-kernels[triton]'")
@@ -68,7 +72,9 @@ def run(
 
     for target in targets:
         if target not in TARGETS:
-            raise BackendError(f"no target {target!r}; there are: {', '.join(TARGETS)}")
+            raise BackendError(
+                f"no target {target!r}; there are: {', '.join(TARGETS)}, and ascend950 by itself"
+            )
     rows: list[Compiled] = []
     broken = 0
     print(f"{'kernel':26} {'target':7} {'regs':>4} {'stack':>5} {'shared':>7} {'tmem':>4}  found")

@@ -5,7 +5,8 @@
 Unrepaired, a conversion to bfloat16 truncates, an addition of two bfloat16 gives NaN, and a dot
 product of them multiplies their bit patterns: kernel tests would mean nothing. `repair` replaces
 the conversions by torch's (nearest, ties to even, saturating in float8) and computes bfloat16 in
-float32 with one rounding. `self_test` shows that it took; both know one version of triton.
+float32 with one rounding. Loads and stores are watched for a missing order (`order`). `self_test`
+shows that the repair took; both know one version of triton.
 
 The interpreter is chosen by ``TRITON_INTERPRET=1`` before a module with kernels is imported.
 """
@@ -20,6 +21,7 @@ import numpy as np
 import torch
 
 from deepinfer_kernels.errors import NumericsError
+from deepinfer_kernels.triton_support.order import Order
 
 __all__ = ["KNOWN_VERSIONS", "active", "repair", "self_test"]
 
@@ -45,7 +47,41 @@ def repair() -> None:
             f"it knows {known}"
         )
     _patch(interpreter)
+    _watch(interpreter)
     self_test()
+
+
+def _watch(interpreter: Any) -> None:
+    """Hold every load and store against `Order`."""
+    builder, order = interpreter.InterpreterBuilder, Order()
+    stock_dim, stock_index = builder.set_grid_dim, builder.set_grid_idx
+    stock_load, stock_store = builder.create_masked_load, builder.create_masked_store
+
+    def grid_dim(self: Any, *dims: int) -> None:
+        order.launch()
+        stock_dim(self, *dims)
+
+    def grid_index(self: Any, *index: int) -> None:
+        order.program()
+        stock_index(self, *index)
+
+    def touched(pointers: Any, mask: Any) -> tuple[Any, Any]:
+        chosen = np.broadcast_to(np.asarray(mask.data, dtype=bool), pointers.data.shape)
+        return pointers.data[chosen].astype(np.int64), chosen
+
+    def load(self: Any, pointers: Any, mask: Any, *rest: Any, **named: Any) -> Any:
+        order.loaded(touched(pointers, mask)[0])
+        return stock_load(self, pointers, mask, *rest, **named)
+
+    def store(self: Any, pointers: Any, value: Any, mask: Any, *rest: Any, **named: Any) -> Any:
+        addresses, chosen = touched(pointers, mask)
+        values = np.broadcast_to(value.data, pointers.data.shape)[chosen]
+        order.stored(addresses, np.ascontiguousarray(values).view(f"u{values.itemsize}"))
+        return stock_store(self, pointers, value, mask, *rest, **named)
+
+    builder.set_grid_dim, builder.set_grid_idx = grid_dim, grid_index
+    builder.create_masked_load, builder.create_masked_store = load, store
+    builder.create_barrier = lambda self: order.barrier()
 
 
 def _patch(interpreter: Any) -> None:

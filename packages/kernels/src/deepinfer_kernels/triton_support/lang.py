@@ -157,7 +157,8 @@ def record_values(
 
     DATA and SCALES are the bytes of a record's payload and scales, ITEM those of a raw number.
     """
-    page = slot // entries
+    slot = slot.to(tl.int32)  # a division of 64 bits is a call, with a stack
+    page = (slot // entries).to(tl.int64)
     place = slot % entries
     if RECORD == 2:  # all payloads of a page, then all scales
         data = page * stride + place * DATA

@@ -30,20 +30,47 @@ class Launch:
     args: tuple[Any, ...]
     constants: dict[str, Any]
     num_warps: int
+    num_stages: int | None = None
+    """Depth of the pipeline of a loop's loads; None for the compiler's own."""
 
 
 _recorded: ContextVar[list[Launch] | None] = ContextVar("deepinfer_kernels_launches", default=None)
 
 
 def launch(
-    kernel: Any, grid: tuple[int, ...], *args: Any, num_warps: int = 4, **constants: Any
+    kernel: Any,
+    grid: tuple[int, ...],
+    *args: Any,
+    num_warps: int = 4,
+    num_stages: int | None = None,
+    descriptors: bool = False,
+    **constants: Any,
 ) -> None:
-    """Run a kernel over a grid; an empty grid runs nothing."""
+    """Run a kernel over a grid; an empty grid runs nothing.
+
+    ``descriptors``: the kernel makes tensor descriptors, for which it needs memory of the device.
+    """
     recorded = _recorded.get()
     if recorded is not None:
-        recorded.append(Launch(kernel, args, constants, num_warps))
+        recorded.append(Launch(kernel, args, constants, num_warps, num_stages))
     elif 0 not in grid:
-        kernel[grid](*args, num_warps=num_warps, enable_fp_fusion=FP_FUSION, **constants)
+        if descriptors and not interp.active():
+            _give_memory(args)
+        options: dict[str, Any] = {"num_warps": num_warps, "enable_fp_fusion": FP_FUSION}
+        if num_stages is not None:
+            options["num_stages"] = num_stages
+        kernel[grid](*args, **options, **constants)
+
+
+def _give_memory(args: tuple[Any, ...]) -> None:
+    import triton
+
+    device = next(arg.device for arg in args if isinstance(arg, Tensor))
+
+    def allocate(size: int, alignment: int, stream: int | None) -> Tensor:
+        return torch.empty(size, dtype=torch.int8, device=device)
+
+    triton.set_allocator(allocate)
 
 
 @contextmanager

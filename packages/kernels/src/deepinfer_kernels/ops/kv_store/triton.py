@@ -25,8 +25,9 @@ def kv_store_kernel(
     row = tl.program_id(0).to(tl.int64)
     own = tl.load(slot + row)
     kept = (own >= 0) & (own < slots)
-    page = own // entries
-    place = own % entries
+    narrow = tl.where(kept, own, 0).to(tl.int32)  # a division of 64 bits is a call, with a stack
+    page = (narrow // entries).to(tl.int64)
+    place = narrow % entries
     if RECORD == 2:
         data = page * stride + place * DATA
         scales = page * stride + entries * DATA + place * SCALES

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from deepinfer_kernels.accumulate import acc_dtype
 from deepinfer_kernels.checks import check_pages, floating, integer, require, shape
-from deepinfer_kernels.draw import indices, normal, one_of, seeded, size
+from deepinfer_kernels.draw import coin, indices, normal, one_of, seeded, size
 from deepinfer_kernels.formats.records import record_bytes
 from deepinfer_kernels.ops._describe import describe
 from deepinfer_kernels.ops._dispatch import dispatch
@@ -75,11 +75,21 @@ def mla_decode_sparse(
     )
 
 
+def _aligned(cache: Tensor) -> Tensor:
+    """The same pages, a multiple of 32 bytes apart and from a multiple of 32 on, as servers do."""
+    pages, width = cache.shape
+    apart = -(-width // 32) * 32
+    whole = torch.zeros((pages * apart,), dtype=torch.uint8).view(pages, apart)
+    whole[:, :width] = cache
+    return whole[:, :width]
+
+
 def _decode_args(
     g: torch.Generator,
     shape: tuple[int, int, int, int, int],
     records: tuple[str, str | None],
     dtype: torch.dtype,
+    aligned: bool,
 ) -> tuple[Any, ...]:
     n, heads, dim, window, chosen = shape
     swa, extra = records
@@ -89,6 +99,9 @@ def _decode_args(
     if extra is not None:
         extra_cache, _, _, _, _, extra_entries = load_args(g, extra, 0, 5, 16, dim, dtype)
         extra_idx = indices(g, (n, chosen), 5 * extra_entries, missing=0.2)
+    if aligned:
+        swa_cache = _aligned(swa_cache)
+        extra_cache = None if extra_cache is None else _aligned(extra_cache)
     sink = normal(g, (heads,), acc_dtype(dtype))
     return (
         normal(g, (n, heads, dim), dtype),
@@ -110,12 +123,14 @@ def _decode_case(g: torch.Generator, dtype: torch.dtype) -> tuple[Any, ...]:
     extra = one_of(g, (0, 1, 2, 3, 4))
     shape = (size(g, 0, 5), one_of(g, (1, 6)), one_of(g, (32, 64)), size(g, 0, 20), size(g, 0, 20))
     swa = records[one_of(g, (0, 2))]
-    return _decode_args(g, shape, (swa, (*records, None)[extra]), dtype)
+    return _decode_args(g, shape, (swa, (*records, None)[extra]), dtype, coin(g))
 
 
 def _decode_shapes(dtype: torch.dtype) -> Mapping[str, tuple[Any, ...]]:
     return {
-        "{}x{}x{} of {}+{}".format(*shape): _decode_args(seeded(0), shape, ("fp8", "fp4"), dtype)
+        "{}x{}x{} of {}+{}".format(*shape): _decode_args(
+            seeded(0), shape, ("fp8", "fp4"), dtype, aligned=True
+        )
         for shape in ((6, 6, 64, 128, 64), (48, 6, 64, 128, 64), (16, 64, 512, 128, 512))
     }
 

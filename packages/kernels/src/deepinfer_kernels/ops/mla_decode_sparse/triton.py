@@ -134,7 +134,7 @@ def mla_decode_sparse(
         HAS_EXTRA=has_extra,
         HEADS=16,
         DIM=power_of_two(dim, 16),
-        KEYS=16 if dim > 256 else 32,  # more decoded keys, or 4 warps, and registers spill
+        KEYS=16,  # more decoded keys, or 4 warps, and registers spill
         num_warps=8,
         **first,
     )
