@@ -8,6 +8,8 @@ whole model is compiled in one graph with the operator in it. Needs no download.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -16,9 +18,10 @@ from deepinfer_kernels import ops, registry
 
 
 class Norm(nn.Module):
-    def __init__(self, old: nn.Module) -> None:
+    def __init__(self, old: Any) -> None:
         super().__init__()
-        self.weight, self.eps = old.weight, old.variance_epsilon
+        self.weight: nn.Parameter = old.weight
+        self.eps: float = old.variance_epsilon
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return ops.rms_norm(x, self.weight, self.eps)
@@ -38,7 +41,7 @@ def main() -> None:
         vocab_size=512, hidden_size=64, intermediate_size=128, num_hidden_layers=3,
         num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=256,
     )  # fmt: skip
-    model = LlamaForCausalLM(config).eval()
+    model: Any = LlamaForCausalLM(config).eval()
     prompt = torch.randint(0, 512, (1, 12))
     options = {"max_new_tokens": 24, "do_sample": False, "pad_token_id": 0}
     with torch.inference_mode():
