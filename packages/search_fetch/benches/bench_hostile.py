@@ -1,6 +1,7 @@
 """What a well-behaved client waits while ten hostile ones do their worst, beside the same alone.
 
     python benches/bench_hostile.py [--seconds 40] [--each SECONDS] [--json FILE]
+    python benches/bench_hostile.py --floor
 
 A real `search-fetch serve` with keys in a process of its own, its limits those that ship; the only
 stand-in is the name server (names end in .test, those in .slow.test answer after twelve seconds).
@@ -17,6 +18,7 @@ import gzip
 import http.client
 import http.server
 import json
+import os
 import random
 import re
 import socket
@@ -102,9 +104,11 @@ class Site(http.server.ThreadingHTTPServer):
         pass  # clients that leave
 
 
-def run_site() -> None:
+def run_site(*, hostile: bool) -> None:
     server = Site((SITE, 0), SiteHandler)
     print(server.server_port, flush=True)
+    if hostile:
+        os.nice(19)  # the internet is elsewhere, and does not take the service's processors
     server.serve_forever()
 
 
@@ -201,6 +205,17 @@ def summary(times: dict[str, list[float]]) -> dict[str, dict[str, float]]:
     }
 
 
+def cpu_seconds(pid: int) -> float:
+    """CPU time of a process so far, without its children."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def waited_seconds(pid: int) -> float:
+    """How long the main thread of a process was ready to go on and had no processor."""
+    return int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[1]) / 1e9
+
+
 class Attackers:
     """The hostile clients, while the block runs."""
 
@@ -224,11 +239,11 @@ class Attackers:
         self.sent = json.loads(out)
 
 
-def prepare(home: Path, site: int) -> tuple[str, dict[str, list[str]]]:
+def prepare(home: Path, ports: tuple[int, ...]) -> tuple[str, dict[str, list[str]]]:
     """An index of 2,000 pages, settings, and a key for everyone."""
     home.mkdir(parents=True)
     (home / "config.toml").write_text(
-        f'allow_cidrs = ["{SITE}/32"]\nports = [{site}]\n'
+        f'allow_cidrs = ["{SITE}/32"]\nports = {list(ports)}\n'
         "host_requests_per_second = 1000.0\nhost_burst = 1000\n"
     )
     backend = TantivyBackend(home / "index")
@@ -265,8 +280,8 @@ def show(title: str, rows: dict[str, dict[str, float]], base: dict[str, dict[str
         )
 
 
-def measure(options: argparse.Namespace, home: Path, site: int) -> dict[str, Any]:
-    good, keys = prepare(home, site)
+def measure(options: argparse.Namespace, home: Path, site: int, theirs: int) -> dict[str, Any]:
+    good, keys = prepare(home, (site, theirs))
     service = subprocess.Popen(
         [sys.executable, __file__, "--serve", "--port", "0", "--home", str(home)],
         stderr=subprocess.PIPE,
@@ -286,13 +301,23 @@ def measure(options: argparse.Namespace, home: Path, site: int) -> dict[str, Any
         found: dict[str, Any] = {"alone": summary(client.run(options.seconds))}
         show("alone", found["alone"], found["alone"])
         for name, own in keys.items() if options.each else ():
-            with Attackers(port, site, {name: own}) as one:
+            with Attackers(port, theirs, {name: own}) as one:
                 found[name] = summary(client.run(options.each))
             show(f"beside {name} ({sum(one.sent.values())} requests)", found[name], found["alone"])
-        with Attackers(port, site, keys) as ten:
+        with Attackers(port, theirs, keys) as ten:
+            spent, began = cpu_seconds(service.pid), time.monotonic()
+            waited = waited_seconds(service.pid)
             found["beside"] = summary(client.run(options.seconds))
+            share = (cpu_seconds(service.pid) - spent) / (time.monotonic() - began)
+            found["service cores"] = round(share, 2)
+            waited = (waited_seconds(service.pid) - waited) / (time.monotonic() - began)
+            found["event loop waits for a processor"] = round(waited, 3)
         found["hostile requests"] = ten.sent
         show("beside all ten", found["beside"], found["alone"])
+        print(
+            f"  the service's own process used {found['service cores']} of a core; its event loop"
+            f" waited for one {found['event loop waits for a processor']:.0%} of the time"
+        )
         print("  their requests:", ", ".join(f"{k} {v}" for k, v in sorted(ten.sent.items())))
         time.sleep(3)
         found["after"] = summary(client.run(options.seconds / 2))
@@ -302,9 +327,40 @@ def measure(options: argparse.Namespace, home: Path, site: int) -> dict[str, Any
         peak = re.search(r"VmHWM:\s+(\d+)", status)
         found["service peak MiB"] = int(peak.group(1)) // 1024 if peak else 0
     finally:
-        service.terminate()
-        service.wait(60)
+        service.kill()
+        service.wait()
     return found
+
+
+def floor(seconds: float = 10.0) -> None:
+    """What any process waits for 20 ms of its own work, four times a second: alone, and beside ten
+    that never stop, at its own priority and at the lowest."""
+
+    def worked() -> float:
+        started = time.perf_counter()
+        end = time.thread_time() + 0.02
+        while time.thread_time() < end:
+            pass
+        return 1000 * (time.perf_counter() - started)
+
+    def p99() -> float:
+        times = []
+        for _ in range(int(seconds * RATE)):
+            time.sleep(1 / RATE)
+            times.append(worked())
+        return quantile(times, 0.99)
+
+    alone = p99()
+    print(f"20 ms of work, p99: alone {alone:.1f} ms")
+    for nice in (0, 19):
+        spin = [sys.executable, "-c", f"import os; os.nice({nice})\nwhile True: pass"]
+        others = [subprocess.Popen(spin) for _ in range(10)]
+        time.sleep(1)
+        beside = p99()
+        for other in others:
+            other.kill()
+            other.wait()
+        print(f"  beside ten at nice {nice}: {beside:.1f} ms, {beside / alone:.2f} times")
 
 
 def main() -> None:
@@ -312,21 +368,31 @@ def main() -> None:
         run_service(sys.argv[2:])
         return
     if sys.argv[1:2] == ["--site"]:
-        run_site()
+        run_site(hostile=sys.argv[2:] == ["hostile"])
         return
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=40.0)
     parser.add_argument("--each", type=float, default=0.0)
+    parser.add_argument("--floor", action="store_true", help="what the machine itself allows")
     parser.add_argument("--json", type=Path, default=None)
     options = parser.parse_args()
-    site = subprocess.Popen([sys.executable, __file__, "--site"], stdout=subprocess.PIPE, text=True)
+    if options.floor:
+        floor()
+        return
+    sites = [
+        subprocess.Popen(
+            [sys.executable, __file__, "--site", *whose], stdout=subprocess.PIPE, text=True
+        )
+        for whose in ((), ("hostile",))
+    ]
     try:
-        assert site.stdout is not None
+        ports = [int(site.stdout.readline()) for site in sites if site.stdout is not None]
         with tempfile.TemporaryDirectory() as folder:
-            found = measure(options, Path(folder) / "home", int(site.stdout.readline()))
+            found = measure(options, Path(folder) / "home", *ports)
     finally:
-        site.kill()
-        site.wait()
+        for site in sites:
+            site.kill()
+            site.wait()
     ratio = found["beside"]["all"]["p99"] / found["alone"]["all"]["p99"]
     print(
         f"\np99 alone {found['alone']['all']['p99']} ms, beside ten hostile clients "

@@ -101,6 +101,40 @@ def test_a_client_and_a_host_hold_no_more_than_their_share() -> None:
     assert asyncio.run(run()) == ([True, True, False], [True, False], [True, False])
 
 
+def test_busy_clients_leave_some_places_to_who_used_little() -> None:
+    async def run() -> tuple[list[bool], list[bool], bool, bool]:
+        now = [0.0]
+        slots = FairSlots("places", 3, kept=2, clock=lambda: now[0])
+
+        def holds(*clients: str) -> list[bool]:
+            tickets = [slots.take_now(c) for c in clients]
+            return [t is not None for t in tickets]
+
+        for client in ("greedy", "eager"):
+            ticket = slots.take_now(client)
+            assert ticket is not None
+            now[0] += 6
+            slots.give(ticket)
+        busy = [slots.busy(c) for c in ("greedy", "eager", "modest", "")]
+        got = holds("greedy", "greedy", "eager", "modest")
+        slots.audit()
+        alone = FairSlots("places", 3, kept=2, clock=lambda: now[0])
+        for _ in range(2):
+            ticket = alone.take_now("greedy")
+            assert ticket is not None
+            now[0] += 6
+            alone.give(ticket)
+        everything = all(alone.take_now("greedy") for _ in range(3))
+        now[0] += 1000
+        return busy, got, everything, slots.busy("eager")
+
+    busy, got, everything, later = asyncio.run(run())
+    assert busy == [True, True, False, False]
+    assert got == [True, False, False, True]
+    assert everything  # with nobody else there nothing is kept
+    assert not later
+
+
 def test_too_many_waiting_requests_of_one_client_are_refused_with_the_limit() -> None:
     async def run() -> LimitError:
         slots = FairSlots("places", 1, waiting=2)
@@ -331,6 +365,25 @@ def test_who_had_a_long_page_starts_in_the_lane_for_them_for_a_while() -> None:
     lanes_run(body)
 
 
+def test_who_had_many_short_pages_starts_at_low_priority_while_others_are_there() -> None:
+    async def body(lanes: Lanes) -> None:
+        async def use(client: str) -> None:
+            CLIENT.set(client)
+            async with lanes.pool._pages.slots.slot():
+                lanes.now += 20
+
+        lanes.pool._overtime_seconds = RUNAWAY_SECONDS  # none of these pages is long
+        await asyncio.create_task(use("flood"))
+        assert await lanes.read("flood", "alone") == "ok"
+        assert await lanes.read("modest", "first") == "ok"
+        assert await lanes.read("flood", "beside", "b.example") == "ok"
+        assert await lanes.read("modest", "second") == "ok"
+        nice = {body: w.nice for w in lanes.made for body in w.asked}
+        assert nice == {"alone": 0, "first": 0, "beside": 19, "second": 0}
+
+    lanes_run(body)
+
+
 def test_a_long_page_without_a_place_ends_when_another_client_waits_and_not_before() -> None:
     async def body(lanes: Lanes) -> None:
         first: list[asyncio.Task[str]] = []
@@ -543,6 +596,27 @@ def test_slow_bodies_of_one_key_leave_the_places_of_the_others(
     assert refused.json["error"]["details"] == {"limit": "max_concurrent_per_key", "value": 2}
     assert call(service.port, "GET", "/v1/usage", Authorization=f"Bearer {modest}").status == 200
     for connection in held:
+        connection.close()
+
+
+def test_many_keys_that_take_all_they_can_leave_a_place_for_another(
+    serve: Callable[..., Service],
+) -> None:
+    settings = ServiceSettings(max_concurrent=6, max_concurrent_per_key=6, body_seconds=60)
+    service = serve(auth=True, settings=settings)
+    assert service.keys is not None
+    in_flight = service.app.state.service.metrics.in_flight
+    opened: list[socket.socket] = []
+    for name, places in (("greedy", 3), ("eager", 2)):
+        bearer = {"Authorization": f"Bearer {service.keys.create(name)[0]}"}
+        before = in_flight._value.get()
+        opened += [begun_post(service.port, **bearer) for _ in range(places)]
+        asyncio.run(until(lambda n=before + places: in_flight._value.get() == n))
+        refused = call(service.port, "GET", "/v1/usage", **bearer)
+        assert refused.json["error"]["details"] == {"limit": "max_concurrent", "value": 6}
+    modest = service.keys.create("modest")[0]
+    assert call(service.port, "GET", "/v1/usage", Authorization=f"Bearer {modest}").status == 200
+    for connection in opened:
         connection.close()
 
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from service_harness import FAST, Service, read_reply, request_bytes
 
 from deepinfer_search_fetch.errors import InvalidRequestError, LimitError
+from deepinfer_search_fetch.service import answers
 from deepinfer_search_fetch.service.metering import GROUPS, Charge, Ledger
 from deepinfer_search_fetch.service.settings import Price, ServiceSettings
 
@@ -346,3 +347,21 @@ def test_a_reply_read_to_its_end_has_its_row(serve: Callable[..., Service]) -> N
             connection.sendall(request_bytes("POST", "/v1/search", VOLES))
             assert read_reply(connection).whole
         assert service.billed() == {"search": n}
+
+
+def test_an_answer_that_fails_after_its_price_is_known_costs_nothing(
+    serve: Callable[..., Service], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = serve(auth=True)
+    assert service.keys is not None
+    secret, _ = service.keys.create("me")
+
+    def broken(*_: Any, **__: Any) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(answers, "Response", broken)
+    status, _, answer = service.call(
+        "POST", "/v1/search", {"query": "voles"}, Authorization=f"Bearer {secret}"
+    )
+    assert (status, answer["error"]["code"]) == (500, "internal")
+    assert service.billed() == {}

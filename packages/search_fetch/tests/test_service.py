@@ -337,3 +337,17 @@ def test_the_drop_in_routes_have_the_public_fields_limits_and_statuses(
     ):  # fmt: skip
         assert fetch(url=bad_url)[0] == wanted
     assert service.billed() == {"search": 2, "fetch": 1}
+
+
+def test_what_is_too_fast_is_refused_before_its_body_is_read(serve: Callable[..., Service]) -> None:
+    service = serve(auth=True, settings=ServiceSettings(rate_per_second=0.001, rate_burst=1))
+    assert service.keys is not None
+    secret, _ = service.keys.create("me")
+    bearer = {"Authorization": f"Bearer {secret}"}
+    status, headers, _ = service.call("GET", "/no/such/route", **bearer)
+    assert (status, headers["x-ratelimit-remaining"]) == (404, "0")
+    unfinished = request_bytes("POST", "/v1/search", b"{" * 100, **bearer)[:-99]
+    with socket.create_connection(("127.0.0.1", service.port), timeout=30) as connection:
+        connection.sendall(unfinished)
+        reply = read_reply(connection)
+    assert (reply.status, reply.json["error"]["code"]) == (429, "rate_limited")

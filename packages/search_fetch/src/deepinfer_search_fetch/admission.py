@@ -25,6 +25,9 @@ CLIENT: ContextVar[str] = ContextVar("search_fetch_client", default="")
 """Whose work this is: the id of an API key in the service, "" in a library's process."""
 
 _HALF_LIFE_SECONDS = 30.0
+# Who held a place for more than a tenth of the time lately is busy, while another client is there.
+_BUSY_SECONDS = 0.1 * _HALF_LIFE_SECONDS / 0.693
+_THERE_SECONDS = 10.0
 _MAX_REMEMBERED = 10_000
 
 
@@ -46,6 +49,7 @@ class FairSlots:
     least lately comes first. The client "" (a library's own process) has no limit of its own.
 
     what: names the resource in errors. waiting: tickets of one client that may wait at once.
+    kept: places that busy clients leave to the others, so that these find one free at once.
     """
 
     def __init__(
@@ -56,6 +60,7 @@ class FairSlots:
         per_client: int | None = None,
         per_host: int | None = None,
         waiting: int = 64,
+        kept: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._what = what
@@ -63,6 +68,7 @@ class FairSlots:
         self._per_client = min(self._size, per_client or self._size)
         self._per_host = min(self._size, per_host or self._size)
         self._waiting_per_client = waiting
+        self._kept = min(kept, self._size - 1)
         self._clock = clock
         self._guard = threading.Lock()  # work ends on threads of any kind
         self._waiting: list[Ticket] = []
@@ -137,6 +143,11 @@ class FairSlots:
         with self._guard:
             return any(t.client != client for t in self._waiting)
 
+    def busy(self, client: str) -> bool:
+        """Whether this client used much lately, while another one was there too."""
+        with self._guard:
+            return self._busy(client, self._clock())
+
     def audit(self) -> None:
         """Raise if a place is neither free nor held."""
         held = sum(self._clients.values())
@@ -157,6 +168,8 @@ class FairSlots:
 
     def _may(self, ticket: Ticket) -> bool:
         client_ok = not ticket.client or self._clients[ticket.client] < self._per_client
+        if self._free <= self._kept and self._busy(ticket.client, self._clock()):
+            return False
         return client_ok and (not ticket.host or self._hosts[ticket.host] < self._per_host)
 
     def _hold(self, ticket: Ticket) -> None:
@@ -164,6 +177,15 @@ class FairSlots:
         self._free -= 1
         self._clients[ticket.client] += 1
         self._hosts[ticket.host] += 1
+
+    def _busy(self, client: str, now: float) -> bool:
+        if not client or self._load(client, now) < _BUSY_SECONDS:
+            return False
+        return (
+            any(other != client for other in self._clients)
+            or any(t.client != client for t in self._waiting)
+            or any(c != client and now - at < _THERE_SECONDS for c, (_, at) in self._spent.items())
+        )
 
     def _load(self, client: str, now: float) -> float:
         return self._clients[client] + self._spent_by(client, now)
@@ -199,8 +221,9 @@ class WorkThreads:
         *,
         per_client: int | None = None,
         per_host: int | None = None,
+        kept: int = 0,
     ) -> None:
-        self._slots = FairSlots(what, threads, per_client=per_client, per_host=per_host)
+        self._slots = FairSlots(what, threads, per_client=per_client, per_host=per_host, kept=kept)
         self._executor = ThreadPoolExecutor(threads, f"search-fetch-{what.replace(' ', '-')}")
 
     async def run(self, call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:

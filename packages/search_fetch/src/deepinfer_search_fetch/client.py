@@ -71,7 +71,10 @@ class AsyncSearchFetch:
         self._backend = backend
         self._parts = parts_of(self.config, upstreams, embed)
         threads = self.config.search_threads
-        self._searches = WorkThreads("search", threads, per_client=max(1, threads - 1))
+        # Searches share the interpreter: each one at work makes all others slower.
+        self._searches = WorkThreads(
+            "search", threads, per_client=max(1, threads - 1), kept=(threads + 1) // 2
+        )
         self._index_threads = WorkThreads("the index", 1)
         self._write_turn = asyncio.Lock()
         self._closed = False

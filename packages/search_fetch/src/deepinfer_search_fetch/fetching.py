@@ -65,7 +65,7 @@ class Fetcher:
         policy = policy or AddressPolicy.from_config(config)
         resolver = resolver or SystemResolver(config.limits.dns_seconds)
         proxy = config.proxy
-        self._threads = WorkThreads("decoding", _DECODERS, per_client=2, per_host=2)
+        self._threads = WorkThreads("decoding", _DECODERS, per_client=2, per_host=2, kept=1)
         transport = Transport(
             policy, resolver, config.limits, config.user_agent, proxy=proxy, threads=self._threads
         )

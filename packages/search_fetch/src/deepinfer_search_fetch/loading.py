@@ -96,7 +96,7 @@ class PageLoader:
         )
         self._robots = RobotsCache(self._get_robots, self._parse_robots)
         self.cache = PageCache(config.home / "cache", config.cache_bytes, clock=clock)
-        self._threads = WorkThreads("the page cache", _CACHE_THREADS, per_client=2)
+        self._threads = WorkThreads("the page cache", _CACHE_THREADS, per_client=2, kept=1)
         self._locks = config.home / "cache" / "locks"
         self._locks.mkdir(exist_ok=True)
         self._delays: dict[str, float] = {}

@@ -3,9 +3,10 @@
 Three lanes, so that no page waits for somebody else's. `pages` is for everything that starts. A
 page that is still at work after OVERTIME_SECONDS, or after CONTEND_SECONDS when another client
 waits, gives up its place and goes on as `overtime`, at the lowest priority; for a while the pages
-of that client and site start there. `documents` (PDF, office) have a lane of their own. A worker
-that dies costs the page it had; the page is not tried again, and another worker is made ready
-meanwhile.
+of that client and site start there, and so do those of a client who took more than a tenth of a
+place lately while another one was there. `documents` (PDF, office) have a lane of their own. A
+worker that dies costs the page it had; the page is not tried again, and another worker is made
+ready meanwhile.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ class ExtractPool:
         self._factory = WorkerFactory(limits)
         self._start: Callable[[int], Worker] = start or self._factory.start
         size, some = max(workers, 1), max(workers - 1, 1)
-        self._pages = _Lane(FairSlots("extraction", size, per_host=some), 0)
+        self._pages = _Lane(FairSlots("extraction", size, per_host=some, clock=clock), 0)
         self._overtime = _Lane(
             FairSlots("extraction of long pages", 2 * size, per_client=size), _OVERTIME_NICE
         )
@@ -106,6 +107,7 @@ class ExtractPool:
         # One for each place, since they wait for workers; what is short has its own.
         self._waiting = ThreadPoolExecutor(3 * size + few, "search-fetch-extract")
         self._threads = ThreadPoolExecutor(2, "search-fetch-pages")
+        self._starters = ThreadPoolExecutor(2, "search-fetch-worker-start")
         self._guard = threading.Lock()
         self._alive: set[Worker] = set()
         self._closed = False
@@ -115,7 +117,7 @@ class ExtractPool:
         if self._size:
             missing = self._size - len(self._pages.idle)
             loop = asyncio.get_running_loop()
-            made = [loop.run_in_executor(self._threads, self._make, 0) for _ in range(missing)]
+            made = [loop.run_in_executor(self._starters, self._make, 0) for _ in range(missing)]
             self._pages.idle += await asyncio.gather(*made)
 
     async def extract(self, body: bytes, job: Job) -> Document:
@@ -150,7 +152,7 @@ class ExtractPool:
         for lane in (self._pages, self._overtime, self._documents):
             lane.idle.clear()
         self._factory.close()
-        for threads in (self._waiting, self._threads):
+        for threads in (self._waiting, self._threads, self._starters):
             threads.shutdown(wait=False, cancel_futures=True)
 
     async def _run(
@@ -193,7 +195,9 @@ class ExtractPool:
         if body.startswith(_DOCUMENT_MAGIC):
             return self._documents
         until = max(self._heavy.get(key, 0.0) for key in ((client, ""), (client, host)))
-        return self._overtime if until > self._clock() else self._pages
+        if until > self._clock() or self._pages.slots.busy(client):
+            return self._overtime
+        return self._pages
 
     async def _until_done(
         self,
@@ -246,7 +250,7 @@ class ExtractPool:
                 worker.yield_cpu()
             return worker
         return await asyncio.get_running_loop().run_in_executor(
-            self._threads, self._make, lane.nice if client else 0
+            self._starters, self._make, lane.nice if client else 0
         )
 
     def _make(self, nice: int) -> Worker:
@@ -287,7 +291,7 @@ class ExtractPool:
 
         if not self._closed:
             loop = asyncio.get_running_loop()
-            starting = loop.run_in_executor(self._threads, self._make, lane.nice)
+            starting = loop.run_in_executor(self._starters, self._make, lane.nice)
             starting.add_done_callback(ready)
 
     async def _off_loop(self, call: Callable[..., Any], *values: Any) -> Any:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import _thread
 import asyncio
 import socket
-import threading
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -89,7 +89,8 @@ class SystemResolver:
                 loop.call_soon_threadsafe(tell, records, problem)
 
         try:
-            threading.Thread(target=work, name="search-fetch-name", daemon=True).start()
+            # `threading.Thread.start` waits, on the event loop, for the thread's first turn.
+            _thread.start_new_thread(work, ())
         except RuntimeError as error:  # no more threads
             self._slots.give(ticket)
             raise UpstreamError("dns_failure", f"no thread for a name look-up: {error}") from None

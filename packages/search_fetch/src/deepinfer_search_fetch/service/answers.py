@@ -18,6 +18,8 @@ from deepinfer_search_fetch.service.metering import Charge
 from deepinfer_search_fetch.service.problems import JSON
 from deepinfer_search_fetch.service.state import Call, Service, call_of
 
+_SHORT = 8_000  # characters
+
 
 def service_of(request: Request) -> Service:
     """The service of the application that got this request."""
@@ -43,7 +45,10 @@ async def answer(
         if due is None:
             result.usage.billable = False
             result.usage.quantity = 0
-        text = await asyncio.to_thread(_written, result, shape)
+        if _is_short(result):  # a thread's turn takes longer than writing it
+            text = _written(result, shape)
+        else:
+            text = await asyncio.to_thread(_written, result, shape)
         return StoredAnswer(text, () if due is None else (due,))
 
     return await deliver(request, body.model_dump(mode="json"), produce)
@@ -115,6 +120,16 @@ def charge_for(
         return None
     size = len(result.content.encode("utf-8", "replace"))
     return Charge(request_id, call.key_id, "fetch", 1, result.cache.hit, size, ms, result.id)
+
+
+def _is_short(result: Any) -> bool:
+    if isinstance(result, FetchResponse):
+        lists = (result.links, result.images, result.outline, result.highlights)
+        return len(result.content) + sum(300 * len(rows or ()) for rows in lists) < _SHORT
+    if isinstance(result, SearchResponse):
+        texts = ((r.content, r.summary, r.snippet) for r in result.results)
+        return sum(len(text or "") for texts_of in texts for text in texts_of) < _SHORT
+    return False
 
 
 def _written(result: Any, shape: Callable[[Any], dict[str, Any]] | None) -> str:

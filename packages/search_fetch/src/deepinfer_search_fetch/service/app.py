@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Annotated, Any
 
@@ -10,6 +10,7 @@ from fastapi import Depends, FastAPI, Query, Request
 from fastapi.responses import Response
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from deepinfer_search_fetch import __version__
 from deepinfer_search_fetch.client import AsyncSearchFetch
@@ -45,14 +46,28 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
 }
 
 
-def require(scope: str | None) -> Callable[[Request], ApiKey]:
+def require(scope: str | None) -> Callable[[Request], Awaitable[ApiKey]]:
     """A dependency that authenticates for `scope`; None lets any live key in."""
 
-    def dependency(request: Request) -> ApiKey:
+    async def dependency(request: Request) -> ApiKey:  # without `async`, on a thread each time
         service: Service = request.app.state.service
         return service.authorise(call_of(request.scope), request.headers, scope)
 
     return dependency
+
+
+class _Application(FastAPI):
+    """The framework behind `Delivery`: what is refused costs none of the framework's work."""
+
+    outside: ASGIApp
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        answer = self.inside if scope["type"] == "lifespan" else self.outside
+        await answer(scope, receive, send)
+
+    async def inside(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Routes and what surrounds them."""
+        await super().__call__(scope, receive, send)
 
 
 def create_app(
@@ -83,7 +98,7 @@ def create_app(
             await stack.enter_async_context(mcp.running())
             yield
 
-    app = FastAPI(
+    app = _Application(
         title="search-fetch",
         version=__version__,
         lifespan=lifespan,
@@ -93,10 +108,10 @@ def create_app(
     )
     app.state.service = service
     add_error_handlers(app)
-    app.add_middleware(Delivery, service=service)
+    app.outside = Delivery(app.inside, service)
     if settings.cors_origins:
-        app.add_middleware(
-            CORSMiddleware,
+        app.outside = CORSMiddleware(
+            app.outside,
             allow_origins=list(settings.cors_origins),
             allow_methods=["GET", "POST"],
             allow_headers=["Authorization", "X-Api-Key", "Content-Type", "Idempotency-Key"],

@@ -6,7 +6,7 @@ Unknown fields are ignored there, as that API does.
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from fastapi import Depends, FastAPI, Request
@@ -90,7 +90,9 @@ class CompatFetchResponse(BaseModel):
 
 
 def add_compat_routes(
-    app: FastAPI, client: AsyncSearchFetch, require: Callable[[str], Callable[[Request], ApiKey]]
+    app: FastAPI,
+    client: AsyncSearchFetch,
+    require: Callable[[str], Callable[[Request], Awaitable[ApiKey]]],
 ) -> None:
     """POST /v1/tools/search and /v1/tools/fetch; bad arguments are 400 there."""
     fetch_key, search_key = [Depends(require("fetch"))], [Depends(require("search"))]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from datetime import date
 from typing import Annotated, Any, Literal
 
@@ -121,7 +121,9 @@ class RootExtractRequest(BaseModel):
 
 
 def add_root_routes(
-    app: FastAPI, client: AsyncSearchFetch, require: Callable[[str], Callable[[Request], ApiKey]]
+    app: FastAPI,
+    client: AsyncSearchFetch,
+    require: Callable[[str], Callable[[Request], Awaitable[ApiKey]]],
 ) -> None:
     """POST /search and POST /extract."""
 

@@ -37,7 +37,7 @@ class ClientLeft(Exception):  # noqa: N818 - reads as the condition it reports
 
 
 class Delivery:
-    """ASGI middleware around the routes."""
+    """ASGI middleware around the whole framework."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app = app
@@ -60,6 +60,8 @@ class Delivery:
             self._check_names(headers)
             if kept:
                 await self._identify(call, headers, scope)
+                # Here, not in the routes: a refusal costs a quarter of one that got so far.
+                self._service.take_token(call)
                 self._admit(call)
                 admitted = True
             body = await self._body(headers, receive) if kept else b""
@@ -76,6 +78,8 @@ class Delivery:
                 await problem(call.request_id, gone)(scope, receive, answer.send)
             raise
         except Exception:
+            if answer.ended:
+                return  # told, and in the log
             log.exception("request %s failed", call.request_id)
             if call.status:
                 raise  # too late for an answer: the server cuts the connection
@@ -107,15 +111,20 @@ class Delivery:
 
     def _admit(self, call: Call) -> None:
         settings, key = self._service.settings, call.key_id
-        for limit, running, most in (
-            ("max_concurrent", self._running.total(), settings.max_concurrent),
-            ("max_concurrent_per_key", self._running[key], settings.max_concurrent_per_key),
-        ):
-            if running >= most and (limit == "max_concurrent" or self._service.keys is not None):
+        running, own = self._running.total(), self._running[key]
+        # A key may hold as many places as are left free, so that one who holds none finds one:
+        # n keys that take all they can leave one place in n + 1 free.
+        left = settings.max_concurrent - running
+        limits = [("max_concurrent", running, settings.max_concurrent)]
+        if self._service.keys is not None:
+            limits.append(("max_concurrent_per_key", own, settings.max_concurrent_per_key))
+            limits.append(("max_concurrent", own, left))
+        for limit, held, most in limits:
+            if held >= most:
                 raise LimitError(
                     "rate_limited",
-                    f"{running} requests are at work already ({limit} = {most})",
-                    details={"limit": limit, "value": most},
+                    f"{running} requests are at work already, {own} of them this key's ({limit})",
+                    details={"limit": limit, "value": getattr(settings, limit)},
                 )
         self._running[key] += 1
         self._service.metrics.in_flight.set(self._running.total())
@@ -194,6 +203,7 @@ class _Answer:
         self._call = call
         self._send = send
         self._gone: asyncio.Future[Message] | None = None
+        self.ended = False
 
     async def run(self, app: ASGIApp, scope: Scope, body: bytes, receive: Receive) -> None:
         """Run `app` on a request whose body is here already; leave no charge unsettled."""
@@ -214,11 +224,16 @@ class _Answer:
         call = self._call
         if message["type"] == "http.response.start":
             call.status = message["status"]
+            if call.status >= 400:
+                self._release()  # an error costs nothing, whatever was owed before it
             _complete_headers(message, call)
         elif message["type"] == "http.response.body" and message.get("body") and call.charges:
             await self._settle(message)
+            self.ended = not message.get("more_body", False)
             return
         await self._send(message)
+        if message["type"] == "http.response.body":
+            self.ended = not message.get("more_body", False)
 
     async def _settle(self, message: MutableMapping[str, Any]) -> None:
         service, charges, body = self._service, list(self._call.charges), message["body"]

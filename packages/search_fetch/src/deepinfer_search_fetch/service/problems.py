@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +16,7 @@ from starlette.responses import Response
 from deepinfer_search_fetch.errors import ErrorCode, InvalidRequestError, SearchFetchError
 from deepinfer_search_fetch.service.state import call_of
 
+log = logging.getLogger("deepinfer_search_fetch.service")
 JSON = "application/json; charset=utf-8"
 _CODE_OF_STATUS: dict[int, ErrorCode] = {
     404: "not_found",
@@ -55,11 +57,17 @@ def problem(
 
 
 def add_error_handlers(app: FastAPI) -> None:
-    """Handlers of what routes raise; what nobody expected is told by `Delivery`."""
+    """Handlers of what routes raise, of bugs too."""
 
     async def ours(request: Request, error: Exception) -> Response:
         return problem(call_of(request.scope).request_id, as_error(error), allowed(error))
 
+    async def unexpected(request: Request, error: Exception) -> Response:
+        request_id = call_of(request.scope).request_id
+        log.error("request %s failed", request_id, exc_info=error)
+        return problem(request_id, as_error(error))
+
+    app.add_exception_handler(Exception, unexpected)
     for kind in (SearchFetchError, RequestValidationError, HTTPException, ValidationError):
         app.add_exception_handler(kind, ours)
 

@@ -67,8 +67,14 @@ class Service:
             key = self.keys.find(secret)
         call.key, call.key_id, call.monthly_quota = key, key.id, key.monthly_quota
 
+    def take_token(self, call: Call) -> None:
+        """Take one of the caller's rate tokens; sets the rate headers. Raises LimitError."""
+        standing = self.limiter.take(call.key_id)
+        call.headers.update(standing.headers)
+        standing.check()
+
     def authorise(self, call: Call, headers: Mapping[str, str], scope: str | None) -> ApiKey:
-        """The caller's key, after scope, rate and quota checks; sets the rate headers.
+        """The caller's key, after scope and quota checks.
 
         scope: None for any live key, whatever is left of its quota.
         """
@@ -77,9 +83,6 @@ class Service:
             raise RefusedError("unauthorized", "this route needs a key")
         if scope is not None:
             key.require(scope)
-        standing = self.limiter.take(key.id)
-        call.headers.update(standing.headers)
-        standing.check()
         if scope is not None and "idempotency-key" not in headers:
             self.check_quota(call)  # a repeated call may ask for an answer that is paid already
         return key
