@@ -411,6 +411,15 @@ def soak(session: nox.Session) -> None:
 
 
 @nox.session
+def ray(session: nox.Session) -> None:
+    """`deepinfer up` on three raylets of this machine, every kind of process killed (minutes)."""
+    session.env.update(OMP_NUM_THREADS="1", RAY_USAGE_STATS_ENABLED="0")
+    install(session, "engine[test,ray]")
+    tests = "packages/engine/tests/cluster/test_ray.py"
+    session.run("pytest", tests, "-s", "-W", "ignore", *session.posargs)
+
+
+@nox.session
 def slow(session: nox.Session) -> None:
     """Proofs that take minutes: 1,000 prompts with every drafter and mode of dspark; 10,000 random
     requests in every way the engine's loop runs them, 200 of them on the embedded model; a ledger

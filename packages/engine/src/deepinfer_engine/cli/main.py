@@ -14,6 +14,7 @@ from deepinfer_engine.cli.bench import bench
 from deepinfer_engine.cli.fleet import drain
 from deepinfer_engine.cli.model import model_app
 from deepinfer_engine.cli.top import top
+from deepinfer_engine.cli.up import down, status, up
 from deepinfer_engine.cli.usage import usage
 from deepinfer_engine.errors import (
     CheckpointError,
@@ -70,6 +71,9 @@ app.command()(drain)
 app.command()(usage)
 app.command()(top)
 app.command()(bench)
+app.command()(up)
+app.command()(status)
+app.command()(down)
 
 Model = Annotated[
     str | None,

@@ -88,13 +88,16 @@ class Supervisor:
         on_trouble: Callable[[str, str, str], None] = lambda name, address, text: None,
         silence_s: float = SILENCE_S,
         backoff_s: float = _BACKOFF_FIRST_S,
+        host: str = "127.0.0.1",
     ) -> None:
         """`on_notice` hears every notice of every child: for progress displays. `on_trouble` hears
-        (name, address, text) when a child does not run, and an empty text when it does again."""
+        (name, address, text) when a child does not run, and an empty text when it does again.
+        `host`: where the children listen, on ports that they choose."""
+        self._anywhere = f"[{host}]:0" if ":" in host else f"{host}:0"
         self._on_trouble = on_trouble
         self._silence_s = silence_s
         self._backoff_s = backoff_s
-        self._children = [_Child(spec) for spec in specs]
+        self._children = [_Child(spec, address=self._anywhere) for spec in specs]
         self._environ = {
             **(os.environ if environ is None else environ),
             SUPERVISED_ENV: str(os.getpid()),
@@ -209,7 +212,7 @@ class Supervisor:
             if not child.bound:
                 # Somebody else may have taken the port meanwhile; `on_notice` tells the new
                 # address.
-                child.address = "127.0.0.1:0"
+                child.address = self._anywhere
             if child.failure is not None:
                 why = f"{why} ({child.failure})"
             self._tell(child, f"{why}; it is started again in {backoff:.1f} s")
