@@ -92,7 +92,9 @@ async def disaggregated(*services: WorkerService) -> AsyncIterator[RemoteEngine]
         serving = service.serve("127.0.0.1:0", ready=ready.set_result, stop=stop, drain_timeout_s=5)
         tasks.append(asyncio.create_task(serving))
         places[service.role].append(await ready)
-    engine = await RemoteEngine.connect(**places, cluster_key=KEY, ready_timeout_s=60)
+    engine = await RemoteEngine.connect(
+        prefill=places["prefill"], decode=places["decode"], cluster_key=KEY, ready_timeout_s=60
+    )
     try:
         yield engine
     finally:
