@@ -10,11 +10,12 @@ import logging
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from deepinfer_engine.pd.announcing import PATH as ANNOUNCE_PATH
 from deepinfer_engine.server.limits import request_id
 from deepinfer_engine.server.services import protocol_of
 
 log = logging.getLogger(__name__)
-_PROBES = frozenset({"/health", "/health/live", "/health/ready", "/metrics"})
+_PROBES = frozenset({"/health", "/health/live", "/health/ready", "/metrics", ANNOUNCE_PATH})
 """Asked every few seconds by machines: their lines are for debugging only."""
 _LONGEST_PATH = 200
 
