@@ -201,7 +201,7 @@ def compiled(reports: Reports) -> Verdict:
     targets = sorted({row["target"] for row in rows})
     detail = (
         f"{len(kernels)} kernels, {len(rows)} compilations for {', '.join(targets)}; "
-        f"{sum(row['stack'] > 0 for row in rows)} spill, {len(EXEMPT)} exempt"
+        f"{len(bad)} at fault, {len(EXEMPT)} exempt"
     )
     return Verdict("not held" if bad else "held", "; ".join([detail, *bad]))
 
