@@ -28,15 +28,14 @@ class _Sample:
 
 @dataclass(slots=True)
 class History:
-    """Differences between now and a minute ago. Remembers a sample for every few seconds in which
-    somebody looked; who looks first sees everything since the start."""
+    """Differences between now and a minute ago. Remembers the start, and a sample for every few
+    seconds in which somebody looked; who looks first sees everything since the start."""
 
     _samples: deque[_Sample] = field(default_factory=lambda: deque[_Sample]())
-    _since: float | None = None
 
     def begin(self, now: float) -> None:
         """The server's start."""
-        self._since = now
+        self._samples.append(_Sample(now, {}, (), ()))
 
     def look(self, metrics: Metrics, now: float) -> dict[str, Any]:
         """Counts and percentiles (seconds) since about a minute ago."""
@@ -47,8 +46,7 @@ class History:
         last = _Sample(now, counts, summed(metrics.ttft)[0], summed(metrics.itl)[0])
         while len(self._samples) > 1 and self._samples[1].at <= now - WINDOW_S:
             self._samples.popleft()
-        start = now if self._since is None else self._since
-        first = self._samples[0] if self._samples else _Sample(start, {}, (), ())
+        first = self._samples[0] if self._samples else _Sample(now, {}, (), ())
         if not self._samples or now - self._samples[-1].at >= _EVERY_S:
             self._samples.append(last)
         seconds = max(now - first.at, 0.0)

@@ -68,6 +68,7 @@ class Client(threading.Thread):
                     assert cost is not None
                     self.whole[current] = cost
                     self.began.discard(current)
+                    return  # as many clients do: the end of the connection is not waited for
 
 
 def run_and_kill(ledger: Path, answers: int) -> list[Client]:

@@ -6,7 +6,7 @@ import contextlib
 import os
 import re
 import secrets
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, cast
@@ -128,8 +128,7 @@ def _instances(ray: Any, cluster: str) -> list[str]:
     found = [
         f"{cluster}/{role}/{number}"
         for role in ROLES
-        for start, count, _ in _groups(ray, cluster, role)
-        for number in range(start, start + count)
+        for number in sorted(_room(_groups(ray, cluster, role)))
     ]
     live = {one["name"] for one in ray.util.list_named_actors(all_namespaces=True)}
     return [name for name in found if name in live]
@@ -156,24 +155,20 @@ def _add(ray: Any, spec: ClusterSpec, role: Role, have: int, wanted: int, key: s
     from deepinfer_engine.cli.cluster.actors import Router, Worker
 
     wants = spec.role(role)
-    group = ray.util.placement_group(
-        [wants.bundle] * (wanted - have),
-        strategy="SPREAD",  # a machine that dies takes as few of a role with it as can be
-        name=f"{spec.name}/{role}/{have}+{wanted - have}",
-        lifetime="detached",
-    )
-    try:
-        ray.get(group.ready(), timeout=_PLACE_S)
-    except ray.exceptions.GetTimeoutError:
-        ray.util.remove_placement_group(group)
-        raise EngineUnavailable(
-            f"the Ray cluster has no room for {wanted - have} x {role} of {wants.bundle}"
-        ) from None
-    settings = spec.of(role).model_dump(mode="json", exclude_unset=True)
+    # What was there before may have left room behind.
+    room = _room(_groups(ray, spec.name, role))
+    missing = [number for number in range(have, wanted) if number not in room]
+    if missing:
+        start, count = missing[0], len(missing)
+        name = f"{spec.name}/{role}/{start}+{count}"
+        _place(ray, name, [wants.bundle] * count)
+        room |= _room([(start, count, name)])
     strategies: Any = import_module("ray.util.scheduling_strategies")
+    settings = spec.of(role).model_dump(mode="json", exclude_unset=True)
     actor = ray.remote(Router if role == "router" else Worker)
-    for i, number in enumerate(range(have, wanted)):
+    for number in range(have, wanted):
         name = f"{spec.name}/{role}/{number}"
+        group, index = room[number]
         actor.options(
             name=name,
             lifetime="detached",
@@ -183,9 +178,36 @@ def _add(ray: Any, spec: ClusterSpec, role: Role, have: int, wanted: int, key: s
             num_gpus=wants.gpus or None,
             resources=wants.resources or None,
             scheduling_strategy=strategies.PlacementGroupSchedulingStrategy(
-                placement_group=group, placement_group_bundle_index=i
+                placement_group=ray.util.get_placement_group(group),
+                placement_group_bundle_index=index,
             ),
         ).remote(spec.name, name, role, settings, key)
+
+
+def _room(groups: Sequence[tuple[int, int, str]]) -> dict[int, tuple[str, int]]:
+    """Number of an instance -> group and bundle that are there for it."""
+    return {
+        number: (name, number - start)
+        for start, count, name in groups
+        for number in range(start, start + count)
+    }
+
+
+def _place(ray: Any, name: str, bundles: list[dict[str, float]]) -> None:
+    """Make a placement group. Raises EngineUnavailable where the cluster has no room."""
+    group = ray.util.placement_group(
+        bundles,
+        strategy="SPREAD",  # a machine that dies takes as few of a role with it as can be
+        name=name,
+        lifetime="detached",
+    )
+    try:
+        ray.get(group.ready(), timeout=_PLACE_S)
+    except ray.exceptions.GetTimeoutError:
+        ray.util.remove_placement_group(group)
+        raise EngineUnavailable(
+            f"the Ray cluster has no room for {len(bundles)} more of {bundles[0]}"
+        ) from None
 
 
 def _remove(ray: Any, cluster: str, role: Role, wanted: int) -> None:
