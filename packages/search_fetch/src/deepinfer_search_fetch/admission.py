@@ -143,11 +143,6 @@ class FairSlots:
         with self._guard:
             return any(t.client != client for t in self._waiting)
 
-    def busy(self, client: str) -> bool:
-        """Whether this client used much lately, while another one was there too."""
-        with self._guard:
-            return self._busy(client, self._clock())
-
     def audit(self) -> None:
         """Raise if a place is neither free nor held."""
         held = sum(self._clients.values())

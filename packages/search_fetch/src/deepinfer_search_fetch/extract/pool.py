@@ -3,10 +3,9 @@
 Three lanes, so that no page waits for somebody else's. `pages` is for everything that starts. A
 page that is still at work after OVERTIME_SECONDS, or after CONTEND_SECONDS when another client
 waits, gives up its place and goes on as `overtime`, at the lowest priority; for a while the pages
-of that client and site start there, and so do those of a client who took more than a tenth of a
-place lately while another one was there. `documents` (PDF, office) have a lane of their own. A
-worker that dies costs the page it had; the page is not tried again, and another worker is made
-ready meanwhile.
+of that client and site start there. `documents` (PDF, office) have a lane of their own. A worker
+that dies costs the page it had; the page is not tried again, and another worker is made ready
+meanwhile.
 """
 
 from __future__ import annotations
@@ -195,9 +194,7 @@ class ExtractPool:
         if body.startswith(_DOCUMENT_MAGIC):
             return self._documents
         until = max(self._heavy.get(key, 0.0) for key in ((client, ""), (client, host)))
-        if until > self._clock() or self._pages.slots.busy(client):
-            return self._overtime
-        return self._pages
+        return self._overtime if until > self._clock() else self._pages
 
     async def _until_done(
         self,
