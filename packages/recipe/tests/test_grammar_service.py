@@ -23,6 +23,7 @@ from deepinfer_recipe import (
     constraint_grammar,
 )
 from deepinfer_recipe.grammar.formats import json_schema
+from deepinfer_recipe.grammar.service import _Compiler
 
 pytest.importorskip("xgrammar", reason="the grammar extra is not installed")
 pytestmark = [
@@ -178,6 +179,13 @@ def test_a_text_that_nobody_wants_any_more_is_killed_and_not_remembered():
         assert service.compile(text({"enum": ["x"]}))
     finally:
         service.close()
+
+
+def test_a_compiler_that_was_closed_before_it_was_asked_has_no_answer():
+    compiler = _Compiler()
+    compiler.kill()
+    assert compiler.ask({"grammar": 'root ::= "a"'}, 60.0) is None
+    assert not compiler.timed_out
 
 
 def test_closing_ends_what_compiles():

@@ -37,6 +37,8 @@ def _top53(x: torch.Tensor) -> torch.Tensor:
 
 HEADS = (1024, 8192)
 """Largest entries of a row that are ranked before all of it is sorted."""
+SHORT = 4096
+"""Vocabularies up to this are sorted and drawn for as a whole: fewer operations."""
 FAR = 4.0
 FAR_BITS = math.floor(math.exp(-math.exp(-FAR)) * 2**53) - 1024
 """Gumbel noise of FAR or more comes from 53 bits of at least this; so do 2% of all."""
@@ -120,6 +122,8 @@ class TorchBackend:
 
     def truncate(self, x: Any, top_p: Float, top_k: Int, min_p: Float) -> Any:
         """What is kept nearly always lies among the largest few: only other rows are sorted."""
+        if x.shape[1] <= SHORT:
+            return self._truncate_sorted(x, top_p, top_k, min_p)
         out = torch.full_like(x, float("-inf"))
         at = torch.arange(x.shape[0], device=x.device)
         top = x.amax(dim=1, keepdim=True).double()
@@ -186,6 +190,8 @@ class TorchBackend:
 
         An entry far below the best known sum needs noise above FAR, which integer bits tell.
         """
+        if x.shape[1] <= SHORT:
+            return self.argmax(self.add_gumbel(x, seeds, positions))
         base = _base(x, seeds, positions)
         leader, first = x.max(dim=1)
         alive = torch.isfinite(leader)

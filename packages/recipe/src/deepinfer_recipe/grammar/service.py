@@ -342,6 +342,10 @@ class _Compiler:
             return read_message(self._process.stdout)
         except OSError:
             return None
+        except ValueError:
+            if not self._process.stdin.closed:
+                raise
+            return None  # killed by another thread before a byte of the message was written
         finally:
             clock.cancel()
 
