@@ -31,7 +31,9 @@ def agent():
 
 
 def structured(method):
-    value = model.with_structured_output(Person, method=method).invoke("Ana is 7 years old.")
+    # Nothing bounds a name, and a model this small may go on with one until its tokens are gone.
+    calm = ChatOpenAI(model=MODEL, base_url=OPENAI, api_key=KEY, max_tokens=2000, temperature=0)
+    value = calm.with_structured_output(Person, method=method).invoke("Ana is 7 years old.")
     check(isinstance(value, Person), str(value))
 
 
