@@ -83,10 +83,11 @@ class NGramDrafter:
         self._lengths = range(n_max, n_min - 1, -1)
         self._keep = 1.0 - ewma
         # by bit length of the match: 1, 2-3, 4-7, 8-15, 16-31, 32
-        guess = np.array([0.2, 0.3, 0.5, 0.8, 0.9, 0.95, 0.95])
-        self._hits, self._seen = guess * PRIOR, np.full(guess.size, PRIOR)
-        steps = np.arange(REACH + max_tokens + 1)
-        self._class = np.array([min(int(n).bit_length(), guess.size - 1) for n in steps])
+        # (plain floats: of so few numbers numpy costs more than it saves)
+        guess = (0.2, 0.3, 0.5, 0.8, 0.9, 0.95, 0.95)
+        self._hits, self._seen = [g * PRIOR for g in guess], [PRIOR] * len(guess)
+        steps = range(REACH + max_tokens + 1)
+        self._class = [min(n.bit_length(), len(guess) - 1) for n in steps]
         self._texts: dict[Hashable, _Text] = {}
 
     def propose(self, batch: DraftBatch, rng: Uniforms) -> Proposal:
@@ -107,9 +108,9 @@ class NGramDrafter:
             text.proposed_at, text.proposed = len(history), self._copy(history, at)
             tokens[i] = text.proposed
             own = self._class[text.matched : text.matched + self.max_tokens]
-            rates = self._hits[own] / self._seen[own]
-            text.believed = rates.tolist()
-            conf[i] = rates * text.trust()
+            text.believed = [self._hits[c] / self._seen[c] for c in own]
+            trust = text.trust()
+            conf[i] = [rate * trust for rate in text.believed]
         return Proposal(tokens, lengths, conf=conf)
 
     def _learn(self, text: _Text, history: Sequence[int]) -> None:
