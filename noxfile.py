@@ -536,7 +536,7 @@ def lint(session: nox.Session) -> None:
     session.run("ruff", "format", "--check", "packages", "testing", "docs", "noxfile.py")
     session.run("ruff", "check", "packages", "testing", "docs", "noxfile.py")
     session.run("pytest", "-q", "testing")
-    session.run("basedpyright", "--project", "testing/callers.json")
+    session.run("basedpyright", "--project", "testing/callers.json", *own_python(session))
 
 
 @nox.session
@@ -544,7 +544,13 @@ def types(session: nox.Session) -> None:
     """Strict types over every package's sources."""
     install(session, *(f"{name}[test]" for name in PACKAGES), also=("basedpyright>=1.30,<2",))
     threads = ["--threads", str(len(os.sched_getaffinity(0)))]
-    session.run("basedpyright", "--project", "pyproject.toml", *threads, *session.posargs)
+    options = (*own_python(session), *threads, *session.posargs)
+    session.run("basedpyright", "--project", "pyproject.toml", *options)
+
+
+def own_python(session: nox.Session) -> tuple[str, str]:
+    """For a type checker that would otherwise look into the `.venv` of the README's command."""
+    return "--pythonpath", str(Path(session.bin).resolve() / "python")
 
 
 @nox.session
