@@ -35,14 +35,14 @@ async def http_source(url: str, api_key: str | None) -> AsyncGenerator[ChatSourc
             answer = await client.get("/v1/models")
         except httpx.HTTPError as exc:
             raise EngineUnavailable(f"no server answers at {url}: {exc}") from exc
-        _raise_for(answer.status_code, answer.content)
+        raise_for(answer.status_code, answer.content)
         models = answer.json()["data"]
 
         async def stream(body: Body) -> Chunks:
             try:
                 async with client.stream("POST", "/v1/chat/completions", json=body) as reply:
                     if reply.status_code != 200:
-                        _raise_for(reply.status_code, await reply.aread())
+                        raise_for(reply.status_code, await reply.aread())
                     async for line in reply.aiter_lines():
                         if line.startswith("data: ") and line != "data: [DONE]":
                             yield _checked(json.loads(line.removeprefix("data: ")))
@@ -84,7 +84,9 @@ def _checked(chunk: dict[str, Any]) -> dict[str, Any]:
     return chunk
 
 
-def _raise_for(status: int, content: bytes) -> None:
+def raise_for(status: int, content: bytes) -> None:
+    """Nothing for 200; else RequestError, or EngineUnavailable, in the words of a server's error
+    body."""
     if status == 200:
         return
     try:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from deepinfer_engine.errors import ConfigError, EngineUnavailable, RequestError
+from deepinfer_engine.errors import ConfigError, EngineUnavailable
 
 if TYPE_CHECKING:
     import httpx
@@ -79,15 +79,11 @@ async def _asked(
 ) -> dict[str, Any]:
     import httpx
 
+    from deepinfer_engine.cli.client import raise_for
+
     try:
         answer = await client.request(method, path, json=body)
     except httpx.HTTPError as exc:
         raise EngineUnavailable(f"no server answers at {client.base_url}: {exc}") from exc
-    if answer.status_code != 200:
-        try:
-            text = str(answer.json()["error"]["message"])
-        except (ValueError, KeyError, TypeError):
-            text = answer.text[:200]
-        kind = EngineUnavailable if answer.status_code in (503, 529) else RequestError
-        raise kind(f"the server answered {answer.status_code}: {text}")
+    raise_for(answer.status_code, answer.content)
     return answer.json()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from deepinfer_engine.errors import EngineUnavailable, RequestError
+from deepinfer_engine.errors import EngineUnavailable
 
 if TYPE_CHECKING:
     import httpx
@@ -48,16 +48,13 @@ def asked(client: httpx.Client) -> dict[str, Any]:
     """The answer of `/status`. Raises EngineUnavailable, RequestError."""
     import httpx
 
+    from deepinfer_engine.cli.client import raise_for
+
     try:
         answer = client.get("/status")
     except httpx.HTTPError as exc:
         raise EngineUnavailable(f"no server answers at {client.base_url}: {exc}") from exc
-    if answer.status_code != 200:
-        try:
-            text = str(answer.json()["error"]["message"])
-        except (ValueError, KeyError, TypeError):
-            text = answer.text[:200]
-        raise RequestError(f"the server answered {answer.status_code}: {text}")
+    raise_for(answer.status_code, answer.content)
     return answer.json()
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from deepinfer_engine.errors import ConfigError, EngineUnavailable, RequestError
+from deepinfer_engine.errors import ConfigError, EngineUnavailable
 
 
 def usage(
@@ -86,6 +86,8 @@ def _read(
 def _asked(url: str, api_key: str | None, query: dict[str, str | None]) -> list[dict[str, Any]]:
     import httpx
 
+    from deepinfer_engine.cli.client import raise_for
+
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     try:
         answer = httpx.get(
@@ -96,12 +98,7 @@ def _asked(url: str, api_key: str | None, query: dict[str, str | None]) -> list[
         )
     except httpx.HTTPError as exc:
         raise EngineUnavailable(f"no server answers at {url}: {exc}") from exc
-    if answer.status_code != 200:
-        try:
-            text = str(answer.json()["error"]["message"])
-        except (ValueError, KeyError, TypeError):
-            text = answer.text[:200]
-        raise RequestError(f"the server answered {answer.status_code}: {text}")
+    raise_for(answer.status_code, answer.content)
     return list(answer.json()["data"])
 
 

@@ -12,8 +12,9 @@ from typing import Any
 
 import httpx
 
+from deepinfer_engine.cli.client import raise_for
 from deepinfer_engine.cli.load.workload import Session, Turn, Words
-from deepinfer_engine.errors import EngineUnavailable, RequestError
+from deepinfer_engine.errors import EngineUnavailable
 
 _TEXT = (
     "The quick brown fox jumps over the lazy dog while a small boat crosses the river; one, two, "
@@ -64,8 +65,7 @@ async def meet(url: str, api_key: str | None, model: str | None) -> Target:
         except httpx.HTTPError as exc:
             raise EngineUnavailable(f"no server answers at {url}: {exc}") from exc
     for answer in (models, text):
-        if answer.status_code != 200:
-            raise RequestError(f"the server answered {answer.status_code}: {answer.text[:200]}")
+        raise_for(answer.status_code, answer.content)
     first = models.json()["data"][0]
     told = text.json()
     return Target(
