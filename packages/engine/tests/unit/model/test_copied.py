@@ -44,6 +44,12 @@ def test_where_a_token_more_costs_a_token_none_is() -> None:
     assert not learned(1.0).lengths(copied([5, 5], 0.9), np.array([5, 5])).any()
 
 
+@pytest.mark.parametrize(("promised", "verified"), [(1.02, 0), (1.05, 1)])
+def test_a_gain_smaller_than_the_measurements_are_good_for_is_none(promised, verified) -> None:
+    budget = learned(1.5 / promised - 1)  # one draft of one half: 1.5 tokens
+    assert budget.lengths(copied([1], 0.5), np.array([5])).tolist() == [verified]
+
+
 def test_where_copies_seldom_come_true_none_is() -> None:
     assert not learned(0.2).lengths(copied([5], 0.1), np.array([5])).any()
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -12,10 +14,12 @@ from toy_engine import BLOCK, ask, cluster, greedy, prompt, request, run, until
 from deepinfer_engine.adapters.kvtier import open_store
 from deepinfer_engine.core.block_hashes import block_hashes, pack_hashes, unpack_hashes
 from deepinfer_engine.core.pictures import Picture
+from deepinfer_engine.errors import EngineUnavailable
 from deepinfer_engine.kv.memory import MemoryStore
 from deepinfer_engine.pd.cache_feed import CacheFeed
 from deepinfer_engine.pd.wire import FrameType
 from deepinfer_engine.router.index import Overlap, PrefixIndex
+from deepinfer_engine.router.scoring import PrefillChoice
 from deepinfer_engine.router.work import Work
 
 
@@ -60,10 +64,11 @@ CHANGES = st.lists(
 @settings(max_examples=200, deadline=None)
 @given(changes=CHANGES, chain=st.lists(st.integers(0, 12), max_size=8, unique=True))
 def test_the_index_says_what_a_plain_book_says(changes, chain):
-    """Workers 0 and 1 share a store, the others have their own."""
+    """Workers 0 and 1 share a store, the others have their own. All are there at the beginning."""
     stores = ["s", "s", "", "t", ""]
     index, book = PrefixIndex(), {}
-    for what, worker, tier, blocks in changes:
+    arrivals = [("join", worker, "memory", ()) for worker in range(len(stores))]
+    for what, worker, tier, blocks in [*arrivals, *changes]:
         if what == "join":
             index.join(worker, stores[worker])
             book[worker] = {"memory": set(), "below": set()}
@@ -194,6 +199,47 @@ def test_a_message_that_was_missed_makes_the_worker_unknown_until_it_told_all():
             assert link._told >= 1
 
     run(body())
+
+
+@dataclass(eq=False)
+class Link:
+    """What a choice looks at."""
+
+    address: str
+    info: object
+    work: Work
+
+
+def links(index, rates):
+    """Workers with so many prompt tokens a second, in the index."""
+    info, made = SimpleNamespace(block_tokens=BLOCK, layout_hash="layout"), []
+    for i, rate in enumerate(rates):
+        made.append(Link(f"10.0.0.{i}:9000", info, Work(lambda: 0.0)))
+        made[-1].work.rate = rate
+        index.join(made[-1])
+    return made
+
+
+def test_a_block_that_ends_with_the_prompt_is_no_hit():
+    """The last token is always computed, and with it the block that it is in."""
+    index = PrefixIndex()
+    holder, _ = links(index, [1000.0, 1000.0])
+    tokens = prompt(1, 3 * BLOCK)
+    index.stored(holder, "memory", hashes(tokens))
+    whole = PrefillChoice(index).choose(request("r", tokens, salt="s"), [holder])
+    longer = PrefillChoice(index).choose(request("r", (*tokens, 1), salt="s"), [holder])
+    assert whole.ttft_ms - longer.ttft_ms == pytest.approx(BLOCK - 1, rel=0.05)  # 1 ms a token
+
+
+def test_an_answer_that_goes_on_is_not_sent_away_for_its_wait():
+    index = PrefixIndex()
+    (link,) = links(index, [1000.0])
+    link.work.begin(60_000.0)
+    choice = PrefillChoice(index, ttft_shed_s=1.0)
+    fresh = request("r", prompt(1, 20))
+    with pytest.raises(EngineUnavailable, match="would take"):
+        choice.choose(fresh, [link])
+    assert choice.choose(replace(fresh, resumed=3), [link]).address == link.address
 
 
 def test_what_is_evicted_is_told():
