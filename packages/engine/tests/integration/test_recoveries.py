@@ -40,6 +40,7 @@ def settings(path: Path, **changes: object) -> Settings:
         "threads": 1,
         "log_level": "warning",
         "persist_state": "none",
+        "window_deadline_ms": 10_000,  # a slow machine shall find them too
     }
     return Settings.model_validate({**values, **changes})
 
@@ -109,11 +110,13 @@ def test_two_workers_one_killed_and_a_restart_change_no_token(
             one = await all_of(engine, PROMPTS, "one")
             assert texts(one) == first
             assert windows(one) == {None}
+            await engine.flush()  # blocks are written behind the answers
             two = await all_of(engine, following, "two")
             assert texts(two) == second
             assert windows(two) <= {"local", "peer"}, "the decode worker has those of the answers"
             for _, usage in two:
                 assert usage.cached_tokens == (usage.prompt_tokens - 3 - 1) // BLOCK * BLOCK
+            await engine.flush()
             await killed(engine)
             again = await all_of(engine, following, "again")
             assert texts(again) == second
