@@ -35,7 +35,7 @@ def thread_cpu_s(thread: threading.Thread) -> float:
     if thread.native_id is None:
         return 0.0
     try:
-        # By its number: the clock of a thread that was joined may not be asked for by its handle.
+        # By its number: its handle is a pointer, which leads nowhere once the thread has ended.
         return time.clock_gettime((~thread.native_id << 3) | _CPUCLOCK_OF_THREAD)
     except OSError:
         return 0.0
@@ -154,11 +154,7 @@ class Watchdog:
             frame = frame.f_back
         moved = tuple(place) != self._place
         self._place = tuple(place)
-        try:
-            cpu_s = time.clock_gettime(time.pthread_getcpuclockid(ident))
-        except OSError:  # the thread has ended
-            return moved
-        cpu_s += self._helpers_cpu_s()
+        cpu_s = thread_cpu_s(self._watched) + self._helpers_cpu_s()
         used = cpu_s - self._cpu_s
         self._cpu_s = cpu_s
         return moved or used >= _CPU_S

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -136,6 +138,31 @@ def test_the_processor_time_of_a_thread_is_its_own():
     go_on.set()
     thread.join()
     assert thread_cpu_s(thread) >= 0.0  # it has ended: no error
+
+
+AFTER_ITS_END = """
+import os, threading, time
+from deepinfer_engine.pd.watchdog import StepMonitor, Watchdog
+
+over = threading.Event()
+threads = [threading.Thread(target=over.wait) for _ in range(20)]
+threading.stack_size(64 << 20)  # more than the system keeps: their ends unmap one another's
+for thread in threads:
+    thread.start()
+over.set()
+for thread in threads:
+    thread.join()
+while any(os.path.exists(f"/proc/self/task/{thread.native_id}") for thread in threads):
+    time.sleep(0.01)
+for thread in threads:
+    Watchdog(StepMonitor(), thread, told=lambda trouble: None).look()
+"""
+
+
+def test_a_thread_that_has_ended_can_be_looked_at():
+    """In a process of its own: what is wrong here is a crash."""
+    done = subprocess.run([sys.executable, "-c", AFTER_ITS_END], capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 def test_a_thread_that_computes_shows_work():
