@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from deepinfer_engine.cli.client import ChatSource, http_source, local_source
-from deepinfer_engine.cli.serve import setup_logging
+from deepinfer_engine.cli.logs import setup_logging
 from deepinfer_engine.cli.turn import show_turn
 from deepinfer_engine.settings import Settings
 

@@ -14,7 +14,8 @@ from rich.console import Console
 
 from deepinfer_engine.cli.chat import TOY_NOTICE
 from deepinfer_engine.cli.client import ChatSource, http_source
-from deepinfer_engine.cli.serve import served, setup_logging
+from deepinfer_engine.cli.logs import setup_logging
+from deepinfer_engine.cli.serve import served
 from deepinfer_engine.cli.turn import Turn, show_turn
 from deepinfer_engine.core.runner import BLOCK_TOKENS
 from deepinfer_engine.server.run import bind

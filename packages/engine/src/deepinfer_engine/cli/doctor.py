@@ -20,7 +20,7 @@ import numpy as np
 from rich.console import Console
 
 from deepinfer_engine.cli.launch import build_codec, build_runner, model_dir
-from deepinfer_engine.cli.serve import setup_logging
+from deepinfer_engine.cli.logs import setup_logging
 from deepinfer_engine.core.constraint import ConstraintState
 from deepinfer_engine.errors import ConstraintsUnavailable
 from deepinfer_engine.server.run import bind

@@ -22,7 +22,7 @@ from typing import Any, TextIO
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from deepinfer_engine.cli.serve import setup_logging
+from deepinfer_engine.cli.logs import setup_logging
 from deepinfer_engine.codec.errors import InvalidRequest, wire_error
 from deepinfer_engine.codec.protocol import Codec
 from deepinfer_engine.errors import ConfigError, RequestError

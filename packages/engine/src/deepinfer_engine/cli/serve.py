@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import signal
 import socket
-import sys
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -16,6 +14,7 @@ from rich.console import Console
 
 from deepinfer_engine import __version__
 from deepinfer_engine.cli.launch import build_codec, launched_engine, opened_search
+from deepinfer_engine.cli.logs import setup_logging
 from deepinfer_engine.server.auth import accepted_keys, read_secret
 from deepinfer_engine.server.exposure import check_exposure
 from deepinfer_engine.server.run import bind, listening, room_for_connections, url_of
@@ -89,15 +88,3 @@ async def served(
         app = create_app(engine, codec, settings)
         await stack.enter_async_context(listening(app, sock, settings.drain_timeout_s))
         yield url_of(sock)
-
-
-def setup_logging(level: str) -> None:
-    """One line an event, on standard error."""
-    logging.basicConfig(
-        level=level.upper(),
-        stream=sys.stderr,
-        format="%(asctime)s %(levelname).1s %(name)s: %(message)s",
-        force=True,
-    )
-    for chatty in ("httpx", "httpcore", "asyncio"):
-        logging.getLogger(chatty).setLevel(logging.WARNING)

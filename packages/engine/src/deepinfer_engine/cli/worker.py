@@ -15,7 +15,7 @@ from deepinfer_engine.cli.launch import (
     expert_group,
     model_identity,
 )
-from deepinfer_engine.cli.serve import setup_logging
+from deepinfer_engine.cli.logs import setup_logging
 from deepinfer_engine.pd.announcing import Announcing
 from deepinfer_engine.pd.supervise import (
     beat,

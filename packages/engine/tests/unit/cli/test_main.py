@@ -58,15 +58,22 @@ def test_light_commands_load_no_heavy_library(argv):
     assert result.returncode == 0, result.stderr
 
 
-def test_the_http_process_loads_no_torch():
+@pytest.mark.parametrize(
+    ("modules", "absent"),
+    [
+        ("cli.serve server.app codec.recipe_codec router.remote", "torch"),
+        ("cli.worker pd.prefill pd.decode", "fastapi uvicorn rich"),
+    ],
+    ids=["the HTTP process no torch", "a worker no web framework"],
+)
+def test_a_process_loads_what_it_is_for(modules, absent):
     code = (
-        "import sys; import deepinfer_engine.cli.serve, deepinfer_engine.server.app;"
-        "import deepinfer_engine.codec.recipe_codec, deepinfer_engine.router.remote;"
-        "sys.exit('torch' in sys.modules)"
+        "import importlib, sys; modules, absent = map(str.split, sys.argv[1:])\n"
+        "for name in modules: importlib.import_module(f'deepinfer_engine.{name}')\n"
+        "sys.exit(str({*absent} & {*sys.modules} or '') or 0)"
     )
-    result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False
-    )
+    argv = [sys.executable, "-c", code, modules, absent]
+    result = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
 
 
