@@ -7,6 +7,7 @@ for as long as its files do not change, and all sessions install that wheel.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -16,6 +17,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Collection, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import nox
@@ -47,7 +49,7 @@ nox.needs_version = ">=2024.4.15"
 nox.options.default_venv_backend = "uv|venv"  # uv where it is installed: much faster
 nox.options.error_on_missing_interpreters = False
 nox.options.sessions = [
-    "lint", "types", "tests", "integration", "conformance", "docs",
+    "static", "tests", "integration", "conformance",
 ]  # fmt: skip
 
 
@@ -98,18 +100,20 @@ def wheel(session: nox.Session, package: str) -> Path:
         if path.is_file() and path.suffix != ".so":
             digest.update(f"{path.relative_to(folder)}\0".encode() + path.read_bytes() + b"\0")
     target = ROOT / ".nox" / "wheels" / f"{package}-{digest.hexdigest()[:16]}"
-    if not target.is_dir():
-        building = target.with_suffix(f".{os.getpid()}")
-        shutil.rmtree(building, ignore_errors=True)
-        if session.venv_backend == "uv":
-            python = str(Path(session.bin) / "python")
-            command = ["uv", "build", "-q", "--wheel", "-p", python, "-o", str(building)]
-            session.run(*command, str(folder), external=True)
-        else:
-            session.run(
-                "python", "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(building), str(folder)
-            )
-        building.rename(target)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with (target.parent / f"{package}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # a session beside this one waits, and takes what is made
+        if not target.is_dir():
+            building = target.with_suffix(".partial")
+            shutil.rmtree(building, ignore_errors=True)
+            if session.venv_backend == "uv":
+                python = str(Path(session.bin) / "python")
+                command = ["uv", "build", "-q", "--wheel", "-p", python, "-o", str(building)]
+                session.run(*command, str(folder), external=True)
+            else:
+                command = ["python", "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(building)]
+                session.run(*command, str(folder))
+            building.rename(target)
     (found,) = target.glob("*.whl")
     return found
 
@@ -149,6 +153,15 @@ def run_longest_first(session: nox.Session, name: str, folder: Path, files: Iter
     """The same for test files of which some take much longer than the others."""
     longest = [folder / f"test_{part}.py" for part in LONGEST[name]]
     run_tests(session, "--no-loadscope-reorder", *longest, *sorted({*files} - {*longest}))
+
+
+def side_by_side(session: nox.Session, *commands: Sequence[str]) -> None:
+    """Commands of one process each, all at once; what each has said stands together, in order."""
+    external = session.venv_backend == "none"
+    with ThreadPoolExecutor(len(commands)) as pool:
+        runs = [pool.submit(session.run, *c, silent=True, external=external) for c in commands]
+    for run in runs:
+        print(run.result(), flush=True)
 
 
 def check_package(session: nox.Session, package: str) -> None:
@@ -209,10 +222,14 @@ def conformance(session: nox.Session) -> None:
     """The codec against the recorded corpus and, where it installs, the public reference."""
     install(session, "recipe[test,conformance]")
     tests = ROOT / "packages" / "recipe" / "tests"
-    run_tests(session, *sorted(tests.glob("test_corpus_*.py")), *tests.glob("test_reference*.py"))
-    # Everything once more without the compiled part.
-    session.run("pytest", "packages/recipe/tests/test_pure_python.py", "-m", "slow")
-    session.run("python", FUZZ, "--requests", "2000", "--streams", "500")
+    parts = [*sorted(tests.glob("test_corpus_*.py")), *tests.glob("test_reference*.py")]
+    side_by_side(
+        session,
+        # Everything once more without the compiled part.
+        ("pytest", "packages/recipe/tests/test_pure_python.py", "-m", "slow"),
+        ("pytest", *map(str, parts)),
+        ("python", FUZZ, "--requests", "2000", "--streams", "500"),
+    )
 
 
 @nox.session
@@ -399,7 +416,7 @@ def check_release_files(session: nox.Session, out: Path, third: Collection[str])
 
 @nox.session
 def soak(session: nox.Session) -> None:
-    """Ten minutes of faults and rude clients against one server (a minute is in `integration`).
+    """Ten minutes of faults and rude clients against one server (20 s are in `integration`).
 
     And the router's loads over a million requests.
     """
@@ -422,13 +439,13 @@ def ray(session: nox.Session) -> None:
 @nox.session
 def slow(session: nox.Session) -> None:
     """Proofs that take minutes: 1,000 prompts with every drafter and mode of dspark; 10,000 random
-    requests in every way the engine's loop runs them, 200 of them on the embedded model; a ledger
-    over 20 kills."""
+    requests in every way the engine's loop runs them, 200 of them on the embedded model; the law of
+    sampled text with two drafts by enumeration; a ledger over 20 kills."""
     session.env.update(OMP_NUM_THREADS="1")
     install(session, "dspark[test]")
     session.run("pytest", "packages/dspark/tests", "-m", "slow", *session.posargs)
     install(session, "engine[test]")
-    parts = ("core/test_identity.py", "server/test_ledger_kills.py")
+    parts = ("core/test_identity.py", "model/test_sampling_law.py", "server/test_ledger_kills.py")
     tests = (f"packages/engine/tests/unit/{part}" for part in parts)
     session.run("pytest", *tests, "-m", "slow", *session.posargs)
 
@@ -522,6 +539,13 @@ def without_media(session: nox.Session) -> None:
         session.run("uv", "pip", "uninstall", "-q", *UNUSED_MEDIA, external=True)
     else:
         session.run("python", "-m", "pip", "uninstall", "-y", "-q", *UNUSED_MEDIA)
+
+
+@nox.session(venv_backend="none")
+def static(session: nox.Session) -> None:
+    """lint, types and docs at once: each is a session of its own and keeps one core busy."""
+    nox_itself = (sys.executable, "-m", "nox", "-f", str(ROOT / "noxfile.py"), "-s")
+    side_by_side(session, *((*nox_itself, name) for name in ("types", "lint", "docs")))
 
 
 @nox.session

@@ -172,9 +172,9 @@ def running(*argv: str, cache_dir: Path | None = None, **kwargs: Any):
         server.terminate()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def shared(tmp_path_factory):
-    """One server for the tests that leave it as it was."""
+    """One server for all tests that leave it as it was."""
     with running(cache_dir=tmp_path_factory.mktemp("kv")) as server:
         yield server
 

@@ -82,6 +82,12 @@ def llm():
         yield model
 
 
+@pytest.fixture(scope="module")
+def without_drafts():
+    with LLM(dtype="float64", nextn=0) as model:
+        yield model
+
+
 @SLOW
 @given(schema=SCHEMAS, temperature=st.sampled_from([0.0, 1.0]), seed=st.integers(0, 99))
 def test_any_small_schema_is_obeyed(llm, schema, temperature, seed):
@@ -110,12 +116,11 @@ CONSTRAINTS = {
 
 
 @pytest.mark.parametrize("kind", CONSTRAINTS)
-def test_drafts_change_no_greedy_token(llm, kind):
+def test_drafts_change_no_greedy_token(llm, without_drafts, kind):
     prompts = ["Once there was a fox who", "Ana lived near the garden with", "Count: a kite,"]
     params = SamplingParams(temperature=0.0, max_tokens=60, constraint=CONSTRAINTS[kind])
     with_drafts = llm.generate(prompts, params)  # as many as the measured step times allow
-    with LLM(dtype="float64", nextn=0) as plain:
-        without = plain.generate(prompts, params)
+    without = without_drafts.generate(prompts, params)
     assert [a.token_ids for a in with_drafts] == [a.token_ids for a in without]
 
 

@@ -17,7 +17,7 @@ from deepinfer_engine.cli.launch import build_codec, launched_engine
 from deepinfer_engine.core.types import FinishEvent, GenerateRequest, SamplingParams, Usage
 from deepinfer_engine.settings import Settings
 
-PROMPTS = 50
+PROMPTS = 20
 OUTPUT_TOKENS = 64
 
 
