@@ -1,8 +1,9 @@
 """What planning while the model computes is worth, and what a step costs beside the model.
 
-    python packages/engine/benches/bench_overlap.py            # the timed fake device
+    python packages/engine/benches/bench_overlap.py            # all three, SmolLM2 where it is
+    python packages/engine/benches/bench_overlap.py --device   # the timed fake device
     python packages/engine/benches/bench_overlap.py --steps    # a one-layer model, batch 1 / 8 / 32
-    python packages/engine/benches/bench_overlap.py --model DIR|demo
+    python packages/engine/benches/bench_overlap.py --model DIR|demo|smollm2
 
 The fake device takes a set time for a step, computes nothing and holds no interpreter lock, like an
 accelerator; everything else is the real engine: scheduler, arrays, commits, streams read by as many
@@ -35,6 +36,7 @@ from deepinfer_engine.core.runner import (
     StepRunner,
 )
 from deepinfer_engine.core.types import GenerateRequest, SamplingParams, TokensEvent
+from deepinfer_engine.errors import CheckpointError
 from deepinfer_engine.router.local import LocalEngine
 
 STEPS_MS = (10.0, 20.0, 40.0)
@@ -218,16 +220,23 @@ def real_model(name: str, batch: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", action="store_true")
     parser.add_argument("--steps", action="store_true")
     parser.add_argument("--model", default=None)
     parser.add_argument("--batch", type=int, default=8)
     options = parser.parse_args()
-    if options.steps:
-        one_layer()
-    elif options.model is not None:
-        real_model(options.model, options.batch)
-    else:
+    everything = not (options.device or options.steps or options.model)
+    if options.device or everything:
         timed_device()
+    if options.steps or everything:
+        one_layer()
+    if options.model:
+        real_model(options.model, options.batch)
+    elif everything:
+        try:
+            real_model("smollm2", options.batch)
+        except CheckpointError as error:
+            print(f"smollm2 is left out: {error}")
 
 
 if __name__ == "__main__":

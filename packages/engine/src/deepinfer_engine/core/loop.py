@@ -196,9 +196,12 @@ class EngineLoop:
             ended = self.scheduler.take_ended()
         self._emit(ended)
 
-    def reserve(self, prompt_len: int) -> Reservation | None:
+    def reserve(self, prompt_len: int, priority: int = 0) -> Reservation | None:
         with self._changed:
-            return self.scheduler.reserve(prompt_len)
+            reservation = self.scheduler.reserve(prompt_len, priority)
+            if reservation is None:
+                self._notify()  # the next step may begin with making room
+            return reservation
 
     def pin(self, blocks: Sequence[int], state_slot: int) -> None:
         """Add an owner, the writer of a transfer, to memory that has one."""

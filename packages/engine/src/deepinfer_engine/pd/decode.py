@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -61,6 +60,8 @@ RETRY_AFTER_S = 1.0
 HOLD_EVERY_S = 5.0
 RESERVATION_S = 600.0
 """A reservation that nothing was committed to for this long is given up."""
+ROOM_S = 0.05
+"""Behind which a request that found no memory asks again, beside every end and every second."""
 
 
 @dataclass(eq=False, slots=True)
@@ -72,6 +73,7 @@ class Offer:
     body: Body
     prompt_len: int
     since: float
+    priority: int = 0
     compiling: asyncio.Task[None] | None = None
     """Set while the grammar of the request is being compiled."""
     constraint: ConstraintState | None = None
@@ -148,7 +150,7 @@ class DecodeService(WorkerService):
         self._rings: dict[Connection, ReceiveRing] = {}
         """Shared memory that prefill workers of this machine put units in."""
         self._hold_at = 0.0
-        self._queue: deque[Offer] = deque()
+        self._queue: list[Offer] = []
         """Offers that wait for memory."""
         self._waited = Durations("queue")
 
@@ -216,7 +218,8 @@ class DecodeService(WorkerService):
             except RequestError as error:
                 router.send(FrameType.ABORT, refusal(xid, error))
                 return
-            offer = Offer(xid, router, body, prompt_len, time.monotonic())
+            now, priority = time.monotonic(), request.sampling.priority
+            offer = Offer(xid, router, body, prompt_len, now, priority)
             if self._queue or not self._place(offer):
                 self._enqueue(offer)
             if request.sampling.constraint is not None and xid.key in self._offers:
@@ -280,6 +283,9 @@ class DecodeService(WorkerService):
             return
         self._offers[offer.xid.key] = offer
         self._queue.append(offer)
+        self._place_queued()
+        # What runs in a worse class makes room between two steps.
+        asyncio.get_running_loop().call_later(ROOM_S, self._place_queued)
 
     def _busy(self, xid: Xid, reason: str) -> Body:
         return {**xid_body(xid), "reason": reason, "retry_after_ms": int(RETRY_AFTER_S * 1000)}
@@ -287,7 +293,7 @@ class DecodeService(WorkerService):
     def _place(self, offer: Offer) -> bool:
         """Answer RESERVED or ABORT; False when there is no memory now."""
         try:
-            attempt = self.landings.reserve(offer.xid, offer.prompt_len)
+            attempt = self.landings.reserve(offer.xid, offer.prompt_len, offer.priority)
         except RequestError as error:
             offer.router.send(FrameType.ABORT, refusal(offer.xid, error))
             self._offers.pop(offer.xid.key, None)
@@ -303,8 +309,18 @@ class DecodeService(WorkerService):
         return True
 
     def _place_queued(self) -> None:
-        while self._queue and self._place(self._queue[0]):
-            self._queue.popleft()
+        """By class, which waiting raises, and arrival. One that does not fit holds up the rest."""
+        now, age_s = time.monotonic(), self._config.age_s
+
+        def rank(offer: Offer) -> tuple[int, float]:
+            aged = int((now - offer.since) / age_s) if age_s > 0 else 0
+            return offer.priority - aged, offer.since
+
+        while self._queue:
+            first = min(self._queue, key=rank)
+            if not self._place(first):
+                return
+            self._queue.remove(first)
 
     # -- what prefill sends ---------------------------------------------------------------------
 

@@ -99,11 +99,11 @@ class Landings:
     def writer_held_blocks(self) -> int:
         return sum(len(a.reservation.blocks) for a in self._by_key.values() if a.writer_owns)
 
-    def reserve(self, xid: Xid, prompt_len: int) -> Attempt | None:
+    def reserve(self, xid: Xid, prompt_len: int, priority: int = 0) -> Attempt | None:
         """Memory for a prompt, or None when not now. Raises what `Scheduler.check_fits` raises."""
         if xid.key in self._by_key:
             raise TransferError(f"attempt {xid.key} has a reservation already")
-        reservation = self._loop.reserve(prompt_len)
+        reservation = self._loop.reserve(prompt_len, priority)
         if reservation is None:
             return None
         self._loop.pin(reservation.blocks, reservation.state_slot)

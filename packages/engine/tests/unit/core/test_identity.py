@@ -25,8 +25,8 @@ def proved(seeds: range, count: int) -> Counter[str]:
 def happened(seen: Counter[str]) -> None:
     """Nothing was proved of what did not happen."""
     for what in (
-        "preemptions", "parked", "recomputed", "forked_prompts", "mixed_steps", "aborts",
-        "accepted_tokens", "constrained_requests",
+        "preemptions", "urgent_preemptions", "parked", "recomputed", "forked_prompts",
+        "mixed_steps", "aborts", "accepted_tokens", "constrained_requests",
     ):  # fmt: skip
         assert seen[what], what
 

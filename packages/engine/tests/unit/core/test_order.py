@@ -180,7 +180,7 @@ def test_the_first_prompt_of_a_step_always_goes_on():
     s = scheduler(blocks=400, slots=100, max_num_seqs=40, max_num_batched_tokens=32)
     for i in range(20):
         add(s, f"r{i}", 5)
-    while any(q.phase is not Phase.RUNNING for q in s._by_key.values()):
+    while any(q.phase is not Phase.RUNNING for q in s.at.by_key.values()):
         turn(s)
     late = add(s, "late", 200)
     for n in range(40):

@@ -53,7 +53,7 @@ def test_the_next_step_is_planned_while_the_device_is_busy():
     stepping.start()
     while flown.empty():  # planned and launched although the first one stands still
         stepping.join(0.001)
-    assert loop.scheduler._in_flight == 2
+    assert loop.scheduler.at.in_flight == 2
     assert sink.tokens == {}
     runner.gate.set()
     stepping.join(PATIENCE_S)
@@ -68,7 +68,7 @@ def test_never_are_more_than_two_steps_on_their_way():
     for i in range(4):
         submit(loop, f"r{i}", prompt(i, 20), greedy(20, ignore_eos=True))
     for n in range(200):
-        most = max(most, loop.scheduler._in_flight)
+        most = max(most, loop.scheduler.at.in_flight)
         if loop.step(float(n)) is None:
             break
     loop.close()
@@ -215,18 +215,18 @@ def test_accounts_of_steps_in_flight(data):
     depth = draw(st.integers(1, 2))
     flying = []
     for n in range(draw(st.integers(10, 60))):
-        if random.random() < 0.3 and len(s._by_key) < 8:
+        if random.random() < 0.3 and len(s.at.by_key) < 8:
             sampling = SamplingParams(
                 temperature=0.0, max_tokens=random.randint(1, 60), stop_token_ids=(7,)
             )
             asked = request(f"r{n}", prompt(n, random.randint(1, 3 * size)), sampling)
             s.add(LiveSequence(asked, asked.request_id, float(n)))
-        if s._by_key and random.random() < 0.05:
-            s.abort(random.choice(list(s._by_key)))
+        if s.at.by_key and random.random() < 0.05:
+            s.abort(random.choice(list(s.at.by_key)))
         for seq in s.admit(float(n)):
             s.ready(seq, NOTHING)
         s.fork()
-        before = {key: len(seq.blocks) for key, seq in s._by_key.items()}
+        before = {key: len(seq.blocks) for key, seq in s.at.by_key.items()}
         plan = s.plan(float(n))
         if plan is not None:
             for seq, drafts in plan.rows:
@@ -256,9 +256,9 @@ def test_accounts_of_steps_in_flight(data):
             seq.finish_reason is not None or seq.aborting for seq, _ in done.rows
         ) else s.absorb(done, made_up(done))
         s.settle(done)
-    for seq in s._by_key.values():
+    for seq in s.at.by_key.values():
         assert (seq.ahead, seq.ahead_most, seq.users) == (0, 0, 0)
-    for key in list(s._by_key):
+    for key in list(s.at.by_key):
         s.abort(key)
     s.pools.audit()
     assert s.pools.blocks.owned == s.pools.states.owned == 0
