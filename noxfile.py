@@ -582,12 +582,14 @@ def docs(session: nox.Session) -> None:
     """Build the documentation; a broken link, a page left out of the navigation or a list of
     options that is not today's fails. Needs no network once its packages are installed.
     """
-    also = ("mkdocs-material>=9.5,<10", "mkdocstrings[python]>=1,<2")
+    # ruff breaks the lines of signatures
+    also = ("mkdocs-material>=9.5,<10", "mkdocstrings[python]>=1,<2", "ruff>=0.11,<1")
     install(session, *PACKAGES, also=also)
     session.run("python", "docs/write_options.py", "--check")
     target = str(Path(session.create_tmp()).resolve())
     session.env["NO_MKDOCS_2_WARNING"] = "1"
     session.run("mkdocs", "build", "--strict", "-f", "docs/mkdocs.yml", "-d", target)
+    session.run("python", "docs/built_site.py", target)
 
 
 @nox.session

@@ -1,6 +1,7 @@
-"""Write docs/pages/using/options.md from the commands themselves: `python docs/write_options.py`.
+"""Write the pages of options from the commands themselves: `python docs/write_options.py`.
 
-With `--check` it only says whether the page is what the commands are now. Needs every package.
+docs/pages/using/options.md has the settings, and docs/pages/using/commands a page a command. With
+`--check` it only says whether they are what the commands are now. Needs every package.
 """
 
 from __future__ import annotations
@@ -20,10 +21,12 @@ import typer
 from pydantic_core import PydanticUndefined
 
 ROOT = Path(__file__).parent.parent
-PAGE = ROOT / "docs" / "pages" / "using" / "options.md"
-INTRO = """# Every option and variable
+FOLDER = ROOT / "docs" / "pages" / "using"
+GENERATED = "Generated from the commands; a check of the `docs` session keeps it true.\n"
+INTRO = f"""# Every setting and variable
 
-Generated from the commands; a check of the `docs` session keeps it true.
+{GENERATED}
+The options of each command have a page of their own: COMMANDS.
 
 Settings of the server are read in this order, and the last one wins: default, `deepinfer.toml`
 (or `--config FILE`), environment, flag. A name that nobody knows is an error that names the
@@ -204,17 +207,21 @@ def _variables() -> Iterator[str]:
     yield from sorted(found - NOT_VARIABLES)
 
 
-def page() -> str:
-    """The whole page."""
-    parts = [INTRO]
-    settings = _settings()
+def pages() -> dict[str, str]:
+    """Path below docs/pages/using -> the whole page."""
+    titles = (*TYPER, *ARGPARSE)
+    made = {f"commands/{title}.md": _typer_page(title, module) for title, module in TYPER.items()}
+    for title, module in ARGPARSE.items():
+        made[f"commands/{title}.md"] = _argparse_page(title, module)
+    links = ", ".join(f"[`{title}`](commands/{title}.md)" for title in titles)
+    parts = [INTRO.replace("COMMANDS", links)]
     rows = [
         (
             f"`{name}`",
             _default(field.get_default(call_default_factory=True)),
             field.description or "",
         )
-        for name, field in settings.items()
+        for name, field in _settings().items()
     ]
     parts.append("## Settings: `deepinfer.toml`, `DEEPINFER_<NAME>`\n")
     parts.append(
@@ -222,28 +229,6 @@ def page() -> str:
         "with commas there.\n"
     )
     parts.append(_table(rows, ("setting", "default", "meaning")))
-    for title, module in TYPER.items():
-        command = typer.main.get_command(import_module(module).app)
-        parts.append(f"## `{title}`\n")
-        known = settings if title == "deepinfer" else {}
-        for path, each in _click_commands(command, title):
-            own = _click_rows(each, known)
-            about = (each.help or "").split("\f")[0].strip().split("\n\n")[0]
-            parts.append(f"### `{path}`\n\n{_cell(about)}\n")
-            parts.append(_table(own, HEAD))
-    parts.append("### Settings of `search-fetch`\n")
-    parts.append(
-        "In `config.toml` of the home folder, as `--set NAME=VALUE` before the command, or as "
-        "`DEEPINFER_SEARCH_FETCH_<NAME>` with an underscore for the dot.\n"
-    )
-    parts.append(_table(_fetch_settings(), ("setting", "default", "kind")))
-    for title, module in ARGPARSE.items():
-        parts.append(f"## `{title}`\n")
-        for path, parser in _parsers(_parser(module)):
-            name = path.replace(Path(sys.argv[0]).name, title)
-            about = (parser.description or "").strip().split("\n\n")[0]
-            parts.append(f"### `{name}`\n\n{_cell(about)}\n")
-            parts.append(_table(_argparse_rows(parser), HEAD))
     named = {*_variables(), *VARIABLES}
     missing = sorted(named - set(VARIABLES))
     if missing:
@@ -252,7 +237,38 @@ def page() -> str:
     variables = [(f"`{name}`", VARIABLES[name]) for name in sorted(named)]
     parts.append("| variable | meaning |\n|---|---|\n")
     parts[-1] += "\n".join(f"| {a} | {_cell(b)} |" for a, b in variables) + "\n"
+    made["options.md"] = _joined(parts)
+    return made
+
+
+def _joined(parts: list[str]) -> str:
     return "\n".join(part for part in parts if part)
+
+
+def _typer_page(title: str, module: str) -> str:
+    command = typer.main.get_command(import_module(module).app)
+    known = _settings() if title == "deepinfer" else {}
+    parts = [f"# The command `{title}`\n", GENERATED]
+    for path, each in _click_commands(command, title):
+        about = (each.help or "").split("\f")[0].strip().split("\n\n")[0]
+        parts += [f"## `{path}`\n\n{_cell(about)}\n", _table(_click_rows(each, known), HEAD)]
+    if title == "search-fetch":
+        parts.append("## Settings\n")
+        parts.append(
+            "In `config.toml` of the home folder, as `--set NAME=VALUE` before the command, or as "
+            "`DEEPINFER_SEARCH_FETCH_<NAME>` with an underscore for the dot.\n"
+        )
+        parts.append(_table(_fetch_settings(), ("setting", "default", "kind")))
+    return _joined(parts)
+
+
+def _argparse_page(title: str, module: str) -> str:
+    parts = [f"# The command `{title}`\n", GENERATED]
+    for path, parser in _parsers(_parser(module)):
+        name = path.replace(Path(sys.argv[0]).name, title)
+        about = (parser.description or "").strip().split("\n\n")[0]
+        parts += [f"## `{name}`\n\n{_cell(about)}\n", _table(_argparse_rows(parser), HEAD)]
+    return _joined(parts)
 
 
 def _fetch_settings() -> list[tuple[str, str, str]]:
@@ -273,14 +289,17 @@ def _fetch_settings() -> list[tuple[str, str, str]]:
 
 
 def main() -> None:
-    """Write the page, or compare with it."""
+    """Write the pages, or compare with them."""
     for name in ("XDG_CACHE_HOME", "XDG_DATA_HOME"):
         os.environ.pop(name, None)  # defaults are told as they are without them
-    made = page()
-    if "--check" not in sys.argv[1:]:
-        PAGE.write_text(made, encoding="utf-8")
-    elif PAGE.read_text(encoding="utf-8") != made:
-        raise SystemExit(f"{PAGE} is not what the commands are now: run {Path(__file__).name}")
+    made = pages()
+    for name, text in made.items():
+        page = FOLDER / name
+        if "--check" not in sys.argv[1:]:
+            page.parent.mkdir(exist_ok=True)
+            page.write_text(text, encoding="utf-8")
+        elif not page.exists() or page.read_text(encoding="utf-8") != text:
+            raise SystemExit(f"{page} is not what the commands are now: run {Path(__file__).name}")
 
 
 if __name__ == "__main__":

@@ -166,7 +166,7 @@ def test_a_pickled_array_is_refused(tmp_path, capsys) -> None:
 def test_without_torch_the_live_example_names_the_extra(monkeypatch, capsys) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     assert main(["demo"]) == 1
-    assert "deepinfer-eplb[torch]" in capsys.readouterr().err
+    assert "./packages/eplb[torch]" in capsys.readouterr().err
 
 
 def test_usage_errors_exit_with_two() -> None:

@@ -40,7 +40,7 @@ def test_without_triton_the_command_says_what_to_install(
 ) -> None:
     monkeypatch.setattr(compare_aot, "find_spec", lambda name: None)
     assert cli.main(["aot", "--op", "rms_norm"]) == 2
-    assert "pip install 'deepinfer-kernels[triton]'" in capsys.readouterr().err
+    assert "pip install './packages/kernels[triton]'" in capsys.readouterr().err
 
 
 def test_file_that_is_no_table_is_refused(tmp_path: Path) -> None:

@@ -56,6 +56,11 @@ def test_gc_keeps_what_the_stored_policy_keeps(store, make_model, cli):
     assert cli.facts("gc", store)["segments_expired"] == 1
 
 
+def test_a_directory_with_its_secret_in_it_is_not_called_foreign(filled, cli, caplog):
+    assert cli.run("gc", filled).returncode == 0
+    assert "secret" not in caplog.text
+
+
 def test_fsck_repair_evicts_nothing_whatever_the_policy_says(filled, cli):
     cli.facts("quota", filled, "--bytes", "1")
     cli.facts("policy", filled, "--min-free-share", "0.99")

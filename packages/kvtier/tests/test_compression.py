@@ -397,7 +397,7 @@ def test_a_process_without_the_extra_misses_counts_warns_once_and_stores_its_own
             assert cache.stats()["disk"].get("quarantined", 0) == 0
             warnings = [r for r in caplog.records if "compressed record" in r.message]
             assert len(warnings) == 1
-            assert "deepinfer-kvtier[zstd]" in warnings[0].message
+            assert "./packages/kvtier[zstd]" in warnings[0].message
             assert load_from(cache)[0] == 0, "it does not look there again"
             store_into(cache)
             assert load_from(cache) == ALL
@@ -409,13 +409,13 @@ def test_a_process_without_the_extra_misses_counts_warns_once_and_stores_its_own
 
 
 def test_asking_for_compression_without_the_extra_names_it(store, without_library, cli, tmp_path):
-    with pytest.raises(kvtier.ConfigError, match=r"deepinfer-kvtier\[zstd\]"):
+    with pytest.raises(kvtier.ConfigError, match=r"./packages/kvtier\[zstd\]"):
         kvtier.open(store, compression="zstd-1")
     with kvtier.open(store):
         pass
     done = cli.run("migrate", store, tmp_path / "new", "--compression", "zstd-1")
     assert done.returncode == 2
-    assert "deepinfer-kvtier[zstd]" in done.stderr
+    assert "./packages/kvtier[zstd]" in done.stderr
     assert not (tmp_path / "new").exists()
 
 
@@ -448,7 +448,7 @@ def test_the_package_works_where_the_library_cannot_be_imported(store):
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
         "6 0 6",
-        'compression needs the extra "zstd": pip install "deepinfer-kvtier[zstd]"',
+        'compression needs the extra "zstd": pip install "./packages/kvtier[zstd]"',
     ]
     assert done.stderr.count("counts as a miss") == 1
 

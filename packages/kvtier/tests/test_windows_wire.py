@@ -125,7 +125,7 @@ def test_the_key_is_never_shown():
 
 def test_without_the_extra_the_error_names_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "mooncake.engine", None)
-    with pytest.raises(kvtier.ConfigError, match=r"deepinfer-kvtier\[mooncake\]"):
+    with pytest.raises(kvtier.ConfigError, match=r"./packages/kvtier\[mooncake\]"):
         kvtier.open(
             host_bytes=1 << 20,
             windows={"key": b"k" * 32, "locations": LocalLocations(), "transport": "mooncake"},

@@ -201,7 +201,7 @@ def test_closing_ends_what_compiles():
 
 def test_without_the_library_the_error_names_the_extra(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(GrammarUnavailable, match=r"deepinfer-recipe\[grammar\]"):
+    with pytest.raises(GrammarUnavailable, match=r"./packages/recipe\[grammar\]"):
         GrammarService(vocabulary)
 
 

@@ -1,6 +1,6 @@
 """Against the reference package itself, where it is installed: fresh cases, named differences.
 
-pip install 'deepinfer-recipe[conformance]'
+pip install './packages/recipe[conformance]'
 """
 
 from __future__ import annotations

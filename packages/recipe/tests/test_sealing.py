@@ -143,4 +143,4 @@ def test_without_the_library_the_error_names_the_extra() -> None:
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
-    assert "pip install 'deepinfer-recipe[sealed]'" in done.stdout
+    assert "pip install './packages/recipe[sealed]'" in done.stdout

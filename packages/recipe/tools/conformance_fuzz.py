@@ -1,6 +1,6 @@
 """Differential fuzz against the reference codec: generated requests, and answers in random cuts.
 
-    pip install 'deepinfer-recipe[test,conformance]'
+    pip install './packages/recipe[test,conformance]'
     python tools/conformance_fuzz.py --requests 20000 --streams 5000 --seed 1
 
 Every case runs through both codecs. A difference is either explained by a named decision

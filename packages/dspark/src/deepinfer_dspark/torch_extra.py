@@ -10,7 +10,7 @@ except ModuleNotFoundError as e:
     if e.name != "torch":
         raise
     raise ModuleNotFoundError(
-        "this module of deepinfer_dspark needs torch: pip install 'deepinfer-dspark[torch]'",
+        "this module of deepinfer_dspark needs torch: pip install './packages/dspark[torch]'",
         name="torch",
     ) from None
 

@@ -34,7 +34,7 @@ def _native_refusal(op: str) -> str | None:
 
 def _triton_unavailable() -> str | None:
     if find_spec("triton") is None:
-        return "needs triton: pip install 'deepinfer-kernels[triton]'"
+        return "needs triton: pip install './packages/kernels[triton]'"
     return None
 
 

@@ -262,7 +262,7 @@ def main() -> None:
     given = parser.parse_args()
     if given.compression != "none" and not installed():
         print(
-            'compression needs the extra "zstd": pip install "deepinfer-kvtier[zstd]"',
+            'compression needs the extra "zstd": pip install "./packages/kvtier[zstd]"',
             file=sys.stderr,
         )
         sys.exit(2)

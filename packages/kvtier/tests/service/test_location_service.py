@@ -352,7 +352,7 @@ def test_a_hung_shard_costs_three_deadlines_and_is_tried_again_after_a_pause(
 
 def test_without_the_extra_redis_the_error_names_it(monkeypatch, clock):
     monkeypatch.setitem(sys.modules, "redis.asyncio", None)
-    with pytest.raises(ConfigError, match=r"deepinfer-kvtier\[redis\]"):
+    with pytest.raises(ConfigError, match=r"./packages/kvtier\[redis\]"):
         LocationClient(["redis://127.0.0.1:1/0"], key=b"", prefix=b"", clock=clock)
 
 

@@ -231,7 +231,7 @@ def test_the_whole_cache_uses_a_pool(tmp_path, make_model, pool, monkeypatch):
 
 def test_without_the_extra_the_error_names_it(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "mooncake.store", None)
-    with pytest.raises(ConfigError, match=r"deepinfer-kvtier\[mooncake\]"):
+    with pytest.raises(ConfigError, match=r"./packages/kvtier\[mooncake\]"):
         kvtier.open(tmp_path / "s", secret=bytes(32), tiers=["mooncake://127.0.0.1:50051"])
 
 

@@ -126,7 +126,7 @@ def test_a_shared_tier_without_a_common_secret_is_refused(tmp_path, bucket):
 
 def test_without_the_extra_the_error_names_it(tmp_path, bucket, monkeypatch):
     monkeypatch.setitem(sys.modules, "obstore", None)
-    with pytest.raises(ConfigError, match=r"deepinfer-kvtier\[s3\]"):
+    with pytest.raises(ConfigError, match=r"./packages/kvtier\[s3\]"):
         kvtier.open(tmp_path / "one", secret=SECRET, tiers=[bucket])
 
 

@@ -42,7 +42,7 @@ class RemoteSearchFetch:
         except ImportError:
             raise ContentError(
                 "feature_unavailable",
-                "a remote service needs the extra: pip install 'deepinfer-search-fetch[remote]'",
+                "a remote service needs the extra: pip install './packages/search_fetch[remote]'",
             ) from None
         headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
         self._errors = (httpx.HTTPError, httpx.InvalidURL)

@@ -18,7 +18,7 @@ except ModuleNotFoundError as e:
     if e.name != "transformers":
         raise
     raise ModuleNotFoundError(
-        "deepinfer_dspark.hf needs transformers: pip install 'deepinfer-dspark[hf]'",
+        "deepinfer_dspark.hf needs transformers: pip install './packages/dspark[hf]'",
         name="transformers",
     ) from None
 

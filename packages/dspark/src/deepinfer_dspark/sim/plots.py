@@ -35,7 +35,7 @@ def draw_lines(path: Path, lines: Sequence[Line], title: str, x_label: str, y_la
             ScalarFormatter,
         )
     except ImportError as e:
-        raise ImportError("drawing needs matplotlib: pip install 'deepinfer-dspark[plot]'") from e
+        raise ImportError("drawing needs matplotlib: pip install './packages/dspark[plot]'") from e
     with mpl.rc_context({"svg.hashsalt": "deepinfer-dspark"}):
         figure: Any = Figure(figsize=(7.0, 4.2), layout="constrained")
         axis: Any = figure.subplots()

@@ -28,7 +28,7 @@ from deepinfer_engine.settings import Settings
 
 CHECK_FAILED_EXIT = 6
 _GIB = 1024**3
-_SIBLINGS = ("recipe", "kvtier", "dspark", "kernels")
+_SIBLINGS = ("recipe", "kvtier", "dspark", "eplb", "kernels")
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,8 +221,8 @@ def _constraints(settings: Settings) -> Finding:
             "constraints",
             "warn",
             str(exc),
-            'pip install "deepinfer-engine[grammar]" (in a checkout: '
-            'pip install -e "./packages/engine[grammar]"); without it schemas are refused',
+            'pip install "./packages/recipe[grammar]" "./packages/engine[grammar]" in the '
+            "checkout; without it schemas are refused",
         )
     try:
         started = time.monotonic()

@@ -124,7 +124,7 @@ async def opened_search(settings: Settings) -> AsyncGenerator[WebSearch | None, 
     except ModuleNotFoundError as exc:
         raise ConfigError(
             f"search needs {exc.name}, which is not installed: pip install "
-            "'deepinfer-engine[search]'"
+            "./packages/search_fetch './packages/engine[search]'"
         ) from exc
     async with open_search(settings.search, settings.search_home, os.environ) as web:
         yield web

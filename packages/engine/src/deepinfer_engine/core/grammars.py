@@ -107,7 +107,7 @@ def _submitted(
             return None
         raise ConstraintsUnavailable(
             "this engine cannot enforce the format of an answer: xgrammar is not installed where "
-            'it runs; install "deepinfer-engine[grammar]" there (in a checkout: pip install -e '
-            '"./packages/engine[grammar]")'
+            "it runs; in the checkout there: pip install "
+            '"./packages/recipe[grammar]" "./packages/engine[grammar]"'
         )
     return compiler.submit(constraint.grammar), constraint

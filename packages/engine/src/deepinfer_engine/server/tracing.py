@@ -126,7 +126,7 @@ def open_tracing(where: str | None, model: str) -> Tracing | None:
             exporter = OTLPSpanExporter(endpoint=where.rstrip("/") + "/v1/traces")
     except ModuleNotFoundError as exc:
         raise ConfigError(
-            f"traces need {exc.name}, which is not installed: pip install 'deepinfer-engine[otel]'"
+            f"traces need {exc.name}, which is not installed: pip install './packages/engine[otel]'"
         ) from exc
     provider = provider_of("deepinfer")
     provider.add_span_processor(BatchSpanProcessor(exporter))

@@ -100,6 +100,6 @@ def test_the_directory_forgets_who_is_not_named_any_more():
 def test_without_ray_the_command_says_what_to_install(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "ray", None)  # as where it is not installed
     assert cli.run(["up", str(written(tmp_path, TEXT))]) == 3
-    assert "deepinfer-engine[ray]" in capsys.readouterr().err
+    assert "./packages/engine[ray]" in capsys.readouterr().err
     assert cli.run(["up", str(tmp_path / "none.toml")]) == 3
     assert cli.run(["up", str(written(tmp_path, TEXT)), "--restart", "engines"]) == 2

@@ -128,7 +128,7 @@ def test_a_beginning_that_does_not_fit_is_the_clients_fault():
 
 def test_without_a_compiler_only_what_is_promised_is_refused():
     async def refused(engine):
-        with pytest.raises(ConstraintsUnavailable, match=r"deepinfer-engine\[grammar\]"):
+        with pytest.raises(ConstraintsUnavailable, match=r"./packages/engine\[grammar\]"):
             await ask(engine, request("r", TOKENS, SAMPLING))
         free = await ask(engine, request("free", TOKENS, greedy(9)))
         hoped = greedy(9, constraint=Constraint("tens", needed=False))

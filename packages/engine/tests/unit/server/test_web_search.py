@@ -297,7 +297,7 @@ def test_without_the_extra_the_error_names_it(monkeypatch: pytest.MonkeyPatch) -
         async with opened_search(Settings(search="embedded")):
             pass
 
-    with pytest.raises(ConfigError, match=r"deepinfer-engine\[search\]"):
+    with pytest.raises(ConfigError, match=r"./packages/engine\[search\]"):
         asyncio.run(main())
 
 

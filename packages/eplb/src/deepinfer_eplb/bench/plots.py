@@ -33,7 +33,7 @@ def draw_loads(
         from matplotlib.figure import Figure  # pyright: ignore[reportMissingImports]
         from matplotlib.ticker import MaxNLocator  # pyright: ignore[reportMissingImports]
     except ImportError as e:
-        raise ImportError("drawing needs matplotlib: pip install 'deepinfer-eplb[plot]'") from e
+        raise ImportError("drawing needs matplotlib: pip install './packages/eplb[plot]'") from e
     # the same input gives the same file
     with mpl.rc_context({"svg.hashsalt": "deepinfer-eplb"}):
         figure: Any = Figure(figsize=(9.0, 2.4 * len(panels) + 0.6), layout="constrained")

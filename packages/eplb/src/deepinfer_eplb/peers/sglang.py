@@ -74,7 +74,7 @@ def read_recording(path: str | os.PathLike[str]) -> npt.NDArray[np.float64]:
 
             held = torch.load(source, weights_only=True, map_location="cpu")
     except ImportError as e:
-        raise ImportError(f"{source} needs torch: pip install 'deepinfer-eplb[torch]'") from e
+        raise ImportError(f"{source} needs torch: pip install './packages/eplb[torch]'") from e
     except OSError:
         raise
     except Exception as e:

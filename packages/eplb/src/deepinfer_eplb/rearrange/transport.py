@@ -79,7 +79,7 @@ def require_torch() -> Any:
         import torch  # pyright: ignore[reportMissingImports]
         import torch.distributed  # pyright: ignore
     except ImportError as e:
-        raise ImportError("gloo needs torch: pip install 'deepinfer-eplb[torch]'") from e
+        raise ImportError("gloo needs torch: pip install './packages/eplb[torch]'") from e
     return torch
 
 

@@ -67,7 +67,7 @@ def run(
         return ascend.run(names, variants, out)
     earlier = {} if against is None else _read(against)
     if find_spec("triton") is None:
-        raise BackendError("triton is not installed: pip install 'deepinfer-kernels[triton]'")
+        raise BackendError("triton is not installed: pip install './packages/kernels[triton]'")
     from deepinfer_kernels.triton_support.aot import TARGETS, compile_all
 
     for target in targets:

@@ -110,6 +110,6 @@ def _torch() -> Any:
         import torch
     except ModuleNotFoundError as cause:
         raise ConfigError(
-            "device pools need torch: pip install 'deepinfer-kvtier[torch]'"
+            "device pools need torch: pip install './packages/kvtier[torch]'"
         ) from cause
     return torch

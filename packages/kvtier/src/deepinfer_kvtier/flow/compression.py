@@ -63,7 +63,7 @@ def require_library() -> None:
     """raises: ConfigError without the library."""
     if not installed():
         raise ConfigError(
-            'compression needs the extra "zstd": pip install "deepinfer-kvtier[zstd]"'
+            'compression needs the extra "zstd": pip install "./packages/kvtier[zstd]"'
         )
 
 
@@ -341,5 +341,5 @@ def expand_into(want: Wanted, stored: memoryview, counts: Counter[str]) -> Statu
 
 def _missing(counts: Counter[str]) -> Status:
     counts["codec_missing"] += 1
-    warn_missing('pip install "deepinfer-kvtier[zstd]"')
+    warn_missing('pip install "./packages/kvtier[zstd]"')
     return Status.SKIPPED

@@ -121,6 +121,6 @@ def _derive(key: bytes, salt: bytes, info: bytes) -> bytes:
         from cryptography.hazmat.primitives.kdf.hkdf import HKDF
     except ModuleNotFoundError as cause:
         raise ConfigError(
-            "encryption needs cryptography: pip install 'deepinfer-kvtier[crypto]'"
+            "encryption needs cryptography: pip install './packages/kvtier[crypto]'"
         ) from cause
     return HKDF(algorithm=SHA256(), length=KEY_BYTES, salt=salt or None, info=info).derive(key)

@@ -22,7 +22,7 @@ def open_redis(
         errors: Any = importlib.import_module("redis.exceptions")
     except ImportError as cause:
         raise ConfigError(
-            f'{what} in Redis needs the extra "redis": pip install "deepinfer-kvtier[redis]"'
+            f'{what} in Redis needs the extra "redis": pip install "./packages/kvtier[redis]"'
         ) from cause
     try:
         # Deadlines are the caller's; a repeated request would only outlive them.

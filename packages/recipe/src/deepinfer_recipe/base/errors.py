@@ -120,7 +120,9 @@ class MissingExtraError(RecipeError, ImportError):
     """A feature needs an optional dependency."""
 
     def __init__(self, feature: str, extra: str, distribution: str) -> None:
-        super().__init__(f"{feature} needs {distribution}: pip install 'deepinfer-recipe[{extra}]'")
+        super().__init__(
+            f"{feature} needs {distribution}: pip install './packages/recipe[{extra}]'"
+        )
 
 
 class ImageError(RecipeError):
@@ -157,7 +159,7 @@ class GrammarTooComplex(GrammarError):  # noqa: N818 - reads as the condition it
 
 
 class GrammarUnavailable(RecipeError, ImportError):  # noqa: N818
-    """Enforcing constraints needs xgrammar: `pip install "deepinfer-recipe[grammar]"`."""
+    """Enforcing constraints needs xgrammar: `pip install "./packages/recipe[grammar]"`."""
 
 
 class GrammarBusy(RecipeError):  # noqa: N818

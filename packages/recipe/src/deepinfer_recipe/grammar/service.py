@@ -66,7 +66,8 @@ class GrammarService:
         """
         if importlib.util.find_spec("xgrammar") is None:
             raise GrammarUnavailable(
-                'enforcing output constraints needs xgrammar; install "deepinfer-recipe[grammar]"'
+                "enforcing output constraints needs xgrammar: "
+                'pip install "./packages/recipe[grammar]"'
             )
         self._make_vocabulary = vocabulary
         self._vocabulary: GrammarVocabulary | None = None

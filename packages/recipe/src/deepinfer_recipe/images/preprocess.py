@@ -23,7 +23,7 @@ def _pillow() -> Any:
         from PIL import Image
     except ImportError:
         raise ImageError(
-            "Decode", "preparing pictures needs Pillow: pip install 'deepinfer-recipe[images]'"
+            "Decode", "preparing pictures needs Pillow: pip install './packages/recipe[images]'"
         ) from None
     return Image
 

@@ -42,7 +42,7 @@ def extract_pdf(body: bytes, limits: Limits, *, page_marks: bool = False) -> Tex
     except ImportError:
         raise ContentError(
             "feature_unavailable",
-            "reading PDF needs pypdfium2; install deepinfer-search-fetch[docs]",
+            "reading PDF needs pypdfium2; pip install './packages/search_fetch[docs]'",
         ) from None
     check_streams(body, limits)
     try:

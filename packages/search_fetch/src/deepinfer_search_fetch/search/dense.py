@@ -171,6 +171,6 @@ def _scipy() -> tuple[Any, Any]:
     except ImportError:
         raise ContentError(
             "feature_unavailable",
-            "learning vectors needs scipy: pip install 'deepinfer-search-fetch[dense]'",
+            "learning vectors needs scipy: pip install './packages/search_fetch[dense]'",
         ) from None
     return cast(Any, sparse), cast(Any, linalg)

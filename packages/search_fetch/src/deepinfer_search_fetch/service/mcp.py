@@ -67,7 +67,7 @@ def build_server(client: AsyncSearchFetch, guard: Guard = unguarded) -> MCPServe
         from mcp_types import CallToolResult, TextContent, ToolAnnotations
     except ImportError:
         raise ContentError(
-            "feature_unavailable", "MCP needs the extra: pip install 'deepinfer-search-fetch[mcp]'"
+            "feature_unavailable", "MCP needs the extra: pip install './packages/search_fetch[mcp]'"
         ) from None
     with _logging_untouched():
         server: MCPServer[Any] = MCPServer(

@@ -29,7 +29,7 @@ def connected(address: str) -> Generator[Any]:
         ray: Any = import_module("ray")  # an extra, and without types
     except ModuleNotFoundError as exc:
         raise ConfigError(
-            "a cluster needs ray, which is not installed: pip install 'deepinfer-engine[ray]'"
+            "a cluster needs ray, which is not installed: pip install './packages/engine[ray]'"
         ) from exc
     try:
         ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level="error")

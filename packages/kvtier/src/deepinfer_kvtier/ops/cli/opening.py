@@ -11,6 +11,7 @@ from deepinfer_kvtier.base.errors import ConfigError
 from deepinfer_kvtier.base.files import PosixIo
 from deepinfer_kvtier.base.timing import SystemClock
 from deepinfer_kvtier.log.disk import DiskTier
+from deepinfer_kvtier.log.store_files import SECRET_FILE
 
 
 def require(store: Path) -> None:
@@ -22,8 +23,9 @@ def require(store: Path) -> None:
 def for_work(store: Path, **changes: Any) -> Cache:
     """Open to change something: nothing is collected on the side and no setting is stored."""
     require(store)
-    # Nothing is looked up by its tokens: the secret, which may be kept elsewhere, is not needed.
-    settings = parse_config(store, host_bytes=0, auto_gc=False, secret=bytes(32), **changes)
+    # Nothing is looked up by its tokens: a secret that is kept elsewhere is not needed.
+    secret = None if (store / SECRET_FILE).exists() else bytes(32)
+    settings = parse_config(store, host_bytes=0, auto_gc=False, secret=secret, **changes)
     return Cache(settings, SystemClock(), PosixIo())
 
 

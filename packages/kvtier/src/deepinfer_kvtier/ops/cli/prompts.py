@@ -47,7 +47,7 @@ def _tokenizer(path: Path) -> Callable[[str], list[int]]:
     try:
         tokenizers: Any = importlib.import_module("tokenizers")
     except ImportError:
-        wanted = "--tokenizer needs the extra: pip install 'deepinfer-kvtier[explain]'"
+        wanted = "--tokenizer needs the extra: pip install './packages/kvtier[explain]'"
         raise ConfigError(wanted) from None
     try:
         loaded: Any = tokenizers.Tokenizer.from_file(str(path))

@@ -48,7 +48,7 @@ class MooncakeTransport:
             from mooncake.engine import TransferEngine  # pyright: ignore[reportMissingImports]
         except ImportError as cause:
             raise ConfigError(
-                f"windows by Mooncake need: pip install 'deepinfer-kvtier[mooncake]' ({cause})"
+                f"windows by Mooncake need: pip install './packages/kvtier[mooncake]' ({cause})"
             ) from cause
         self._engine: Any = TransferEngine()
         if self._engine.initialize(host, "P2PHANDSHAKE", protocol, device) != 0:

@@ -106,7 +106,7 @@ def connect(config: MooncakeTierConfig) -> Pool:
     except ImportError as cause:
         raise ConfigError(
             'a Mooncake tier needs the extra "mooncake" and the system library libibverbs:'
-            f' pip install "deepinfer-kvtier[mooncake]", apt install libibverbs1 ({cause})'
+            f' pip install "./packages/kvtier[mooncake]", apt install libibverbs1 ({cause})'
         ) from cause
     pool: Any = module.MooncakeDistributedStore()
     answer = pool.setup(

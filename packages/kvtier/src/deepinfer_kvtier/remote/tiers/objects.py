@@ -243,5 +243,5 @@ def _module(name: str) -> Any:
         return importlib.import_module(name)
     except ImportError as cause:
         raise ConfigError(
-            'an object-storage tier needs the extra "s3": pip install "deepinfer-kvtier[s3]"'
+            'an object-storage tier needs the extra "s3": pip install "./packages/kvtier[s3]"'
         ) from cause
