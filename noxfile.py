@@ -43,6 +43,9 @@ LONGEST = {
         "service_process", "walkthrough", "attack_table", "api", "fairness", "service", "mcp",
         "event_loop", "render", "cli", "extract", "fetch_pipeline", "fetching", "metering",
     ),
+    "engine": (
+        "parallel/group", "api", "model/sampling_law", "pd/workers", "cli/main", "pd/explorer",
+    ),
 }  # fmt: skip
 
 nox.needs_version = ">=2024.4.15"
@@ -151,7 +154,7 @@ def run_tests(session: nox.Session, *paths: str | Path) -> None:
 
 def run_longest_first(session: nox.Session, name: str, folder: Path, files: Iterable[Path]) -> None:
     """The same for test files of which some take much longer than the others."""
-    longest = [folder / f"test_{part}.py" for part in LONGEST[name]]
+    longest = [folder / Path(part).parent / f"test_{Path(part).name}.py" for part in LONGEST[name]]
     run_tests(session, "--no-loadscope-reorder", *longest, *sorted({*files} - {*longest}))
 
 
@@ -173,10 +176,13 @@ def check_package(session: nox.Session, package: str) -> None:
     session.run("python", "testing/run_readme.py", f"packages/{package}/README.md", *examples)
     install(session, f"{package}[test]")
     if package in LONGEST:
-        folder = ROOT / "packages" / package / "tests"
-        run_longest_first(session, package, folder, folder.glob("test_*.py"))
+        folder, *others = (
+            ROOT / path for path in TESTS.get(package, (f"packages/{package}/tests",))
+        )
+        files = [path for place in (folder, *others) for path in place.rglob("test_*.py")]
+        run_longest_first(session, package, folder, files)
     else:
-        run_tests(session, *TESTS.get(package, (f"packages/{package}/tests",)))
+        run_tests(session, f"packages/{package}/tests")
 
 
 @nox.session

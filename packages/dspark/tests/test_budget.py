@@ -155,9 +155,9 @@ class Ring:
         class Rank:
             def all_reduce_sum(self, values):
                 ring.values[i] = values
-                ring.barrier.wait(10)
+                ring.barrier.wait(60)
                 total = np.sum(ring.values, axis=0)
-                ring.barrier.wait(10)
+                ring.barrier.wait(60)
                 return total
 
         return Rank()

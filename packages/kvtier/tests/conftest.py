@@ -177,8 +177,8 @@ def filled(store):
     """Four blocks and a state slot of class chat, two blocks of class agent."""
     with kvtier.open(store) as cache:
         model = Model(cache)
-        model.store(model.prompt(1, 4), states=(4,), durability="flushed").wait(10)
-        model.store(model.prompt(2, 2), cls="agent", durability="flushed").wait(10)
+        model.store(model.prompt(1, 4), states=(4,), durability="flushed").wait(60)
+        model.store(model.prompt(2, 2), cls="agent", durability="flushed").wait(60)
         cache.flush()
     return store
 
@@ -209,4 +209,4 @@ def redis_url() -> Iterator[str]:
         yield f"redis://127.0.0.1:{port}/0"
     finally:
         process.terminate()
-        process.wait(10)
+        process.wait(60)

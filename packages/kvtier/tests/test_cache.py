@@ -19,7 +19,7 @@ def test_a_reopened_directory_hits_what_was_flushed(store, make_model):
     with kvtier.open(store) as cache:
         model = make_model(cache)
         tokens = model.prompt(1, 9)
-        assert model.store(tokens, states=(9,), durability="flushed").wait(10)
+        assert model.store(tokens, states=(9,), durability="flushed").wait(60)
         cache.flush()
     with kvtier.open(store) as cache:
         model = make_model(cache)
@@ -35,7 +35,7 @@ def test_another_secret_reads_nothing(store, make_model):
     with kvtier.open(store) as cache:
         model = make_model(cache)
         tokens = model.prompt(1, 3)
-        model.store(tokens, durability="flushed").wait(10)
+        model.store(tokens, durability="flushed").wait(60)
     with kvtier.open(store, secret=bytes(range(32))) as cache:
         assert make_model(cache).block_hits(tokens) == 0
 
@@ -52,7 +52,7 @@ def test_a_secret_that_is_missing_is_asked_for_and_not_made_up(tmp_path, make_mo
     with kvtier.open(store, secret=secret) as cache:
         model = make_model(cache)
         tokens = model.prompt(1, 3)
-        model.store(tokens, durability="flushed").wait(10)
+        model.store(tokens, durability="flushed").wait(60)
     with pytest.raises(kvtier.ConfigError, match="pass `secret`"):
         kvtier.open(store)
     for work in (("gc", store), ("fsck", store, "--repair"), ("stat", store)):
@@ -69,7 +69,7 @@ def test_a_directory_whose_creation_was_cut_short_gets_its_secret(tmp_path, make
     with kvtier.open(store) as cache:
         model = make_model(cache)
         tokens = model.prompt(1, 3)
-        assert model.store(tokens, durability="flushed").wait(10)
+        assert model.store(tokens, durability="flushed").wait(60)
     with kvtier.open(store) as cache:
         assert make_model(cache).block_hits(tokens) == 3
 
@@ -111,7 +111,7 @@ def test_without_copy_the_ticket_says_when_the_source_is_free(model):
     digests = model.digests(tokens)
     source = np.stack([payload_of(d, BLOCK_BYTES) for d in digests])
     ticket = model.ns.put(digests, source, copy=False)
-    assert ticket.wait(10)
+    assert ticket.wait(60)
     source[:] = 0
     assert model.load_all(tokens) == (3, 3)
 
@@ -152,7 +152,7 @@ def test_dropped_records_are_gone_everywhere_and_stay_gone(store, make_model):
     with kvtier.open(store) as cache, kvtier.open(store) as other:
         model, neighbour = make_model(cache), make_model(other)
         tokens = model.prompt(1, 4)
-        model.store(tokens, durability="flushed").wait(10)
+        model.store(tokens, durability="flushed").wait(60)
         assert neighbour.load_all(tokens) == (4, 4)
         assert model.ns.drop(model.digests(tokens)[2:]) == 2
         assert model.block_hits(tokens) == 2
@@ -166,7 +166,7 @@ def test_dropping_one_kind_leaves_the_other_also_after_a_restart(store, make_mod
     with kvtier.open(store) as cache:
         model = make_model(cache)
         tokens = model.prompt(1, 2)
-        model.store(tokens, states=(2,), durability="flushed").wait(10)
+        model.store(tokens, states=(2,), durability="flushed").wait(60)
         assert model.ns.drop(model.digests(tokens), kinds=("state",)) == 1
         assert model.ns.match(tokens).block_prefix == 2
     with kvtier.open(store) as cache:
@@ -180,11 +180,11 @@ def test_a_record_can_come_back_after_a_drop(store, make_model):
         model = make_model(cache)
         tokens = model.prompt(1, 2)
         for _ in range(3):
-            assert model.store(tokens, durability="flushed").wait(10)
+            assert model.store(tokens, durability="flushed").wait(60)
             assert model.block_hits(tokens) == 2
             model.ns.drop(model.digests(tokens))
             assert model.block_hits(tokens) == 0
-        assert model.store(tokens, durability="flushed").wait(10)
+        assert model.store(tokens, durability="flushed").wait(60)
     with kvtier.open(store, clock=clock) as cache:
         assert make_model(cache).load_all(tokens) == (2, 2)
 
@@ -196,7 +196,7 @@ def test_drop_reaches_records_that_still_wait_for_the_directory(store, make_mode
         ticket = model.store(tokens, durability="flushed")
         model.ns.drop(model.digests(tokens))
         cache.flush()
-        assert not ticket.wait(10)
+        assert not ticket.wait(60)
         assert model.block_hits(tokens) == 0
     with kvtier.open(store) as cache:
         assert make_model(cache).block_hits(tokens) == 0
@@ -206,7 +206,7 @@ def test_two_readers_of_one_prefix_share_its_physical_reads(store, make_model):
     with kvtier.open(store) as cache:
         model = make_model(cache)
         tokens = model.prompt(1, 40)
-        model.store(tokens, durability="flushed").wait(10)
+        model.store(tokens, durability="flushed").wait(60)
     with kvtier.open(store, io_threads=8) as cache:
         model = make_model(cache)
         match = model.ns.match(tokens, want=("block",))
@@ -234,7 +234,7 @@ def test_state_stays_in_memory_when_told_so_and_expires_there(store, make_model)
     with kvtier.open(store, persist_state=False, clock=clock, state_ttl_s=180) as cache:
         model = make_model(cache)
         tokens = model.prompt(1, 2)
-        model.store(tokens, states=(2,), durability="flushed").wait(10)
+        model.store(tokens, states=(2,), durability="flushed").wait(60)
         assert model.ns.match(tokens).n_blocks == 2
         clock.advance(179)
         assert model.ns.match(tokens).n_blocks == 2
@@ -282,7 +282,7 @@ def test_asyncio_callers_get_results_and_tickets(model):
 def test_a_read_only_cache_looks_but_never_writes(store, make_model):
     with kvtier.open(store) as cache:
         tokens = make_model(cache).prompt(1, 2)
-        make_model(cache).store(tokens, durability="flushed").wait(10)
+        make_model(cache).store(tokens, durability="flushed").wait(60)
     before = sorted(p.name for p in store.rglob("*"))
     with kvtier.open(store, read_only=True) as cache:
         model = make_model(cache)
@@ -402,7 +402,7 @@ def test_a_drop_forgets_what_was_stored_by_a_clock_ahead_and_what_is_put_later_c
 ):
     ahead, other, _ = skewed(store, make_model, 0.5)
     tokens = other.prompt(1, 4)
-    assert other.store(tokens, durability="flushed").wait(10)
+    assert other.store(tokens, durability="flushed").wait(60)
     behind, model, _ = skewed(store, make_model, 0.5 + off_s)
     with ahead, behind:
         assert model.block_hits(tokens) == 4
@@ -410,7 +410,7 @@ def test_a_drop_forgets_what_was_stored_by_a_clock_ahead_and_what_is_put_later_c
         assert model.block_hits(tokens) == 0
         ahead.gc()
         assert other.block_hits(tokens) == 0
-        assert model.store(tokens, durability="flushed").wait(10)
+        assert model.store(tokens, durability="flushed").wait(60)
         assert model.block_hits(tokens) == 4
     with kvtier.open(store, host_bytes=0) as later:
         assert make_model(later).block_hits(tokens) == 4
@@ -421,12 +421,12 @@ def test_what_is_put_after_a_drop_by_a_clock_ahead_is_found(store, make_model):
     here, model, _ = skewed(store, make_model, 0)
     with ahead, here:
         tokens = model.prompt(1, 4)
-        assert model.store(tokens, durability="flushed").wait(10)
+        assert model.store(tokens, durability="flushed").wait(60)
         ahead.gc()
         assert other.ns.drop(other.digests(tokens)) == 4
         here.gc()
         assert model.block_hits(tokens) == 0
-        assert model.store(tokens, durability="flushed").wait(10)
+        assert model.store(tokens, durability="flushed").wait(60)
         assert model.block_hits(tokens) == 4
 
 
@@ -434,9 +434,9 @@ def test_a_drop_after_the_clock_was_set_back_forgets(store, make_model):
     cache, model, clock = skewed(store, make_model, 0)
     with cache:
         tokens = model.prompt(1, 4)
-        assert model.store(tokens, durability="flushed").wait(10)
+        assert model.store(tokens, durability="flushed").wait(60)
         clock.off_s = -3_600
         assert model.ns.drop(model.digests(tokens)) == 4
         assert model.block_hits(tokens) == 0
-        assert model.store(tokens, durability="flushed").wait(10)
+        assert model.store(tokens, durability="flushed").wait(60)
         assert model.block_hits(tokens) == 4

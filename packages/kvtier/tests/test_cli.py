@@ -58,7 +58,7 @@ def test_gc_deletes_what_is_past_its_time(store, make_model, cli):
     long_ago = ManualClock(start_s=1_000_000_000)
     with kvtier.open(store, clock=long_ago) as cache:
         model = make_model(cache)
-        model.store(model.prompt(1, 2), durability="flushed").wait(10)
+        model.store(model.prompt(1, 2), durability="flushed").wait(60)
     assert cli.facts("gc", store)["segments_expired"] == 1
 
 

@@ -49,7 +49,7 @@ def test_gc_keeps_what_the_stored_policy_keeps(store, make_model, cli):
     two_weeks_ago = ManualClock(start_s=time.time() - 14 * 86_400)
     with kvtier.open(store, clock=two_weeks_ago) as cache:
         model = make_model(cache)
-        model.store(model.prompt(1, 2), cls="agent", durability="flushed").wait(10)
+        model.store(model.prompt(1, 2), cls="agent", durability="flushed").wait(60)
     cli.facts("policy", store, "--ttl", "agent=30d")
     assert cli.facts("gc", store)["segments_expired"] == 0
     cli.facts("policy", store, "--ttl", "agent=3d")
@@ -71,7 +71,7 @@ def test_fsck_repair_evicts_nothing_whatever_the_policy_says(filled, cli):
 def test_namespaces_are_listed_pinned_unpinned_and_dropped(filled, make_model, cli):
     with kvtier.open(filled) as cache:
         other = make_model(cache, salt="other")
-        other.store(other.prompt(5, 3), durability="flushed").wait(10)
+        other.store(other.prompt(5, 3), durability="flushed").wait(60)
         name = make_model(cache).ns.id
         digest = other.digests(other.prompt(5, 3))[0]
     listed = json.loads(cli.run("ls", filled, "--namespaces", "--json").stdout)

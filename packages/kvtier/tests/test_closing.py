@@ -43,7 +43,7 @@ def test_a_collection_overtaken_by_close_deletes_nothing(store, make_model):
     cache = kvtier.open(store, io=io, auto_gc=False, quota_bytes=200_000)
     model = make_model(cache)
     tokens = model.prompt(1, 30)
-    assert model.store(tokens, durability="flushed").wait(10)
+    assert model.store(tokens, durability="flushed").wait(60)
     io.cache = cache
     with pytest.raises(kvtier.ClosedError):
         cache.gc()
@@ -55,7 +55,7 @@ def test_a_drop_overtaken_by_close_writes_to_nobody_elses_file(store, tmp_path, 
     cache = kvtier.open(store, auto_gc=False)
     model = make_model(cache)
     tokens = model.prompt(1, 4)
-    assert model.store(tokens, durability="flushed").wait(10)
+    assert model.store(tokens, durability="flushed").wait(60)
     cache.close()
     # These get the numbers of the descriptors that the cache has given back.
     others = [(tmp_path / str(i)).open("w+b", buffering=0) for i in range(20)]
@@ -72,11 +72,11 @@ def test_a_load_that_is_reading_while_the_cache_closes_gets_its_blocks(store, ma
     cache = kvtier.open(store, io=io, host_bytes=0, auto_gc=False, readback_every=0)
     model = make_model(cache)
     tokens = model.prompt(1, 4)
-    assert model.store(tokens, durability="flushed").wait(10)
+    assert model.store(tokens, durability="flushed").wait(60)
     match = model.ns.match(tokens, want=("block",))
     room = np.zeros((match.n_blocks, 5_000), np.uint8)
     io.cache = cache
-    result = model.ns.load(match, dst=room, wait=True).wait(10)
+    result = model.ns.load(match, dst=room, wait=True).wait(60)
     assert cache.closed is not None
     assert model.check(match, result, room) == 4
     assert cache.disk.segments.users() == 0
@@ -93,7 +93,7 @@ prompt = list(range(6 * 128 + 1))
 cache = kvtier.open(sys.argv[2], host_bytes=0, auto_gc=False)
 ns = cache.namespace(layout, model="forked")
 digests = ns.match(prompt).digests
-assert ns.put(digests[:3], bytes(3 * 5_000), durability="flushed").wait(10)
+assert ns.put(digests[:3], bytes(3 * 5_000), durability="flushed").wait(60)
 match = ns.match(prompt)
 child = os.fork()
 if sys.argv[1] == "orphan" and child:
@@ -115,7 +115,7 @@ if child == 0:
     os._exit(0)
 os.waitpid(child, 0)
 assert ns.put(digests[3:], bytes(3 * 5_000), parents=digests[2], first_block=3,
-              durability="flushed").wait(10)
+              durability="flushed").wait(60)
 print(ns.match(prompt).n_blocks, flush=True)
 cache.close()
 """
@@ -133,7 +133,7 @@ def test_neither_the_folder_nor_the_leases_of_a_killed_process_live_on_in_its_ch
     run = [sys.executable, "-c", FORKED, "orphan", str(store)]
     with subprocess.Popen(run, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout.readline() == "orphan\n"
-        parent.wait(10)
+        parent.wait(60)
         with kvtier.open(store, auto_gc=False) as cache:
             assert cache.gc().adopted_writers == 1
             segments = cache.disk.segments

@@ -46,7 +46,7 @@ def wanted(model, tokens):
 
 def put(model, seed: int, blocks: int = 4, cls: str = "chat"):
     tokens = model.prompt(seed, blocks)
-    assert model.store(tokens, cls=cls, durability="flushed").wait(10)
+    assert model.store(tokens, cls=cls, durability="flushed").wait(60)
     return tokens
 
 
@@ -212,7 +212,7 @@ def test_a_full_class_that_never_expires_refuses_more_of_it_and_of_nothing_else(
     with kvtier.open(store, clock=clock, host_bytes=0) as cache:
         model = make_model(cache)
         for seed in range(12):
-            model.store(model.prompt(seed, 4), cls="pin", durability="flushed").wait(10)
+            model.store(model.prompt(seed, 4), cls="pin", durability="flushed").wait(60)
             cache.gc()
         refused = model.store(model.prompt(99, 4), cls="pin")
         assert set(refused.reasons) == {"class_full"}
@@ -276,7 +276,7 @@ def test_a_quota_holds_while_writing_not_only_at_the_interval(store, make_model)
         model = make_model(cache)
         peak = 0
         for seed in range(150):
-            model.store(model.prompt(seed, 8), durability="flushed").wait(10)
+            model.store(model.prompt(seed, 8), durability="flushed").wait(60)
             peak = max(peak, used(store))
         assert peak <= quota + quota // 8 + (1 << 20)
         assert cache.stats()["disk"]["gc_evicted_segments"] > 0
@@ -345,7 +345,7 @@ def test_second_hit_keeps_what_is_put_once_off_the_disk(store, make_model):
         assert set(first.reasons) == {"first_put"}
         assert model.load_all(tokens) == (4, 4), "host memory has it all the same"
         assert segments(store) == []
-        assert model.store(tokens, durability="flushed").wait(10)
+        assert model.store(tokens, durability="flushed").wait(60)
         assert all(model.store(model.prompt(2, 4)).accepted)
     with kvtier.open(store) as cache:
         assert make_model(cache).load_all(tokens) == (4, 4)

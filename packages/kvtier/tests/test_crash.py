@@ -40,7 +40,7 @@ WRITER = textwrap.dedent(
         state = ns.put_state(
             digests[-1], payload_of(digests[-1] + b"s", 9001), n_blocks=6, durability="flushed"
         )
-        if ticket.wait(10) and state.wait(10):
+        if ticket.wait(60) and state.wait(60):
             print(seed, flush=True)
     """
 )
@@ -246,7 +246,7 @@ def test_a_stopped_process_that_holds_the_directory_stops_nobody_else(store, mak
             model = make_model(cache)
             assert_all_there(model, seeds)
             mine = model.prompt(50_000, 6)
-            assert model.store(mine, durability="flushed").wait(10)
+            assert model.store(mine, durability="flushed").wait(60)
             assert cache.gc().adopted_writers == 0, "it is alive, its folder is its own"
             assert model.load_all(mine) == (6, 6)
     finally:

@@ -12,7 +12,7 @@ def test_events_tell_what_came_and_what_left(cache, model):
     unsubscribe = cache.subscribe(queue)
     tokens = model.prompt(1, 2)
     digests = model.digests(tokens)
-    model.store(tokens, durability="flushed").wait(10)
+    model.store(tokens, durability="flushed").wait(60)
     cache.flush()
     stored = queue.drain()
     assert {(e.what, e.tier, e.key, e.n_blocks) for e in stored} == {
@@ -52,7 +52,7 @@ def test_a_router_that_follows_the_events_knows_what_each_tier_holds(store, make
         prompts = [model.prompt(seed, 4) for seed in range(3)]
         everything = [d for tokens in prompts for d in model.digests(tokens)]
         for tokens in prompts:
-            model.store(tokens, durability="flushed").wait(10)
+            model.store(tokens, durability="flushed").wait(60)
             follow()
         assert len(held["host"]) < len(everything)
         for tokens in prompts:
@@ -73,7 +73,7 @@ def test_a_listener_that_raises_hurts_nobody(cache, model):
     queue = kvtier.EventQueue(capacity=1)
     cache.subscribe(broken)
     cache.subscribe(queue)
-    model.store(model.prompt(1, 3), durability="flushed").wait(10)
+    model.store(model.prompt(1, 3), durability="flushed").wait(60)
     cache.flush()
     assert cache.stats()["events"]["failed_callbacks"] == 6
     assert queue.lost == 5

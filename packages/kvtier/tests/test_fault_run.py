@@ -145,7 +145,7 @@ def test_fsck_finds_and_repairs_every_damage_the_fault_layer_can_make(store, mak
     with kvtier.open(store) as cache:
         model = make_model(cache)
         for seed in (1, 2, 3):
-            assert model.store(model.prompt(seed, 2), durability="flushed").wait(10)
+            assert model.store(model.prompt(seed, 2), durability="flushed").wait(60)
     (segment,), (log,) = store.rglob("*.kvs"), store.rglob("idx-0.kvx")
     DAMAGE[name](segment, log)
     found = cli.run("fsck", store, "--json")
@@ -162,7 +162,7 @@ def test_fsck_finds_and_repairs_every_damage_the_fault_layer_can_make(store, mak
             assert matched == good, "after a repair the index names whole records only"
             if name in UNFINISHED:
                 assert good == 2, "nothing was lost"
-            assert model.store(tokens, durability="flushed").wait(10)
+            assert model.store(tokens, durability="flushed").wait(60)
             assert model.load_all(tokens) == (2, 2)
 
 
@@ -171,12 +171,12 @@ def test_a_repair_keeps_drops_whose_log_was_damaged_elsewhere(store, make_model,
     with kvtier.open(store) as cache:
         model = make_model(cache)
         kept = model.prompt(9, 2)
-        model.store(kept, durability="flushed").wait(10)
+        model.store(kept, durability="flushed").wait(60)
     with kvtier.open(store) as cache:
         model = make_model(cache)
-        model.store(model.prompt(1, 2), durability="flushed").wait(10)
+        model.store(model.prompt(1, 2), durability="flushed").wait(60)
         model.ns.drop(model.digests(kept)[1:])
-        model.store(model.prompt(2, 2), durability="flushed").wait(10)
+        model.store(model.prompt(2, 2), durability="flushed").wait(60)
     newest = max(store.rglob("idx-0.kvx"), key=lambda log: log.stat().st_mtime_ns)
     flip(newest, 100)
     assert cli.facts("fsck", store, "--repair")["rewritten_logs"] == 1

@@ -73,7 +73,7 @@ def test_the_fault_test_notices_a_missing_checksum(store, make_model, monkeypatc
     with kvtier.open(store, io=io, host_bytes=0) as cache:
         model = make_model(cache)
         tokens = model.prompt(1, 6)
-        model.store(tokens, durability="flushed").wait(10)
+        model.store(tokens, durability="flushed").wait(60)
         io.set_rates({"preadv": {"flip": 1.0}})
 
         def read_many_times() -> None:
@@ -88,7 +88,7 @@ def written_once(store, make_model, blocks: int = 4):
     with kvtier.open(store) as cache:
         model = make_model(cache)
         tokens = model.prompt(1, blocks)
-        assert model.store(tokens, durability="flushed").wait(10)
+        assert model.store(tokens, durability="flushed").wait(60)
     (segment,) = store.rglob("*.kvs")
     return tokens, segment
 
@@ -125,7 +125,7 @@ def test_a_flipped_bit_on_disk_is_a_miss_and_the_block_can_be_stored_again(
         assert cache.stats()["health"] == "degraded"
         assert model.block_hits(tokens) == 1
         match.release()
-        assert model.store(tokens, durability="flushed").wait(10)
+        assert model.store(tokens, durability="flushed").wait(60)
         assert model.load_all(tokens) == (4, 4)
     with kvtier.open(store) as cache:
         assert make_model(cache).load_all(tokens) == (4, 4)
@@ -181,7 +181,7 @@ def test_a_damaged_index_frame_costs_its_entries_only(store, make_model, damage)
         model = make_model(cache)
         chains = [model.prompt(seed, 2) for seed in range(3)]
         for tokens in chains:
-            assert model.store(tokens, durability="flushed").wait(10)
+            assert model.store(tokens, durability="flushed").wait(60)
     (log,) = store.rglob("idx-0.kvx")
     raw = bytearray(log.read_bytes())
     if damage == "flip":
@@ -208,7 +208,7 @@ def test_a_full_disk_refuses_and_recovers(store, make_model):
         assert ticket.done
         assert model.load_all(tokens) == (3, 3), "host memory still serves"
         io.set_rates({})
-        assert model.store(tokens, durability="flushed").wait(10)
+        assert model.store(tokens, durability="flushed").wait(60)
     with kvtier.open(store) as cache:
         assert make_model(cache).load_all(tokens) == (3, 3)
 

@@ -72,7 +72,7 @@ def test_the_page_is_enough_to_read_a_snapshot(store, make_model, monkeypatch):
     with kvtier.open(store) as cache:
         model = make_model(cache)
         tokens = model.prompt(1, 70)
-        model.store(tokens, durability="flushed").wait(10)
+        model.store(tokens, durability="flushed").wait(60)
         digests = model.digests(tokens)
     (path,) = store.glob("w/*/snap-*.kvi")
     store_id = bytes.fromhex(json.loads((store / "FORMAT.json").read_text())["store"])
@@ -91,7 +91,7 @@ def test_the_page_is_enough_to_read_a_store(store, make_model):
     with kvtier.open(store) as cache:
         model = make_model(cache)
         tokens = model.prompt(1, 70)
-        model.store(tokens, states=(3,), durability="flushed").wait(10)
+        model.store(tokens, states=(3,), durability="flushed").wait(60)
         digests = model.digests(tokens)
     expected = {(d, 0): payload_of(d, 5_000).tobytes() for d in digests}
     expected[digests[2], 1] = payload_of(digests[2] + b"s", 9_001).tobytes()

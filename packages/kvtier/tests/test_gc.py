@@ -33,7 +33,7 @@ def test_each_class_lives_its_own_time_after_the_last_hit(store, make_model, clo
         prompts = {}
         for seed, cls in enumerate(("scratch", "agent", "chat", "pin")):
             prompts[cls] = model.prompt(seed, 2)
-            model.store(prompts[cls], cls=cls, durability="flushed").wait(10)
+            model.store(prompts[cls], cls=cls, durability="flushed").wait(60)
 
         def alive() -> set[str]:
             cache.gc()
@@ -58,7 +58,7 @@ def test_a_hit_renews_the_lifetime_also_for_other_processes(store, make_model, c
     with kvtier.open(store, clock=clock) as cache, kvtier.open(store, clock=clock) as other:
         model = make_model(cache)
         tokens = model.prompt(1, 2)
-        model.store(tokens, cls="agent", durability="flushed").wait(10)
+        model.store(tokens, cls="agent", durability="flushed").wait(60)
         cache.disk.seal()
         clock.advance(50 * HOUR)
         assert model.block_hits(tokens) == 2
@@ -80,7 +80,7 @@ def test_what_is_flushed_again_lives_from_then_on_for_every_process(
         model = make_model(cache)
         tokens = model.prompt(1, 2)
         for _ in range(2):
-            assert model.store(tokens, durability="flushed").wait(10)
+            assert model.store(tokens, durability="flushed").wait(60)
             cache.disk.seal()
             clock.advance(hours * HOUR)
         clock.advance((100 - hours) * HOUR)
@@ -94,7 +94,7 @@ def test_the_renewed_lifetime_survives_a_restart(store, make_model, clock):
     with kvtier.open(store, clock=clock) as cache:
         model = make_model(cache)
         tokens = model.prompt(1, 2)
-        model.store(tokens, cls="agent", durability="flushed").wait(10)
+        model.store(tokens, cls="agent", durability="flushed").wait(60)
         clock.advance(50 * HOUR)
         model.block_hits(tokens)
     clock.advance(50 * HOUR)
@@ -108,7 +108,7 @@ def test_the_quota_holds_and_the_least_recently_used_go_first(store, make_model,
     with kvtier.open(store, clock=clock, quota_bytes=quota, host_bytes=0) as cache:
         model = make_model(cache)
         for seed in range(60):
-            model.store(model.prompt(seed, 4), durability="flushed").wait(10)
+            model.store(model.prompt(seed, 4), durability="flushed").wait(60)
             clock.advance(60)
             cache.gc()
             assert disk_bytes(store) <= quota + quota // 8 + (1 << 16)
@@ -124,7 +124,7 @@ def test_the_quota_counts_what_lay_there_before_the_restart(store, make_model, c
     with kvtier.open(store, clock=clock) as cache:
         model = make_model(cache)
         for seed in range(40):
-            model.store(model.prompt(seed, 4), durability="flushed").wait(10)
+            model.store(model.prompt(seed, 4), durability="flushed").wait(60)
     before = disk_bytes(store)
     with kvtier.open(store, clock=clock, quota_bytes=before // 2) as cache:
         report = cache.gc()
@@ -140,11 +140,11 @@ def test_short_lived_classes_are_evicted_before_long_lived_ones_and_pins_never(
     with kvtier.open(store, clock=clock, quota_bytes=quota, host_bytes=0) as cache:
         model = make_model(cache)
         pinned, scratch = model.prompt(1_000, 4), model.prompt(1_001, 4)
-        model.store(pinned, cls="pin", durability="flushed").wait(10)
+        model.store(pinned, cls="pin", durability="flushed").wait(60)
         clock.advance(60)
-        model.store(scratch, cls="scratch", durability="flushed").wait(10)
+        model.store(scratch, cls="scratch", durability="flushed").wait(60)
         for seed in range(40):
-            model.store(model.prompt(seed, 4), cls="chat", durability="flushed").wait(10)
+            model.store(model.prompt(seed, 4), cls="chat", durability="flushed").wait(60)
             clock.advance(10)
             cache.gc()
         assert model.load_all(pinned) == (4, 4)
@@ -155,7 +155,7 @@ def test_a_dry_run_changes_nothing(store, make_model, clock):
     with kvtier.open(store, clock=clock) as cache:
         model = make_model(cache)
         tokens = model.prompt(1, 2)
-        model.store(tokens, cls="scratch", durability="flushed").wait(10)
+        model.store(tokens, cls="scratch", durability="flushed").wait(60)
         cache.disk.seal()
         clock.advance(2 * HOUR)
         report = cache.gc(dry_run=True)
@@ -169,7 +169,7 @@ def test_a_leased_segment_is_collected_once_its_lease_is_over(store, make_model,
     with kvtier.open(store, clock=clock, host_bytes=0) as cache:
         model = make_model(cache)
         tokens = model.prompt(1, 3)
-        model.store(tokens, cls="scratch", durability="flushed").wait(10)
+        model.store(tokens, cls="scratch", durability="flushed").wait(60)
         match = model.ns.match(tokens, want=("block",), lease_s=10 * HOUR)
         cache.disk.seal()
         clock.advance(2 * HOUR)
@@ -186,7 +186,7 @@ def test_a_neighbour_notices_collected_segments(store, make_model, clock):
     with kvtier.open(store, clock=clock) as cache, kvtier.open(store, clock=clock) as other:
         model = make_model(cache)
         tokens = model.prompt(1, 3)
-        model.store(tokens, cls="scratch", durability="flushed").wait(10)
+        model.store(tokens, cls="scratch", durability="flushed").wait(60)
         neighbour = make_model(other)
         assert neighbour.block_hits(tokens) == 3
         cache.disk.seal()
@@ -202,10 +202,10 @@ def test_folders_of_ended_writers_go_with_their_last_segment_and_drops_stay(
     with kvtier.open(store, clock=clock) as cache:
         model = make_model(cache)
         kept = model.prompt(1, 2)
-        model.store(kept, cls="chat", durability="flushed").wait(10)
+        model.store(kept, cls="chat", durability="flushed").wait(60)
     with kvtier.open(store, clock=clock) as cache:
         model = make_model(cache)
-        model.store(model.prompt(2, 2), cls="scratch", durability="flushed").wait(10)
+        model.store(model.prompt(2, 2), cls="scratch", durability="flushed").wait(60)
         model.ns.drop(model.digests(kept)[1:])
     assert len(list((store / "w").iterdir())) == 2
     clock.advance(2 * HOUR)
@@ -222,7 +222,7 @@ def test_an_unlink_that_fails_is_tried_again(store, make_model, clock):
     io = FaultIo(1)
     with kvtier.open(store, clock=clock, io=io) as cache:
         model = make_model(cache)
-        model.store(model.prompt(1, 2), cls="scratch", durability="flushed").wait(10)
+        model.store(model.prompt(1, 2), cls="scratch", durability="flushed").wait(60)
         cache.disk.seal()
         clock.advance(2 * HOUR)
         io.set_rates({"unlink": {"eio": 1.0}})

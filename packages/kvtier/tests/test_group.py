@@ -20,7 +20,7 @@ TOKENS = list(range(33))
 def everywhere(size, call):
     """`call(rank)` on all ranks at the same time; their results in rank order."""
     with ThreadPoolExecutor(size) as threads:
-        return [f.result(timeout=20) for f in [threads.submit(call, r) for r in range(size)]]
+        return [f.result(timeout=60) for f in [threads.submit(call, r) for r in range(size)]]
 
 
 def test_the_least_value_is_known_to_all():

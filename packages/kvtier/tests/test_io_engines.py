@@ -111,7 +111,7 @@ def test_a_store_written_one_way_is_read_the_other(store, make_model, engine):
     with kvtier.open(store, io=engine, host_bytes=0) as cache:
         model = make_model(cache)
         tokens = model.prompt(1, 40)
-        assert model.store(tokens, durability="fsync").wait(10)
+        assert model.store(tokens, durability="fsync").wait(60)
         assert model.load_all(tokens) == (40, 40)
         assert cache.stats()["io"]["engine"] == engine
         with kvtier.open(kvtier.KVTierConfig(path=store, io=other, host_bytes=0)) as neighbour:
@@ -134,7 +134,7 @@ def test_where_o_direct_is_refused_the_page_cache_is_used_and_named(
     with kvtier.open(store, io="odirect", host_bytes=0) as cache:
         model = make_model(cache)
         tokens = model.prompt(1, 5)
-        model.store(tokens, durability="flushed").wait(10)
+        model.store(tokens, durability="flushed").wait(60)
         assert model.load_all(tokens) == (5, 5)
         facts = cache.stats()["io"]
         assert "refuses O_DIRECT" in facts["reason"]

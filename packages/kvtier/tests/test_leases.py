@@ -77,7 +77,7 @@ def stored(store):
         ns = cache.namespace(LAYOUT, model="leases")
         digests = ns.match(PROMPT).digests
         blocks = [payload_of(d, BLOCK_BYTES) for d in digests]
-        assert ns.put(digests, blocks, durability="flushed").wait(10)
+        assert ns.put(digests, blocks, durability="flushed").wait(60)
     return store
 
 
@@ -129,7 +129,7 @@ def test_a_quota_is_kept_by_evicting_what_nobody_leases(store, make_model):
         model = make_model(cache)
         old, new = model.prompt(1, 4), model.prompt(2, 4)
         for tokens in (old, new):
-            assert model.store(tokens, durability="flushed").wait(10)
+            assert model.store(tokens, durability="flushed").wait(60)
             cache.disk.seal()
             clock.advance(60)
         match = model.ns.match(old, want=("block",))
@@ -144,7 +144,7 @@ def test_a_quota_of_a_namespace_spares_what_is_leased(store, make_model):
     with kvtier.open(store, clock=clock, host_bytes=0, auto_gc=False) as cache:
         model = make_model(cache)
         tokens = model.prompt(1, 4)
-        assert model.store(tokens, durability="flushed").wait(10)
+        assert model.store(tokens, durability="flushed").wait(60)
         name = model.ns.id[:8]
         match = model.ns.match(tokens, want=("block",))
         with kvtier.open(
@@ -196,10 +196,10 @@ def test_a_collection_that_was_asked_for_ends_the_refusals_of_one_that_found_no_
     """What is leased keeps the quota from being met, and puts are refused, until it is released."""
     with kvtier.open(store, auto_gc=False, host_bytes=0, quota_bytes=150_000) as cache:
         model = make_model(cache)
-        assert model.store(model.prompt(1, 20), durability="flushed").wait(10)
+        assert model.store(model.prompt(1, 20), durability="flushed").wait(60)
         with model.ns.match(model.prompt(1, 20), want=("block",)):
             assert not cache.gc().within_limits
             assert set(model.store(model.prompt(2, 2)).reasons) == {"disk_full"}
         assert cache.gc().within_limits
-        assert model.store(model.prompt(2, 2), durability="flushed").wait(10)
+        assert model.store(model.prompt(2, 2), durability="flushed").wait(60)
         assert model.block_hits(model.prompt(2, 2)) == 2

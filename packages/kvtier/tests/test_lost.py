@@ -18,7 +18,7 @@ def fill(store, make_model, seeds, **settings):
     for seed in seeds:
         with kvtier.open(store, host_bytes=0, **settings) as cache:
             model = make_model(cache)
-            assert model.store(model.prompt(seed, 2), durability="flushed").wait(10)
+            assert model.store(model.prompt(seed, 2), durability="flushed").wait(60)
 
 
 def segment_files(store):
@@ -74,7 +74,7 @@ def test_a_collected_segment_is_not_lost_even_when_its_tombstones_writer_is_gone
     with kvtier.open(any_store, host_bytes=0) as cache:
         model = make_model(cache)
         model.ns.drop(model.digests(model.prompt(1, 2)))
-        model.store(model.prompt(3, 2), durability="flushed").wait(10)
+        model.store(model.prompt(3, 2), durability="flushed").wait(60)
     for _ in range(collections):
         with kvtier.open(any_store, host_bytes=0, mount={"grace_s": 0.0}) as cache:
             cache.gc()
@@ -86,7 +86,7 @@ def test_a_collected_segment_is_not_lost_even_when_its_tombstones_writer_is_gone
 def test_a_tombstone_of_a_living_writers_segment_outlives_who_wrote_it(store, make_model, cli):
     with kvtier.open(store, host_bytes=0, segment_bytes=1 << 14) as cache:
         model = make_model(cache)
-        model.store(model.prompt(1, 4), durability="flushed").wait(10)
+        model.store(model.prompt(1, 4), durability="flushed").wait(60)
         assert len(segment_files(store)) == 4
         with kvtier.open(store, host_bytes=0) as other:
             make_model(other).ns.drop(model.digests(model.prompt(1, 4))[:2])

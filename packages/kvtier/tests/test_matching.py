@@ -22,7 +22,7 @@ def test_an_empty_cache_matches_nothing_and_still_names_the_blocks(model):
 
 def test_second_turn_reuses_every_full_block_of_the_first(model):
     first = model.prompt(1, 6, tail=17)
-    model.store(first, durability="flushed").wait(10)
+    model.store(first, durability="flushed").wait(60)
     second = np.concatenate((first, model.prompt(2, 3)))
     assert model.block_hits(second) == 6
     assert model.load_all(second) == (6, 6)
@@ -96,7 +96,7 @@ def test_records_of_zero_bytes_are_legal(cache):
     layout = kvtier.LayoutSpec(16, {"block": kvtier.parts(("nothing", 0))})
     ns = cache.namespace(layout, model="empty")
     digests = ns.match(list(range(33))).digests
-    assert ns.put(digests, b"", durability="flushed").wait(10)
+    assert ns.put(digests, b"", durability="flushed").wait(60)
     match = ns.match(list(range(33)))
     assert match.n_blocks == 2
     assert ns.load(match, dst=bytearray()).wait().ok
@@ -126,10 +126,10 @@ def test_leased_records_survive_eviction_pressure(store, make_model, check_leaks
     with kvtier.open(store, host_bytes=8 * BLOCK_BYTES, persist_state=False) as cache:
         model = make_model(cache)
         leased = model.prompt(1, 4)
-        model.store(leased, durability="flushed").wait(10)
+        model.store(leased, durability="flushed").wait(60)
         match = model.ns.match(leased, want=("block",))
         for seed in range(2, 12):
-            model.store(model.prompt(seed, 4), durability="flushed").wait(10)
+            model.store(model.prompt(seed, 4), durability="flushed").wait(60)
         dst = np.zeros((4, BLOCK_BYTES), np.uint8)
         assert all(cache.host.contains(0, d) for d in match.digests)
         assert model.check(match, model.ns.load(match, dst=dst).wait(), dst) == 4
@@ -142,7 +142,7 @@ def test_a_lease_ends_by_itself_and_can_be_renewed_before(store, make_model):
     with kvtier.open(store, clock=clock) as cache:
         model = make_model(cache)
         tokens = model.prompt(1, 3)
-        model.store(tokens, durability="flushed").wait(10)
+        model.store(tokens, durability="flushed").wait(60)
         match = model.ns.match(tokens, want=("block",), lease_s=60)
         clock.advance(59)
         assert match.renew()
@@ -158,7 +158,7 @@ def test_a_lease_ends_by_itself_and_can_be_renewed_before(store, make_model):
 
 def test_a_leased_match_is_readable_after_its_records_were_dropped(model, check_leaks):
     tokens = model.prompt(1, 3)
-    model.store(tokens, states=(3,), durability="flushed").wait(10)
+    model.store(tokens, states=(3,), durability="flushed").wait(60)
     match = model.ns.match(tokens)
     model.ns.drop(model.digests(tokens))
     for seed in range(2, 6):

@@ -22,7 +22,7 @@ def samples(text: str) -> dict[str, float]:
 
 def test_the_page_is_valid_and_agrees_with_what_happened(cache, model):
     tokens = model.prompt(1, 4)
-    model.store(tokens, states=(4,), durability="flushed").wait(10)
+    model.store(tokens, states=(4,), durability="flushed").wait(60)
     model.load_all(tokens)
     model.store(model.prompt(2, 1), confirmed_tokens=0)
     page = cache.metrics()
@@ -64,7 +64,7 @@ def test_the_hit_ratio_is_that_of_the_requests_and_of_each_tier(store, make_mode
     with kvtier.open(store, host_bytes=3 * 5_000) as cache:
         model = make_model(cache)
         tokens = model.prompt(1, 4, tail=0)
-        model.store(tokens, durability="flushed").wait(10)
+        model.store(tokens, durability="flushed").wait(60)
         cache.flush()
         for block in model.digests(tokens)[:2]:
             cache.host.remove(0, block)

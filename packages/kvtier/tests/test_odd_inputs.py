@@ -35,7 +35,7 @@ def test_positions_beyond_the_format_are_refused_and_writing_goes_on(model, dept
         model.ns.put_state(digests[0], bytes(9_001), n_blocks=depth + 1)
     with pytest.raises(kvtier.ConfigError, match="at most"):
         model.ns.put_state(digests[0], bytes(9_001), n_blocks=-1)
-    assert model.store(model.prompt(1, 3), durability="flushed").wait(10)
+    assert model.store(model.prompt(1, 3), durability="flushed").wait(60)
 
 
 def test_the_last_position_of_the_format_is_stored(model):
@@ -44,7 +44,7 @@ def test_the_last_position_of_the_format_is_stored(model):
     ticket = model.ns.put(
         digests[1:], bytes(10_000), parents=digests[0], first_block=last, durability="flushed"
     )
-    assert ticket.wait(10)
+    assert ticket.wait(60)
     assert all(ticket.stored)
 
 
@@ -83,7 +83,7 @@ def test_a_pipe_in_place_of_a_segment_is_a_miss(store, make_model):
     with kvtier.open(store) as cache:
         model = make_model(cache)
         tokens = model.prompt(1, 3)
-        model.store(tokens, durability="flushed").wait(10)
+        model.store(tokens, durability="flushed").wait(60)
     (segment,) = store.glob("w/*/*.kvs")
     segment.unlink()
     os.mkfifo(segment)
@@ -165,7 +165,7 @@ def test_a_machine_that_believes_in_another_century_stores_and_finds(
     with kvtier.open(store, clock=clock, mode=mode, host_bytes=0, min_free_share=0.0) as cache:
         model = make_model(cache)
         tokens = model.prompt(1, 3)
-        assert model.store(tokens, states=(2,), durability="flushed").wait(10)
+        assert model.store(tokens, states=(2,), durability="flushed").wait(60)
         clock.advance(86_400)
         assert model.load_all(tokens) == (3, 3)
         cache.gc()
@@ -190,7 +190,7 @@ def test_a_segment_that_cannot_be_opened_for_a_while_is_not_forgotten(store, mak
     with kvtier.open(store) as cache:
         model = make_model(cache)
         tokens = model.prompt(1, 3)
-        assert model.store(tokens, durability="flushed").wait(10)
+        assert model.store(tokens, durability="flushed").wait(60)
     io = OutOfDescriptors()
     with kvtier.open(store, io=io, host_bytes=0) as cache:
         model = make_model(cache)

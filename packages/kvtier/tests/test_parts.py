@@ -36,7 +36,7 @@ def stored(cache, model="parts"):
     ns = cache.namespace(LAYOUT, model=model)
     digests = ns.match(PROMPT).digests
     source = np.stack([payload_of(digest, PAYLOAD) for digest in digests])
-    assert ns.put(digests, source, durability="flushed" if cache.disk else "behind").wait(10)
+    assert ns.put(digests, source, durability="flushed" if cache.disk else "behind").wait(60)
     return ns, source
 
 
@@ -52,7 +52,7 @@ def test_every_byte_arrives_whatever_the_order(store, host_bytes, part_sums, sca
             job = ns.load(match, dst=into, parts=["L8.*", "L2.main"])
             assert job.wait_ready("L8.main", 10)
             assert np.array_equal(dst[:, 1096:], source[:, 1096:])
-            assert job.wait(10).ok
+            assert job.wait(60).ok
         assert np.array_equal(dst, source)
         assert all(job.ready(part) for part in SIZES)
 
@@ -71,18 +71,18 @@ def test_the_first_part_of_all_blocks_is_ready_before_the_last_is_read(store):
                 payload_reads += 1
                 if payload_reads == 6 + 6 + 1:  # six trailers, six first parts
                     waiting.set()
-                    assert go.wait(10)
+                    assert go.wait(60)
 
             io.before = before
             job = ns.load(match, dst=dst, parts=["L2.*"])
-            assert waiting.wait(10)
+            assert waiting.wait(60)
             assert job.ready("L2.*")
             assert not job.ready("L8.main")
             assert not job.wait_ready("L8.main", 0)
             assert not any(job.ready(block) for block in range(6))
             assert np.array_equal(dst[:, :1096], source[:, :1096])
             go.set()
-            assert job.wait(10).ok
+            assert job.wait(60).ok
         assert job.ready("*")
 
 
@@ -97,7 +97,7 @@ def test_a_flipped_bit_in_a_part_is_found_by_its_own_sum(store, at):
         with ns.match(PROMPT) as match:
             dst = np.zeros_like(source)
             job = ns.load(match, dst=dst, parts=["L2.*"])
-            result = job.wait(10)
+            result = job.wait(60)
         assert [status is kvtier.Status.OK for status in result.blocks] == [
             True,
             False,
@@ -157,4 +157,4 @@ def test_a_deadline_ends_a_part_wise_load(store):
         ns, source = stored(cache)
         with ns.match(PROMPT) as match:
             job = ns.load(match, dst=np.zeros_like(source), parts=["L2.*"], deadline_ms=0)
-            assert set(job.wait(10).blocks) == {kvtier.Status.TIMEOUT}
+            assert set(job.wait(60).blocks) == {kvtier.Status.TIMEOUT}

@@ -35,7 +35,7 @@ def clock():
 def fill(cache, make_model, count: int, clock, cls: str = "chat"):
     model = make_model(cache)
     for seed in range(count):
-        assert model.store(model.prompt(seed, 4), cls=cls, durability="flushed").wait(10)
+        assert model.store(model.prompt(seed, 4), cls=cls, durability="flushed").wait(60)
         cache.disk.seal()
         clock.advance(60)
     return model
@@ -154,6 +154,6 @@ def test_a_disk_too_full_to_prepare_pages_still_takes_what_fits(store, make_mode
 
     with kvtier.open(store, io=Cramped()) as cache:
         model = make_model(cache)
-        assert model.store(model.prompt(1, 4), durability="flushed").wait(10)
+        assert model.store(model.prompt(1, 4), durability="flushed").wait(60)
         assert model.load_all(model.prompt(1, 4)) == (4, 4)
         assert "write_errors" not in cache.queue.counts

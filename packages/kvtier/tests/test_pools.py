@@ -47,10 +47,10 @@ def test_blocks_go_from_pool_to_store_and_back(store, device, numbers, host_byte
         for slot, digest in zip(numbers, digests, strict=True):
             row = torch.from_numpy(payload_of(digest, PAYLOAD))
             first.tensor[slot, :PAYLOAD] = row.to(device)
-        assert ns.put(digests, first.slots(numbers), durability="flushed").wait(10)
+        assert ns.put(digests, first.slots(numbers), durability="flushed").wait(60)
         with ns.match(PROMPT) as match:
             job = ns.load(match, dst=second.slots(numbers[::-1]), parts=parts)
-            assert job.wait(10).ok
+            assert job.wait(60).ok
             assert all(job.ready(block) for block in range(5))
         for slot, digest in zip(numbers[::-1], digests, strict=True):
             assert np.array_equal(content(second, slot)[:PAYLOAD], payload_of(digest, PAYLOAD))

@@ -66,7 +66,7 @@ def open_cache(store, io):
         for i, name in enumerate(NAMES):
             source = np.full((BLOCKS, PAYLOAD), i, dtype=np.uint8)
             digests = ns.match(prompt(name)).digests
-            assert ns.put(digests, source, durability="flushed").wait(10)
+            assert ns.put(digests, source, durability="flushed").wait(60)
 
     def reopen(**settings):
         return kvtier.open(store, host_bytes=0, io=io, **settings)

@@ -58,7 +58,7 @@ DAMAGE = {"flipped": flip, "zeroed": zero, "another record": repeat, "cut": None
 def damaged(store, make_model, request):
     with kvtier.open(store) as cache:
         model = make_model(cache)
-        assert model.store(model.prompt(1, 2), durability="flushed").wait(10)
+        assert model.store(model.prompt(1, 2), durability="flushed").wait(60)
     (path,) = store.rglob("*.kvs")
     damage = DAMAGE[request.param]
     if damage is None:
@@ -87,7 +87,7 @@ def test_what_one_process_found_damaged_no_process_reads_again(damaged, make_mod
                 0xFFFFFFFF,
             ]
             assert io.reads == 0
-        assert model.store(tokens, durability="flushed").wait(10)
+        assert model.store(tokens, durability="flushed").wait(60)
     with kvtier.open(damaged, host_bytes=0) as again:
         assert make_model(again).load_all(tokens) == (2, 2)
         assert again.stats()["disk"].get("quarantined", 0) == 0
@@ -100,7 +100,7 @@ def test_on_a_mount_a_bad_read_of_one_machine_hides_nothing_from_the_others(tmp_
     with kvtier.open(store, host_bytes=0) as cache:
         model = make_model(cache)
         tokens = model.prompt(1, 2)
-        assert model.store(tokens, durability="flushed").wait(10)
+        assert model.store(tokens, durability="flushed").wait(60)
     with kvtier.open(store, host_bytes=0, io=BadMemory()) as one:
         assert make_model(one).load_all(tokens) == (2, 1)
         assert one.stats()["disk"]["quarantined"] == 1
@@ -112,7 +112,7 @@ def test_on_a_mount_a_bad_read_of_one_machine_hides_nothing_from_the_others(tmp_
     with kvtier.open(store, host_bytes=0) as three:
         model = make_model(three)
         assert model.load_all(tokens) == (2, 1)
-        assert model.store(tokens, durability="flushed").wait(10)
+        assert model.store(tokens, durability="flushed").wait(60)
     with kvtier.open(store, host_bytes=0) as four:
         model = make_model(four)
         model.load_all(tokens)
@@ -122,7 +122,7 @@ def test_on_a_mount_a_bad_read_of_one_machine_hides_nothing_from_the_others(tmp_
 def test_checks_say_where_the_damaged_bytes_lie(store, make_model, cli):
     with kvtier.open(store) as cache:
         model = make_model(cache)
-        assert model.store(model.prompt(1, 2), durability="flushed").wait(10)
+        assert model.store(model.prompt(1, 2), durability="flushed").wait(60)
         key = model.digests(model.prompt(1, 2))[1][:16].hex()
     (path,) = store.rglob("*.kvs")
     flip(path)

@@ -46,15 +46,15 @@ def test_a_second_put_of_a_waiting_block_waits_with_the_first(store, make_model)
         assert not second.done
         assert cache.queue.queued_bytes == 2 * BLOCK_BYTES
         cache.flush()
-        assert first.wait(10)
-        assert second.wait(10)
+        assert first.wait(60)
+        assert second.wait(60)
         assert cache.stats()["disk"]["written_payload_bytes"] == 2 * BLOCK_BYTES
 
 
 def test_fsync_durability_is_reported_after_a_sync(store, make_model):
     with kvtier.open(store) as cache:
         model = make_model(cache)
-        assert model.store(model.prompt(1, 2), durability="fsync").wait(10)
+        assert model.store(model.prompt(1, 2), durability="fsync").wait(60)
         assert cache.flush(fsync=True).done
 
 
@@ -72,7 +72,7 @@ def test_records_reach_the_directory_without_any_room_in_memory(store, make_mode
         for copy in (True, False):
             digests = model.digests(tokens)
             source = [payload_of(d, BLOCK_BYTES) for d in digests]
-            assert model.ns.put(digests, source, copy=copy, durability="flushed").wait(10)
+            assert model.ns.put(digests, source, copy=copy, durability="flushed").wait(60)
             assert model.load_all(tokens) == (4, 4)
             tokens = model.prompt(2, 4)
         check_leaks(cache)

@@ -31,7 +31,7 @@ def cache(store, io, clock):
 
 def put(model, seed, blocks=10):
     tokens = model.prompt(seed, blocks)
-    assert model.store(tokens, durability="flushed").wait(10)
+    assert model.store(tokens, durability="flushed").wait(60)
     model.cache.flush()
     return tokens
 

@@ -42,7 +42,7 @@ def cache(store, io):
 def stored(cache):
     ns = cache.namespace(LAYOUT, model="reading")
     source = np.random.default_rng(0).integers(0, 256, (BLOCKS, PAYLOAD), dtype=np.uint8)
-    assert ns.put(ns.match(PROMPT).digests, source, durability="flushed").wait(10)
+    assert ns.put(ns.match(PROMPT).digests, source, durability="flushed").wait(60)
     return ns, source
 
 

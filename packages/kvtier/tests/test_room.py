@@ -16,11 +16,11 @@ def crowded(store, make_model):
     with kvtier.open(store) as cache:
         model = make_model(cache)
         wanted = model.prompt(1, 12)
-        assert model.store(wanted, durability="flushed").wait(10)
+        assert model.store(wanted, durability="flushed").wait(60)
     with kvtier.open(store, host_bytes=8 * BLOCK_BYTES, state_share=0) as cache:
         model = make_model(cache)
         hot = model.prompt(2, 8)
-        assert model.store(hot, durability="flushed").wait(10)
+        assert model.store(hot, durability="flushed").wait(60)
         cache.flush()
         lease = model.ns.match(hot, want=("block",))
         assert {span.tier for span in lease.spans} == {"host"}
@@ -40,7 +40,7 @@ def test_a_load_goes_past_memory_that_is_leased_to_the_last_byte(crowded):
 def test_a_put_goes_past_it_too(crowded, make_model):
     _, model, _ = crowded
     tokens = model.prompt(3, 4)
-    assert model.store(tokens, durability="flushed").wait(10)
+    assert model.store(tokens, durability="flushed").wait(60)
     assert model.load_all(tokens) == (4, 4)
 
 

@@ -35,8 +35,8 @@ def store_into(cache, key=None, *, copy=True):
     source = np.stack([payload_of(digest, PAYLOAD) for digest in digests])
     ticket = ns.put(digests, source, durability="flushed", copy=copy)
     state = ns.put_state(digests[4], b"s" * 777, n_blocks=5, durability="flushed")
-    assert ticket.wait(10)
-    assert state.wait(10)
+    assert ticket.wait(60)
+    assert state.wait(60)
     return source
 
 
@@ -108,7 +108,7 @@ def test_a_tenant_whose_key_is_forgotten_is_unreadable_and_the_others_are_not(st
             ns = namespace(cache, key, salt)
             digests = ns.match(PROMPT).digests
             source = np.stack([payload_of(digest, PAYLOAD) for digest in digests])
-            assert ns.put(digests, source, durability="flushed").wait(10)
+            assert ns.put(digests, source, durability="flushed").wait(60)
     with kvtier.open(store, host_bytes=0) as cache:
         results = {}
         for salt, key in (("one", bytes(32)), ("two", OTHER)):

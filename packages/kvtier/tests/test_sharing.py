@@ -89,7 +89,7 @@ def test_what_another_process_stored_is_not_written_again(store, make_model):
     with kvtier.open(store) as one, kvtier.open(store) as two:
         a, b = make_model(one), make_model(two)
         tokens = a.prompt(1, 4)
-        a.store(tokens, durability="flushed").wait(10)
+        a.store(tokens, durability="flushed").wait(60)
         assert b.block_hits(tokens) == 4
         assert b.store(tokens, durability="flushed").stored == (True,) * 4
         two.flush()
@@ -100,7 +100,7 @@ def test_tenants_share_a_directory_and_see_nothing_of_each_other(store, make_mod
     with kvtier.open(store) as cache:
         alice, bob = make_model(cache, salt="alice"), make_model(cache, salt="bob")
         tokens = alice.prompt(1, 3)
-        alice.store(tokens, durability="flushed").wait(10)
+        alice.store(tokens, durability="flushed").wait(60)
         assert alice.block_hits(tokens) == 3
         assert bob.block_hits(tokens) == 0
         assert not set(alice.digests(tokens)) & set(bob.digests(tokens))
@@ -110,12 +110,12 @@ def test_two_layouts_in_one_directory_never_mix(store, make_model):
     with kvtier.open(store) as cache:
         model = make_model(cache)
         tokens = model.prompt(1, 3)
-        model.store(tokens, durability="flushed").wait(10)
+        model.store(tokens, durability="flushed").wait(60)
         wider = kvtier.LayoutSpec(128, {"block": kvtier.parts(("kv", 7_000))})
         ns = cache.namespace(wider, model="model", salt="tenant")
         assert ns.match(tokens).n_blocks == 0
         digests = ns.match(tokens).digests
-        ns.put(digests, [payload_of(d, 7_000) for d in digests], durability="flushed").wait(10)
+        ns.put(digests, [payload_of(d, 7_000) for d in digests], durability="flushed").wait(60)
         assert ns.match(tokens).n_blocks == 3
         assert model.load_all(tokens) == (3, 3)
 
@@ -190,11 +190,11 @@ def test_what_another_process_dropped_is_stored_anew_when_it_is_put_again(store,
     with kvtier.open(store) as ours, kvtier.open(store) as other:
         model, neighbour = make_model(ours), make_model(other)
         tokens = model.prompt(77, 3)
-        assert model.store(tokens, durability="flushed").wait(10)
+        assert model.store(tokens, durability="flushed").wait(60)
         assert neighbour.block_hits(tokens) == 3
         neighbour.ns.drop(neighbour.digests(tokens))
         time.sleep(0.002)  # between processes, order is known to the millisecond
-        assert model.store(tokens, durability="flushed").wait(10)
+        assert model.store(tokens, durability="flushed").wait(60)
         assert neighbour.block_hits(tokens) == 3
 
 
@@ -204,7 +204,7 @@ def test_a_tombstone_that_is_read_late_spares_what_was_stored_after_it(store, ma
         tokens = model.prompt(78, 3)
         neighbour.ns.drop(neighbour.digests(tokens))
         time.sleep(0.002)
-        assert model.store(tokens, durability="flushed").wait(10)
+        assert model.store(tokens, durability="flushed").wait(60)
         ours.gc()  # reads the tombstones only now
         assert model.block_hits(tokens) == 3
         assert neighbour.block_hits(tokens) == 3

@@ -33,7 +33,7 @@ def commits(cache, model, count, first=0):
     """Prompts stored in a commit and a sync each."""
     prompts = [model.prompt(seed, 2) for seed in range(first, first + count)]
     for tokens in prompts:
-        assert model.store(tokens, durability="fsync").wait(10)
+        assert model.store(tokens, durability="fsync").wait(60)
     return prompts
 
 

@@ -35,7 +35,7 @@ def clock():
 
 def put(model, seed: int, blocks: int = 16):
     tokens = model.prompt(seed, blocks)
-    assert model.store(tokens, durability="flushed").wait(10)
+    assert model.store(tokens, durability="flushed").wait(60)
     return tokens
 
 

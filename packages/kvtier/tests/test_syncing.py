@@ -44,7 +44,7 @@ def test_a_write_that_nothing_follows_is_synced_segment_first(store, make_model,
     io = Syncs()
     with kvtier.open(store, io=io, **settings) as cache:
         model = make_model(cache)
-        assert model.store(model.prompt(1, 3), durability="flushed").wait(10)
+        assert model.store(model.prompt(1, 3), durability="flushed").wait(60)
         assert io.done.wait(30), "nothing was synced before the end"
         assert io.synced[:2] == [".kvs", ".kvx"]
         assert cache.disk.sync_in_s() == float("inf")
@@ -54,7 +54,7 @@ def test_a_sync_that_fails_is_counted_and_tried_again_after_the_same_time(store,
     io = Syncs(failing=2)
     with kvtier.open(store, io=io, sync_s=0.05) as cache:
         model = make_model(cache)
-        assert model.store(model.prompt(1, 3), durability="flushed").wait(10)
+        assert model.store(model.prompt(1, 3), durability="flushed").wait(60)
         assert io.done.wait(30)
         assert cache.stats()["queue"]["write_errors"] == 2
         assert io.synced.count(".kvs") == 3
@@ -67,7 +67,7 @@ def test_power_lost_after_that_time_takes_nothing(store, make_model):
     cache = kvtier.open(store, io=io, sync_s=0.05)
     model = make_model(cache)
     tokens = model.prompt(1, 5)
-    assert model.store(tokens, durability="flushed").wait(10)
+    assert model.store(tokens, durability="flushed").wait(60)
     patience = threading.Event()
     for _ in range(3000):
         if cache.disk.sync_in_s() == float("inf"):

@@ -73,7 +73,7 @@ class DictTier:
 
     def put_from(self, batch):
         if self.gate is not None:
-            assert self.gate.wait(10)
+            assert self.gate.wait(60)
         self.check()
         if self.full:
             return [kvtier.Status.FULL] * len(batch)
@@ -124,7 +124,7 @@ def filled(far, tmp_path, make_model, blocks=20, **keywords):
     with kvtier.open(tmp_path / "elsewhere", secret=bytes(32), tiers=[far]) as cache:
         model = make_model(cache)
         tokens = model.prompt(1, blocks)
-        assert model.store(tokens, states=(blocks // 2,), **keywords).wait(10)
+        assert model.store(tokens, states=(blocks // 2,), **keywords).wait(60)
         assert cache.flush().done
     return tokens
 
@@ -150,7 +150,7 @@ def test_each_tier_is_asked_only_for_what_is_missing_above_it(far, tmp_path, mak
     with kvtier.open(tmp_path / "here", secret=bytes(32), host_bytes=0, tiers=[far]) as cache:
         model = make_model(cache)
         digests = model.digests(tokens)
-        model.store(tokens[: 12 * 128], durability="flushed").wait(10)
+        model.store(tokens[: 12 * 128], durability="flushed").wait(60)
         cache.flush()
         for digest in digests[4:8]:
             cache.disk.tombstone(0, 0, [digest])
@@ -166,7 +166,7 @@ def test_a_damaged_record_of_the_directory_comes_from_the_next_tier(far, store, 
     with kvtier.open(store, host_bytes=0, tiers=[far]) as cache:
         model = make_model(cache)
         tokens = model.prompt(1, 6)
-        model.store(tokens, durability="flushed").wait(10)
+        model.store(tokens, durability="flushed").wait(60)
         cache.flush()
         (segment,) = store.glob("w/*/seg-*.kvs")
         raw = bytearray(segment.read_bytes())
@@ -180,7 +180,7 @@ def test_without_a_directory_the_further_tier_makes_puts_durable(far, make_model
     with kvtier.open(host_bytes=1 << 20, secret=bytes(32), tiers=[far]) as cache:
         model = make_model(cache)
         ticket = model.store(model.prompt(1, 4), durability="flushed")
-        assert ticket.wait(10)
+        assert ticket.wait(60)
         assert len(far.stored) == 4
     assert far.closed
 
@@ -194,7 +194,7 @@ def test_sources_are_free_before_a_slow_further_tier_has_read_them(far, store, m
         digests = model.digests(tokens)
         source = np.full((3, 5_000), 7, np.uint8)
         ticket = model.ns.put(digests, source, copy=False, durability="flushed")
-        assert ticket.wait(10)
+        assert ticket.wait(60)
         source[:] = 9
         far.gate.set()
         assert cache.flush().done
@@ -206,8 +206,8 @@ def test_a_hung_further_tier_delays_neither_puts_nor_the_directory(far, store, m
     with kvtier.open(store, tiers=[far]) as cache:
         model = make_model(cache)
         tokens = model.prompt(1, 5)
-        assert model.store(tokens, durability="flushed").wait(10)
-        assert model.store(model.prompt(2, 5), durability="flushed").wait(10)
+        assert model.store(tokens, durability="flushed").wait(60)
+        assert model.store(model.prompt(2, 5), durability="flushed").wait(60)
         assert len(far.stored) == 0
         far.gate.set()
         assert cache.flush().done
@@ -226,7 +226,7 @@ def test_an_unreachable_tier_is_a_miss_and_then_left_alone(far, tmp_path, make_m
         assert tier["health"] == "down"
         assert cache.stats()["health"] == "degraded", "an operator looks here first"
         far.probed.clear()
-        assert model.store(tokens, durability="flushed").wait(10)
+        assert model.store(tokens, durability="flushed").wait(60)
         assert model.load_all(tokens) == (20, 20)
 
 
@@ -248,7 +248,7 @@ def test_a_full_tier_gives_up_and_the_others_keep_the_records(far, store, make_m
     with kvtier.open(store, tiers=[far]) as cache:
         model = make_model(cache)
         tokens = model.prompt(1, 5)
-        assert model.store(tokens, durability="flushed").wait(10)
+        assert model.store(tokens, durability="flushed").wait(60)
         cache.flush()
         assert cache.stats()["lower_queues"]["far"]["failed_records"] == 5
         assert model.load_all(tokens) == (5, 5)
@@ -281,7 +281,7 @@ def test_a_tier_that_keeps_no_seals_is_not_given_encrypted_records(far, store, m
     with kvtier.open(store, tiers=[far], encryption_key=bytes(32)) as cache:
         model = make_model(cache)
         tokens = model.prompt(1, 5)
-        assert model.store(tokens, durability="flushed").wait(10)
+        assert model.store(tokens, durability="flushed").wait(60)
         assert cache.flush().done
         assert not far.stored
         assert cache.stats()["tiers"]["far"]["sealed_skipped"] == 5
@@ -316,7 +316,7 @@ def test_a_tier_that_raises_what_no_tier_may_costs_its_records_and_not_its_threa
     with kvtier.open(host_bytes=0, tiers=[tier]) as cache:
         model = make_model(cache)
         tier.down = True
-        assert not model.store(model.prompt(1, 3), durability="flushed").wait(10)
+        assert not model.store(model.prompt(1, 3), durability="flushed").wait(60)
         tier.down = False
-        assert model.store(model.prompt(2, 3), durability="flushed").wait(10)
+        assert model.store(model.prompt(2, 3), durability="flushed").wait(60)
         assert model.load_all(model.prompt(2, 3)) == (3, 3)

@@ -152,7 +152,7 @@ def test_peers_are_asked_once_and_only_when_state_is_wanted(tmp_path, make_model
     settings = {"key": KEY, "locations": LocalLocations()}
     with kvtier.open(tmp_path / "kv", persist_state=False, windows=settings) as cache:
         model = make_model(cache)
-        model.store(tokens, durability="flushed").wait(10)
+        model.store(tokens, durability="flushed").wait(60)
         model.ns.match(tokens, want=("block",)).release()
         assert cache.windows.stats().get("lookups", 0) == 0
         model.ns.match(tokens).release()
@@ -369,7 +369,7 @@ def test_a_stranger_on_the_port_is_cut_off_and_others_are_served(machine, noise)
     tokens = np.arange(6 * 128 + 5)
     one, two = pair(machine, tokens)
     host, port = split_address(one.cache.windows.address)
-    with socket.create_connection((host, port), timeout=5) as stranger:
+    with socket.create_connection((host, port), timeout=60) as stranger:
         assert len(stranger.recv(64)) == wire.NONCE_BYTES
         stranger.sendall(noise)
         with suppress(OSError):  # it may have been cut off already
@@ -403,7 +403,7 @@ def test_silent_connections_do_not_lock_out_the_others(machine, key):
     where = split_address(one.cache.windows.address)
     with ExitStack() as stack:
         for _ in range(5):
-            silent = stack.enter_context(socket.create_connection(where, timeout=5))
+            silent = stack.enter_context(socket.create_connection(where, timeout=60))
             theirs = silent.recv(wire.NONCE_BYTES, socket.MSG_WAITALL)
             if key is not None:
                 mine = wire.new_nonce()

@@ -74,7 +74,7 @@ def start_listener(address: str) -> tuple[Listener, Callable[[], None]]:
 
     def handle(connection: socket.socket) -> None:
         with connection:
-            connection.settimeout(5)
+            connection.settimeout(60)
             data = b""
             try:
                 while b"\r\n\r\n" not in data:

@@ -233,7 +233,7 @@ def test_a_batch_without_a_single_worker_is_refused_and_does_not_hang(
 
     async def run() -> None:
         requests = [FetchRequest(url="http://127.0.0.1/")]
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             async for _ in client.fetch_many(requests, concurrency=concurrency):
                 pass
 

@@ -283,7 +283,7 @@ def test_a_client_that_left_before_its_answer_is_not_charged(
     site.behaviour = slow
     service = serve()
     body = {"url": f"http://public.test:{site.port}/"}
-    with socket.create_connection(("127.0.0.1", service.port), timeout=20) as connection:
+    with socket.create_connection(("127.0.0.1", service.port), timeout=60) as connection:
         connection.sendall(request_bytes("POST", "/v1/fetch", body))
         assert entered.wait(20)
     leave.set()
@@ -343,7 +343,7 @@ def test_usage_tells_a_key_its_own_sums_and_the_admin_everything(
 def test_a_reply_read_to_its_end_has_its_row(serve: Callable[..., Service]) -> None:
     service = serve()
     for n in range(1, 30):
-        with socket.create_connection(("127.0.0.1", service.port), timeout=20) as connection:
+        with socket.create_connection(("127.0.0.1", service.port), timeout=60) as connection:
             connection.sendall(request_bytes("POST", "/v1/search", VOLES))
             assert read_reply(connection).whole
         assert service.billed() == {"search": n}

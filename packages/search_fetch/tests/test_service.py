@@ -117,7 +117,7 @@ def test_a_body_without_a_declared_length_is_cut_off_at_the_limit(
     serve: Callable[..., Service],
 ) -> None:
     service = serve(settings=FAST.model_copy(update={"max_body_bytes": 2000}))
-    with socket.create_connection(("127.0.0.1", service.port), timeout=20) as connection:
+    with socket.create_connection(("127.0.0.1", service.port), timeout=60) as connection:
         head = request_bytes("POST", "/v1/search", Transfer_Encoding="chunked")
         connection.sendall(head.removesuffix(b"0\r\n\r\n"))
         for _ in range(3):
@@ -128,7 +128,7 @@ def test_a_body_without_a_declared_length_is_cut_off_at_the_limit(
 
 def test_a_body_that_never_ends_is_given_up(serve: Callable[..., Service]) -> None:
     service = serve(settings=FAST.model_copy(update={"body_seconds": 0.2}))
-    with socket.create_connection(("127.0.0.1", service.port), timeout=20) as connection:
+    with socket.create_connection(("127.0.0.1", service.port), timeout=60) as connection:
         connection.sendall(request_bytes("POST", "/v1/search", b" " * 50)[:-1])
         reply = read_reply(connection)
     assert (reply.status, reply.json["error"]["code"]) == (408, "timeout")

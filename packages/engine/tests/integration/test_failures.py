@@ -124,7 +124,7 @@ def test_workers_end_when_the_server_is_killed(start, processes, until):
     server = start().wait_ready()
     children = children_of(server.process.pid)
     server.process.kill()
-    server.process.wait(10)
+    server.process.wait(60)
     until(lambda: not any(map(alive, children)))
 
 

@@ -13,7 +13,11 @@ from deepinfer_engine import testing
 class TestContract(PackageContract):
     package = deepinfer_engine
     pinned = (deepinfer_engine, testing)
-    preload = ("torch", "fastapi", "typer", "httpx")
+    preload = (
+        "torch", "fastapi", "typer", "httpx", "uvicorn", "msgpack", "prometheus_client",
+        "cryptography.x509", "tokenizers", "xxhash", "httptools", "sqlite3",
+        "deepinfer_recipe", "deepinfer_kernels", "deepinfer_dspark",
+    )  # fmt: skip
 
 
 def test_the_oldest_siblings_allowed_are_the_ones_tested() -> None:

@@ -36,7 +36,7 @@ def collected(open_mount, make_model, clock, tmp_path):
     """A writer, a worker that knew the records, and a prompt whose segment a third has given up."""
     writer = make_model(open_mount())
     tokens = writer.prompt(1, 6)
-    assert writer.store(tokens, cls="scratch", durability="flushed").wait(10)
+    assert writer.store(tokens, cls="scratch", durability="flushed").wait(60)
     writer.cache.disk.seal()
     worker = make_model(open_mount())
     assert worker.block_hits(tokens) == 6
@@ -81,7 +81,7 @@ def test_it_counts_for_nothing_else(collected):
 
 def test_a_record_put_again_meanwhile_outlives_the_old_one(collected, clock):
     worker, collector, tokens = collected
-    assert worker.store(tokens, durability="flushed").wait(10)
+    assert worker.store(tokens, durability="flushed").wait(60)
     clock.advance(GRACE_S)
     worker.cache.disk.refresh()
     collector.gc()

@@ -110,7 +110,7 @@ def test_the_files_are_written_and_flushed_side_by_side(open_mount, io):
         io.hook = lambda what, path: meeting[what].wait(30)  # alone, either would break it
         prompt, source, ticket = put(cache)
         io.hook = lambda what, path: None
-        assert ticket.wait(10)
+        assert ticket.wait(60)
         check(cache, prompt, source)
 
 
@@ -130,10 +130,10 @@ def test_a_file_that_fails_is_left_and_nothing_of_the_batch_is_lost(
     with open_mount(io, segment_files=2) as cache:
         io.hook = fail_once
         prompt, source, ticket = put(cache)
-        assert ticket.wait(10)
+        assert ticket.wait(60)
         check(cache, prompt, source)
         later = put(cache, 1)
-        assert later[2].wait(10)
+        assert later[2].wait(60)
         check(cache, *later[:2])
         assert cache.disk.segments.users() == 0
     with open_mount() as other:

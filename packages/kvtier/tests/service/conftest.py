@@ -23,7 +23,7 @@ class Served:
         self.url = f"tcp://{self.host}:{self.port}"
 
     def run(self, work):
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result(10)
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(60)
 
     def close(self) -> None:
         self.run(self.server.close())

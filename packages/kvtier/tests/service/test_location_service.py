@@ -186,7 +186,7 @@ def test_rubbish_ends_its_own_connection_only(serve, connect, raw):
     with socket.create_connection((served.host, served.port)) as bad:
         bad.sendall(raw)
         bad.shutdown(socket.SHUT_WR)
-        bad.settimeout(10)
+        bad.settimeout(60)
         while bad.recv(4096):
             pass
     assert client.lookup([key]) == [b"value"]
@@ -203,7 +203,7 @@ def test_silent_connections_do_not_lock_out_the_others(serve, connect, monkeypat
                 channel = served.run(wire.connect(served.host, served.port, KEY))
                 stack.callback(served.loop.call_soon_threadsafe, channel.close)
             else:
-                silent = socket.create_connection((served.host, served.port), timeout=10)
+                silent = socket.create_connection((served.host, served.port), timeout=60)
                 stack.enter_context(silent)
                 assert silent.recv(len(wire.MAGIC)) == wire.MAGIC
         client = connect(served.url, key=KEY)

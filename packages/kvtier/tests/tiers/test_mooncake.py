@@ -198,7 +198,7 @@ def test_a_call_that_hangs_is_left_and_nothing_else_uses_its_buffer(pool, exact,
         tier.put_from([exact(0)])
     assert tier.health() == "down"
     pool.gate.set()
-    tier._hung.result(10)
+    tier._hung.result(60)
     pool.gate = None
     assert tier.put_from([exact(0)]) == [Status.OK]
     assert tier.health() == "ok"

@@ -35,7 +35,7 @@ def test_a_second_machine_reuses_what_the_first_has_computed(tmp_path, bucket, m
     with kvtier.open(tmp_path / "one", secret=SECRET, tiers=[bucket]) as one:
         model = make_model(one)
         tokens = model.prompt(1, 12)
-        assert model.store(tokens, states=(12,)).wait(10)
+        assert model.store(tokens, states=(12,)).wait(60)
         assert one.flush().done
     with kvtier.open(tmp_path / "two", secret=SECRET, tiers=[bucket]) as two:
         other = make_model(two)
@@ -178,7 +178,7 @@ def test_a_shortened_object_is_a_miss_and_no_panic(tmp_path, bucket, make_model,
     with kvtier.open(tmp_path / "one", secret=SECRET, tiers=[bucket]) as one:
         model = make_model(one)
         tokens = model.prompt(3, 12)
-        assert model.store(tokens).wait(10)
+        assert model.store(tokens).wait(60)
         assert one.flush().done
     (segment,) = (tmp_path / "bucket").glob("seg/*/*.kvs")
     os.truncate(segment, int(segment.stat().st_size * share))

@@ -48,7 +48,7 @@ class Edge:
 
     def open(self, data: bytes = b"") -> socket.socket:
         host, port = self._server.url.removeprefix("http://").split(":")
-        sock = socket.create_connection((host, int(port)), timeout=20)
+        sock = socket.create_connection((host, int(port)), timeout=60)
         self._sockets.append(sock)
         sock.sendall(data)
         return sock
