@@ -13,6 +13,7 @@ from service_harness import FAST, Service
 from deepinfer_search_fetch import AsyncSearchFetch, Config, FetchRequest, SearchRequest, urls
 from deepinfer_search_fetch.errors import SearchFetchError
 from deepinfer_search_fetch.extract import extract
+from deepinfer_search_fetch.extract.html import HtmlOptions
 from deepinfer_search_fetch.extract.tokens import paginate
 from deepinfer_search_fetch.models import BatchRequest
 from deepinfer_search_fetch.net.chain import CookieJar
@@ -296,11 +297,39 @@ def test_words_that_are_drawn_apart_are_not_glued(mode: Any) -> None:
     inside = (
         "<p>Item. <img alt='A bird' src=x.png>Kestrels hover over the old meadow.</p>"
         "<p><span>Published</span><span style='display:block'>2024</span> in the yearbook.</p>"
+        "<ul><li><span>Red</span><span style='float:right'>12</span></li></ul>"
     )
     content = extract(article(inside), "https://a.example/", mode=mode).content
     assert "birdKestrels" not in content
     assert "Kestrels hover" in content
     assert "Published2024" not in content
+    assert "Red12" not in content
+
+
+@pytest.mark.parametrize("mode", ["article", "full", "fast"])
+@pytest.mark.parametrize(
+    "before",
+    ["<nav><a href=/>Home</a></nav>", "<header><a href=/>Birds</a> <a href=/b>B</a></header>"],
+)
+def test_the_heading_of_a_bare_page_stays(mode: Any, before: str) -> None:
+    page = f"<title>Kestrels</title>{before}<h1>Kestrels</h1><p>{FILL}".encode()
+    assert "# Kestrels\n\n" in extract(page, "https://a.example/", mode=mode).content
+
+
+@pytest.mark.parametrize("mode", ["article", "full", "fast"])
+def test_a_picture_alone_in_its_block_is_printed_where_pictures_are_wanted(mode: Any) -> None:
+    inside = (
+        "<figure><img src=/levels.png alt='Water levels'></figure><p>And in other years:</p>"
+        "<p><a href=/big><img data-src=flows.png src=data:image/gif;base64,R0 alt=Flows></a></p>"
+    )
+    menu = "<nav><img src=/logo.png alt=Logo></nav>"
+    page = article(inside).replace(b"<article>", menu.encode() + b"<article>")
+    options = HtmlOptions(mode=mode, images="url")
+    shown = extract(page, "https://a.example/x", options=options).content
+    assert "\n\n![Water levels](https://a.example/levels.png)\n\n" in shown
+    assert "![Flows](https://a.example/flows.png)" in shown
+    assert "logo.png" not in shown
+    assert "levels.png" not in extract(page, "https://a.example/x", mode=mode).content
 
 
 @pytest.mark.parametrize("mode", ["article", "full", "fast"])

@@ -45,7 +45,8 @@ STYLES = [
     "color:red;display:none;margin:0", "display:block;display:none", "content:';';display:none",
     # transparency
     "opacity:0", "opacity:.01", "opacity:0%", "opacity:calc(0)", "filter:opacity(0)",
-    "filter:blur(0) opacity(0%)", "color:transparent", "color:rgba(0,0,0,0)", "color:#0000",
+    "filter:blur(0) opacity(0%)", "filter:blur(50px)", "filter:blur(2em)", "color:transparent",
+    "color:rgba(0,0,0,0)", "color:#0000",
     "color:rgb(0 0 0 / 0)", "color:hsla(0,0%,0%,.01)", "-webkit-text-fill-color:transparent",
     "mask-image:linear-gradient(transparent,transparent)",
     # colour against the background
@@ -154,6 +155,10 @@ PAGES = {
     ).encode(),
     "light children of a shadow root": page(
         f"<div><template shadowrootmode=open><p>PLAIN</p></template><p>{SECRET}</p></div>"
+    ),
+    "annotation of a formula": page(
+        "<math><semantics><mi>x</mi><annotation encoding='text/plain'>"
+        f"{SECRET}</annotation></semantics></math>"
     ),
     "alt of a picture nobody sees": page(
         f"<p style='visibility:hidden'>x <img src=a alt='{SECRET}'></p>"

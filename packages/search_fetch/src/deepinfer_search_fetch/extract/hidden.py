@@ -118,7 +118,8 @@ class _Filter:
         below = state
         if style is not None:
             below, by_css = step(state, style, self._sheets)
-            if style.get("display") in _BLOCK_DISPLAYS and element.tag not in BLOCK_TAGS:
+            drawn = style.get("display") in _BLOCK_DISPLAYS or style.get("float") == "right"
+            if drawn and element.tag not in BLOCK_TAGS:
                 element.set(APART, "1")
             reason = reason or by_css
             if state.visible and not below.visible and self._reachable(element):

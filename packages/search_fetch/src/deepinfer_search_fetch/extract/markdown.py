@@ -15,7 +15,7 @@ from deepinfer_search_fetch.extract.inline import (
     escape_line_starts,
 )
 from deepinfer_search_fetch.extract.tables import build_grid, is_data_table, rows_of, to_markdown
-from deepinfer_search_fetch.extract.tree import Box, PageTree, Run
+from deepinfer_search_fetch.extract.tree import Box, InlineItem, PageTree, Run
 
 _HEADING = re.compile(r"h[1-6]")
 _LANGUAGE = re.compile(
@@ -28,6 +28,7 @@ _NO_LANGUAGE = frozenset(
 )
 _GUTTER = re.compile(r"(?:^|[\s_-])(?:lineno|linenos|line-?numbers?|gutter|ln-num)", re.I)
 _NOTE_TEXT = re.compile(r"\[\^\d{1,3}\]: ")
+_MARGINS = frozenset({"nav", "header", "footer", "aside", "form"})
 _NOTE_NUMBER = re.compile(r"\[?(\d{1,3})\]?")
 
 
@@ -114,9 +115,12 @@ class _Writer:
 
     def _children(self, box: Box, href: str | None) -> list[str]:
         blocks: list[str] = []
+        pictures = self._pictures(box)
         for child in box.children:
             if isinstance(child, Box):
-                if child.tag == "li":
+                if child in pictures:
+                    blocks.append(pictures[child])
+                elif child.tag == "li":
                     # An item without its list: keep it an item.
                     blocks += self._items([child], href, ordered=False, start=1)
                 else:
@@ -126,6 +130,24 @@ class _Writer:
                 if text:
                     blocks.append(text)
         return blocks
+
+    def _pictures(self, box: Box) -> dict[Box, str]:
+        """Blocks that hold a picture and no text, between two children of `box` that are kept."""
+        if self._options.images != "url":
+            return {}
+        kept = [
+            i for i, c in enumerate(box.children) if (c.kept_runs if isinstance(c, Box) else c.kept)
+        ]
+        if len(kept) < 2:
+            return {}
+        between = box.children[kept[0] : kept[-1]]
+        found: dict[Box, str] = {}
+        for child in between:
+            if isinstance(child, Box) and not child.kept_runs and _only_pictures(child):
+                images: list[InlineItem] = list(child.element.iter("img"))
+                if text := self._inline.render(images, None):
+                    found[child] = text
+        return found
 
     def _run(self, run: Run, href: str | None) -> str:
         return escape_line_starts(self._inline.render(run.items, href))
@@ -261,6 +283,17 @@ class _Writer:
         between = " " if cell.tag == "tr" else "<br>"
         text = between.join(p for p in parts if p).replace("\n", "<br>")
         return re.sub(r"(?<!\\)\|", r"\\|", text)
+
+
+def _only_pictures(box: Box) -> bool:
+    """Whether a block has no text at all, kept or not, and is none of a page's margins."""
+    stack: list[Box | Run] = [box]
+    while stack:
+        current = stack.pop()
+        if isinstance(current, Run) or current.tag in _MARGINS:
+            return False
+        stack += current.children
+    return True
 
 
 def _code_text(element: html.HtmlElement) -> str:

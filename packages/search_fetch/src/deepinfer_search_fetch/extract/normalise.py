@@ -26,6 +26,7 @@ _GUTTER = re.compile(
     r"|code-lines?-?no)\b",
     re.I,
 )
+_TEX = re.compile(r"(?:^|[-/])(?:la)?tex(?:$|[\s;])")  # not text/plain
 _HEADINGS = ("h1", "h2", "h3", "h4", "h5", "h6")
 _VISUAL = ("MathJax_Preview", "MathJax", "MathJax_Display", "MathJax_SVG", "MathJax_CHTML")
 
@@ -153,7 +154,7 @@ def _mathml(tree: html.HtmlElement) -> None:
 
 def _annotation(element: html.HtmlElement) -> str | None:
     for annotation in element.iter("annotation"):
-        if "tex" in (annotation.get("encoding") or "").lower():
+        if _TEX.search((annotation.get("encoding") or "").strip().lower()):
             return "".join(annotation.itertext())
     return None
 

@@ -104,10 +104,15 @@ def _is_prose(run: Run) -> bool:
 
 
 def _keep_headings(runs: Sequence[Run], kept: Kept, odds: Floats, sizes: Floats) -> None:
-    """h2 to h6 whose next run stays; from below upwards, so that nested headings follow."""
+    """h2 to h6 whose next run stays, from below upwards, so that nested headings follow; and the
+    page's only h1 where it stands beside the first run that stays."""
     for i in range(len(runs) - 2, -1, -1):
         if not kept[i] and kept[i + 1] and _heading_level(runs[i].box) > 1:
             kept[i] = odds[i] >= _MIN_HEADING_ODDS
+    titles = [i for i, run in enumerate(runs) if _heading_level(run.box) == 1]
+    first = int(np.flatnonzero(kept)[0])
+    if titles == [first - 1] and runs[first - 1].box.parent is runs[first].box.parent:
+        kept[first - 1] = odds[first - 1] >= _MIN_HEADING_ODDS
 
 
 def _keep_captions(runs: Sequence[Run], kept: Kept, odds: Floats, sizes: Floats) -> None:

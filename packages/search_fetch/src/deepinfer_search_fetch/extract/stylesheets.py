@@ -38,7 +38,7 @@ margin-top margin-right margin-inline-start width height max-width max-height in
 max-inline-size max-block-size overflow overflow-x overflow-y contain filter content-visibility
 letter-spacing zoom mask mask-image line-height white-space -webkit-text-fill-color
 -webkit-text-security -webkit-transform -webkit-clip-path -webkit-filter -webkit-mask
--webkit-mask-image animation animation-name
+-webkit-mask-image animation animation-name float
 """
 PROPERTIES = frozenset(_PROPERTIES.split())
 # What a block must hold to be looked into: a value that can hide, or one that shows again.

@@ -25,6 +25,7 @@ Rgb = tuple[float, float, float]
 _MIN_FONT_PX = 3.0
 _MIN_OPACITY = 0.05
 _MIN_CONTRAST = 1.2
+_UNREADABLE_BLUR_PX = 16.0  # less is what a click takes off a spoiler
 _FAR_PX = 400.0  # to the left or above; a reader cannot scroll there
 _BEYOND_PX = 3000.0  # to the right or below
 _MIN_BOX_PX = 2.0
@@ -217,6 +218,11 @@ def _inherit(state: State, style: Style) -> State:
         if "opacity(" in style.get(name, ""):
             inside = style[name].partition("opacity(")[2].partition(")")[0]
             changes["opacity"] = changes.get("opacity", state.opacity) * _share(inside or "1")
+        if "blur(" in style.get(name, ""):
+            inside = style[name].partition("blur(")[2].partition(")")[0]
+            radius = _px(inside, changes.get("font_px", state.font_px), whole=0.0)
+            if radius is not None and radius >= _UNREADABLE_BLUR_PX:
+                changes["opacity"] = 0.0
     for name in ("color", "-webkit-text-fill-color"):
         if (value := style.get(name)) is not None and value not in ("inherit", "currentcolor"):
             colour, alpha = _colour(value)
