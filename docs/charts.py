@@ -61,7 +61,7 @@ def drawn(root: Path) -> dict[str, str]:
 
     return {
         "bench-kernels": _kernels(read("kernels/benches/results/cpu.json")),
-        "bench-eplb": _eplb(read("eplb/benches/results.json")),
+        "bench-eplb": _eplb(read("eplb/benches/results_eight_seeds.json")),
         "bench-dspark": _dspark(read("dspark/benches/gain.json")),
         "bench-extraction": _extraction(read("search_fetch/benches/extraction_floors.json")),
     }

@@ -31,7 +31,8 @@ def as_lists(text: str) -> str:
             else:
                 head.append(line)
         else:
-            if items and (len(items) > 1 or not head):
+            sentence = len(items) == 1 and items[0][0][0].isupper()  # "Forget: a slot was ..."
+            if items and (len(items) > 1 or not head) and not sentence:
                 listed = "\n".join(f"- `{name}`: {told}" for name, told in items)
                 out.append("\n".join(head) + ("\n\n" if head else "") + listed)
                 continue

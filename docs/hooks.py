@@ -21,6 +21,9 @@ import charts
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("engine", "recipe", "kvtier", "dspark", "eplb", "kernels", "search_fetch")
 ROOT_PAGES = ("ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md")
+CELL = re.compile(r"<td[^>]*>.*?</td>", re.DOTALL)
+LONG_NAME = re.compile(r"<code>([^<\s]{24,})</code>")
+JOINT = re.compile(r"(::|[/_.,=-])(?=\w)")
 LINK = re.compile(r"\]\(([\w./-]+)\)")
 KERNELS = ("errors", "formats", "ops", "registry", "settings", "testing")
 TESTING = ("kvtier", "dspark", "engine")
@@ -69,6 +72,19 @@ def on_page_markdown(markdown: str, page: object, config: MkDocsConfig, files: F
         return match.group(0) if known is not None else match.group(1)
 
     return re.sub(r"(?<!!)\[([^\]]+)\]\(((?!https?:|#|mailto:)[^)#\s]+)\)", kept, markdown)
+
+
+def on_page_content(html: str, page: object, config: MkDocsConfig, files: Files) -> str:
+    """Long names in tables may be broken where they are joined.
+
+    Otherwise a test's name takes a column of its own length, and the text beside it gets a word a
+    line.
+    """
+
+    def broken(name: re.Match[str]) -> str:
+        return "<code>" + JOINT.sub(r"\1<wbr>", name.group(1)) + "</code>"
+
+    return CELL.sub(lambda cell: LONG_NAME.sub(broken, cell.group(0)), html)
 
 
 def _normal(path: str) -> Path:

@@ -132,7 +132,7 @@ def test_help_and_version_come_without_loading_torch() -> None:
     done = subprocess.run(
         [sys.executable, "-c", code], check=True, timeout=60, capture_output=True, text=True
     )
-    assert done.stdout == "deepinfer-kernels 0.1.0\n"
+    assert done.stdout == "deepinfer-kernels 0.2.0\n"
 
 
 def test_reason_for_absent_native_forms_is_shown(

@@ -26,7 +26,7 @@ from deepinfer_dspark.tree_loop import TreeDrafter, TreeGeneration, TreeLoop, Tr
 from deepinfer_dspark.uniforms import CounterRng, Uniforms
 from deepinfer_dspark.verification import Verifier, VerifyResult
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "BudgetScheduler",

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from deepinfer_engine.model.v41.api import Model, load_model
     from deepinfer_engine.model.v41.cache import Cache
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "LLM",

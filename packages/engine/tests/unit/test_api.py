@@ -26,7 +26,7 @@ def test_the_oldest_siblings_allowed_are_the_ones_tested() -> None:
         if not line.startswith("deepinfer-"):
             continue
         match = re.fullmatch(r"deepinfer-([a-z_-]+)(?:\[[a-z,]+\])?>=(\d+\.\d+),<(\d+\.\d+)", line)
-        assert match is not None, f"{line}: wanted a compatible range like >=0.1,<0.2"
+        assert match is not None, f"{line}: wanted a compatible range like >=0.2,<0.3"
         name, low, _ = match.groups()
         packages = TestContract.root.parent
         init = packages / name / "src" / f"deepinfer_{name}" / "__init__.py"

@@ -24,7 +24,7 @@ from deepinfer_eplb.rearrange.movement import MovementPlan, ResizePlan, movement
 from deepinfer_eplb.rearrange.resize import resize_layer
 from deepinfer_eplb.rearrange.transport import Alone, GlooTransport, Transport
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "Alone",

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ep", "errors", "formats", "ops", "registry", "testing"]
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 
 def __getattr__(name: str) -> ModuleType:

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from deepinfer_kvtier.remote.tiers.mooncake import MooncakeTierConfig
     from deepinfer_kvtier.remote.tiers.objects import S3TierConfig
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _PLACES: Final = {
     ".api.cache": (

@@ -131,7 +131,7 @@ if TYPE_CHECKING:
     from deepinfer_recipe.stores.sealing import ReasoningSealer
     from deepinfer_recipe.stores.sqlite_store import SqliteResponseStore
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _PLACES: Final = {
     ".base.errors": (
