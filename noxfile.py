@@ -15,9 +15,10 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 import tomllib
 from collections.abc import Collection, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 import nox
@@ -51,9 +52,13 @@ LONGEST = {
 nox.needs_version = ">=2024.4.15"
 nox.options.default_venv_backend = "uv|venv"  # uv where it is installed: much faster
 nox.options.error_on_missing_interpreters = False
-nox.options.sessions = [
-    "static", "tests", "integration", "conformance",
-]  # fmt: skip
+nox.options.sessions = ["all"]
+# The sessions of `all`, long ones before short ones: at the end none is left to work alone.
+ALL = (
+    "lint", "types", "integration", "tests(engine)", "tests(search_fetch)", "tests(eplb)",
+    "tests(kvtier)", "conformance", "tests(recipe)", "tests(kernels)", "tests(dspark)", "docs",
+)  # fmt: skip
+AT_ONCE = 2
 
 
 def pip_setting(name: str) -> str:
@@ -160,9 +165,8 @@ def run_longest_first(session: nox.Session, name: str, folder: Path, files: Iter
 
 def side_by_side(session: nox.Session, *commands: Sequence[str]) -> None:
     """Commands of one process each, all at once; what each has said stands together, in order."""
-    external = session.venv_backend == "none"
     with ThreadPoolExecutor(len(commands)) as pool:
-        runs = [pool.submit(session.run, *c, silent=True, external=external) for c in commands]
+        runs = [pool.submit(session.run, *command, silent=True) for command in commands]
     for run in runs:
         print(run.result(), flush=True)
 
@@ -183,6 +187,39 @@ def check_package(session: nox.Session, package: str) -> None:
         run_longest_first(session, package, folder, files)
     else:
         run_tests(session, f"packages/{package}/tests")
+
+
+@nox.session(name="all", venv_backend="none")
+def everything(session: nox.Session) -> None:
+    """Every default session, two at a time: while one installs or waits, the other computes.
+
+    What a session has said is printed when it ends, and how all of them ended comes last.
+    """
+    command = [sys.executable, "-m", "nox", "-f", str(ROOT / "noxfile.py"), "-s"]
+    posargs = ["--", *session.posargs] if session.posargs else []
+
+    def alone(name: str) -> tuple[str, int, float, str]:
+        began = time.monotonic()
+        session.log(f"{name} begins")
+        done = subprocess.run(
+            [*command, name, *posargs],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+        return name, done.returncode, time.monotonic() - began, done.stdout
+
+    ends = []
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        for run in as_completed([pool.submit(alone, name) for name in ALL]):
+            name, code, seconds, said = run.result()
+            print(f"\n{said}", flush=True)
+            ends.append((f"{name}: {'FAILED' if code else 'passed'} after {seconds:.0f} s", code))
+    for told, _ in ends:
+        session.log(told)
+    if any(code for _, code in ends):
+        session.error("not everything passed")
 
 
 @nox.session
@@ -545,13 +582,6 @@ def without_media(session: nox.Session) -> None:
         session.run("uv", "pip", "uninstall", "-q", *UNUSED_MEDIA, external=True)
     else:
         session.run("python", "-m", "pip", "uninstall", "-y", "-q", *UNUSED_MEDIA)
-
-
-@nox.session(venv_backend="none")
-def static(session: nox.Session) -> None:
-    """lint, types and docs at once: each is a session of its own and keeps one core busy."""
-    nox_itself = (sys.executable, "-m", "nox", "-f", str(ROOT / "noxfile.py"), "-s")
-    side_by_side(session, *((*nox_itself, name) for name in ("types", "lint", "docs")))
 
 
 @nox.session
