@@ -252,7 +252,7 @@ def test_no_gradient_asked_means_the_fast_form() -> None:
 
 def _moe(n: int, slots: int, view: str, dtype: torch.dtype) -> tuple[Any, ...]:
     g = seeded(1)
-    experts, inner, width = 4, 16, 32
+    experts, inner, width = 4, 48, 64
     both = torch.randn(experts, 2 * inner, width, generator=g).to(dtype) / 6
     w2 = torch.randn(experts, width, inner, generator=g).to(dtype) / 4
     if view == "halves":
@@ -268,7 +268,7 @@ def _moe(n: int, slots: int, view: str, dtype: torch.dtype) -> tuple[Any, ...]:
         w1, w3 = last[:, :inner], last[:, inner:]
     else:
         w1, w3 = both[:1, :inner].expand(4, -1, -1), both[:1, inner:].expand(4, -1, -1)
-    idx = torch.randint(0, experts, (n, slots), generator=g)
+    idx = torch.randint(0, experts - 1, (n, slots), generator=g)  # nobody asks for the last
     x, w = torch.randn(n, width, generator=g).to(dtype), torch.rand(n, slots, generator=g)
     return x, idx, w, w1, w3, w2, 7.0
 
@@ -277,7 +277,7 @@ def _moe(n: int, slots: int, view: str, dtype: torch.dtype) -> tuple[Any, ...]:
 @pytest.mark.parametrize(
     "view", ["halves", "interleaved", "transposed", "experts last", "one expert expanded"]
 )
-@pytest.mark.parametrize(("n", "slots"), [(8, 2), (128, 2), (128, 0), (8, 0), (0, 2)])
+@pytest.mark.parametrize(("n", "slots"), [(8, 2), (1400, 2), (128, 0), (8, 0), (0, 2)])
 def test_experts_take_weights_of_any_strides_and_any_number_of_rows(
     n: int, slots: int, view: str, dtype: torch.dtype
 ) -> None:
@@ -290,6 +290,15 @@ def test_experts_take_weights_of_any_strides_and_any_number_of_rows(
             with use(backend=backend):
                 got = ops.moe_experts(*args)
             torch.testing.assert_close(got, wanted, atol=tolerance[0], rtol=tolerance[1])
+
+
+@pytest.mark.parametrize("wrong", [-1, 4])
+@pytest.mark.parametrize("n", [8, 1400])
+def test_expert_outside_the_table_is_an_error_whatever_the_rows(n: int, wrong: int) -> None:
+    x, idx, *rest = _moe(n, 2, "halves", torch.bfloat16)
+    idx[n // 2, 1] = wrong
+    with pytest.raises(IndexError):
+        ops.moe_experts(x, idx, *rest)
 
 
 NAN, INF = math.nan, math.inf

@@ -152,6 +152,35 @@ def test_public_functions_run_on_the_stand_in_device() -> None:
     torch.testing.assert_close(got, ops.rms_norm(x, None, 1e-6))
 
 
+@interpreted
+def test_index_work_of_a_decode_step_is_five_launches_whatever_the_sequences() -> None:
+    """Three at the layer that keeps runs, two at one that chooses within them; nothing is copied
+    or read back between."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    from deepinfer_kernels.triton_support.launch import recording
+
+    asked: list[str] = []
+
+    class Asked(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None):
+            asked.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    spec = default_registry.spec("index_topk")
+    form = default_registry.impls("index_topk")["triton"].fn
+    shapes = spec.shapes(torch.bfloat16)
+    counts: dict[str, int] = {}
+    for label, args in shapes.items():
+        with recording() as launches, Asked():
+            form(*args)
+        counts[label] = len(launches)
+    assert set(asked) <= {"aten.new_empty.default", "aten.slice.Tensor"}
+    assert counts["decode 1 of 4096"] == 3
+    assert counts["decode 1 within 16 runs"] == counts["ragged decode"] == 2  # 1 and 32 sequences
+    assert counts["decode 1 of 4096"] + counts["decode 1 within 16 runs"] <= 6
+
+
 # -- mutations: a wrong kernel must be noticed -----------------------------------------------------
 
 MUTATIONS = {
@@ -175,6 +204,11 @@ MUTATIONS = {
     "part of the channels": ("mla_decode_sparse/sm100", "tl.program_id(2) *", "0 *"),
     "scale of a block": ("grouped_mx_linear/sm100", "start // 32 + blocks", "blocks"),
     "end of an expert": ("grouped_mx_linear", "row < tl.load(first + expert + 1)", "row < 10000"),
+    "page of an entry": ("index_topk", "table + sequence * width", "table"),
+    "last visible entry": ("index_topk", "inside & (entry < seen)", "inside & (entry < seen - 1)"),
+    "tail of a row": ("index_topk", "range(0, count, BLOCK)", "range(0, count + 1 - BLOCK, BLOCK)"),
+    "barrier of the runs": ("index_topk", "    tl.debug_barrier()\n", ""),
+    "newest run": ("index_topk", "run == count - 1", "run == count"),
 }
 
 

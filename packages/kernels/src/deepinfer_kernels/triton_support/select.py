@@ -10,7 +10,7 @@ import triton.language as tl
 
 from deepinfer_kernels.triton_support.lang import ordered
 
-__all__ = ["radix_threshold"]
+__all__ = ["radix_threshold", "taken_of"]
 
 
 @triton.jit
@@ -42,3 +42,12 @@ def radix_threshold(base, N, k, BLOCK: tl.constexpr):
         left = tl.where(found > 0, left - passed, left)
         prefix = tl.where(found > 0, prefix * 256 + chosen.to(tl.int64), -1)
     return tl.where(prefix < 0, 0, prefix), left
+
+
+@triton.jit
+def taken_of(key, threshold, ties, tied):
+    """(which of these keys belong to the k, which equal the threshold) after ``tied`` equal ones
+    before them: of equal values the earlier are taken."""
+    equal = ((key == threshold) & (key > 0)).to(tl.int32)
+    before = tied + tl.cumsum(equal, axis=0) - equal
+    return ((key > threshold) & (key > 0)) | ((equal > 0) & (before < ties)), equal

@@ -5,14 +5,15 @@ from __future__ import annotations
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 
 from deepinfer_kernels.accumulate import acc_dtype
 from deepinfer_kernels.native.call import CODE, LIBRARY, as_dtype, check, dense, torch_form
 from deepinfer_kernels.ops.moe_experts.reference import moe_experts as reference_moe_experts
 from deepinfer_kernels.ops.swiglu.native import swiglu as native_swiglu
 
-_MANY_ROWS = {torch.float32: 96, torch.bfloat16: 48, torch.float64: 1 << 62}
-"""From here on torch's products are faster, by dtype."""
+_LARGE_PRODUCT = 1 << 21
+"""Multiplications of an expert's product from which torch's are faster, their calls included."""
 
 
 def moe_experts(
@@ -22,10 +23,11 @@ def moe_experts(
         return reference_moe_experts(x, idx, w, w1, w3, w2, limit)
     if idx.shape[1] == 0:
         return torch.zeros_like(x, memory_format=torch.contiguous_format)
-    if x.shape[0] >= _MANY_ROWS[x.dtype] and _grouped_takes(w1):
-        return _by_segments(x, idx, w, w1, w3, w2, limit)
     n, topk = idx.shape
     experts, inner, width = w1.shape
+    large = n * topk * inner * width >= _LARGE_PRODUCT * experts
+    if large and x.dtype is not torch.float64:
+        return _by_segments(x, idx, w, w1, w3, w2, limit)
     x, idx, w = dense(x), dense(idx), as_dtype(w, acc_dtype(x.dtype))
     w1, w3, w2 = dense(w1), dense(w3), dense(w2)
     out = torch.empty_like(x)
@@ -49,24 +51,10 @@ def moe_experts(
     return out
 
 
-def _grouped_takes(w1: Tensor) -> bool:
-    """Whether torch's grouped product is there and takes these widths: rows of whole 16 bytes."""
-    aligned = w1.shape[1] * w1.itemsize % 16 == 0 and w1.shape[2] * w1.itemsize % 16 == 0
-    return aligned and hasattr(torch.nn.functional, "grouped_mm")
-
-
-def _rows_apart(w: Tensor) -> Tensor:
-    """w with adjacent channels and rows and experts after one another, as the product wants it."""
-    expert, row, channel = w.stride()
-    whole = 16 // w.itemsize
-    fits = channel == 1 and row >= w.shape[2] and expert >= row and row % whole == 0
-    return w if fits and expert % whole == 0 and w.data_ptr() % 16 == 0 else w.contiguous()
-
-
 def _by_segments(
     x: Tensor, idx: Tensor, w: Tensor, w1: Tensor, w3: Tensor, w2: Tensor, limit: float
 ) -> Tensor:
-    """The rows sorted by expert, one grouped product (oneDNN) a weight."""
+    """The rows sorted by expert; of each expert three products (oneDNN), in cache all three."""
     n, topk = idx.shape
     experts, _, width = w1.shape
     x, idx = dense(x), dense(idx)
@@ -76,13 +64,15 @@ def _by_segments(
     order = np.argsort(expert, kind="stable")
     place = np.empty_like(order)
     place[order] = np.arange(order.shape[0])
-    ends = torch.from_numpy(np.bincount(expert, minlength=experts).cumsum().astype(np.int32))
-    grouped = torch.nn.functional.grouped_mm
-    w1, w3, w2 = _rows_apart(w1), _rows_apart(w3), _rows_apart(w2)
     rows = x.index_select(0, torch.from_numpy(order // topk))
-    gate = grouped(rows, w1.transpose(1, 2), offs=ends)
-    up = grouped(rows, w3.transpose(1, 2), offs=ends)
-    down = dense(grouped(native_swiglu(gate, up, limit), w2.transpose(1, 2), offs=ends))
+    down = torch.empty_like(rows)
+    begin = 0
+    for e, end in enumerate(np.bincount(expert, minlength=experts).cumsum().tolist()):
+        if end > begin:
+            own = rows[begin:end]
+            hidden = native_swiglu(linear(own, w1[e]), linear(own, w3[e]), limit)
+            torch.mm(hidden, w2[e].t(), out=down[begin:end])
+        begin = end
     w = as_dtype(w, acc_dtype(x.dtype))
     out = x.new_empty((n, width), dtype=x.dtype)
     LIBRARY.di_moe_combine(
