@@ -24,6 +24,8 @@ LIGHT = {
     ("tokens.py", "_page_end"),
     # These ask the system about a process, or end it.
     *(("worker_process.py", name) for name in ("alive", "_readable", "yield_cpu", "stop", "_kill")),
+    ("worker_process.py", "cpu_seconds"),
+    ("worker.py", "lowest_priority"),
 }
 JSON_FILES = str(Path(json.__file__).parent)
 LARGE_JSON = 16 * 1024

@@ -19,6 +19,11 @@ from service_harness import Service, call, read_reply, request_bytes
 
 import deepinfer_search_fetch
 from deepinfer_search_fetch import AsyncSearchFetch, Config, FetchRequest, SearchRequest
+from deepinfer_search_fetch.accounts import (
+    HALF_LIFE_SECONDS,
+    LITTLE_SECONDS,
+    Accounts,
+)
 from deepinfer_search_fetch.admission import CLIENT, FairSlots, Ticket, WorkThreads
 from deepinfer_search_fetch.config import Limits
 from deepinfer_search_fetch.errors import LimitError, SearchFetchError, UpstreamError
@@ -124,6 +129,42 @@ def test_busy_clients_leave_some_places_to_who_used_little() -> None:
     got, everything = asyncio.run(run())
     assert got == [True, False, False, True]
     assert everything == [True, True, True]  # with nobody else there nothing is kept
+
+
+def test_places_are_crowded_where_others_wait_or_hold_more_than_there_are_cores() -> None:
+    async def run() -> list[bool]:
+        slots = FairSlots("places", 3, per_client=2, per_process=1)
+        found: list[bool] = []
+        for client in ("a", "a", "b"):
+            assert slots.take_now(client) is not None
+            found.append(slots.crowded("a", 2))
+        waiting = asyncio.create_task(as_client("b", slots.take()))
+        await until(lambda: slots.crowded("a", 9))
+        found.append(slots.crowded("b", 9))
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        library = FairSlots("places", 3, per_process=1)
+        return [*found, *(library.take_now("") is None for _ in range(2))]
+
+    assert asyncio.run(run()) == [False, False, True, False, False, True]
+
+
+def test_pages_of_several_clients_are_read_at_once_on_one_core() -> None:
+    async def body() -> None:
+        lanes = Lanes(pages_a_worker=2)
+        try:
+            long = asyncio.create_task(lanes.read("greedy", "quiet long"))
+            await until(lambda: lanes.asked()["quiet long"] == 1)
+            assert await lanes.read("modest", "short", "b.example") == "ok"
+            assert not long.done()
+            assert {w.nice for w in lanes.made} == {0}
+            lanes.released.set()
+            assert await long == "ok"
+        finally:
+            lanes.released.set()
+            await lanes.pool.close()
+
+    asyncio.run(asyncio.wait_for(body(), RUNAWAY_SECONDS))
 
 
 def test_too_many_waiting_requests_of_one_client_are_refused_with_the_limit() -> None:
@@ -264,13 +305,15 @@ class ScriptedWorker:
         self.nice = nice
         self.asked: list[str] = []
         self.stopped = threading.Event()
+        self.spent = 0.0
         self._released = released
 
     def ask(self, header: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
         self.asked.append(body.decode())
         if body == b"dead":
             raise WorkerLostError("extract_cpu_seconds")
-        if body.startswith(b"long"):
+        self.spent += 1.0 if body.startswith(b"long") else 0.0
+        if b"long" in body:
             while not self._released.wait(0.01):
                 if self.stopped.is_set():
                     raise WorkerLostError
@@ -280,6 +323,9 @@ class ScriptedWorker:
 
     def alive(self) -> bool:
         return not self.stopped.is_set()
+
+    def cpu_seconds(self) -> float:
+        return self.spent
 
     def yield_cpu(self) -> None:
         self.nice = 19
@@ -291,12 +337,17 @@ class ScriptedWorker:
 class Lanes:
     """A pool of scripted workers, one for pages and one for overtime."""
 
-    def __init__(self) -> None:
+    def __init__(self, pages_a_worker: int = 1) -> None:
         self.made: list[ScriptedWorker] = []
         self.released = threading.Event()
         self.now = 0.0
         self.pool = ExtractPool(
-            1, Limits(), start=self._start, clock=lambda: self.now, overtime_seconds=0.01
+            1,
+            Limits(),
+            start=self._start,
+            clock=lambda: self.now,
+            overtime_seconds=0.01,
+            pages_a_worker=pages_a_worker,
         )
 
     def _start(self, nice: int) -> ScriptedWorker:
@@ -356,21 +407,71 @@ def test_who_had_a_long_page_starts_in_the_lane_for_them_for_a_while() -> None:
     lanes_run(body)
 
 
-def test_a_long_page_without_a_place_ends_when_another_client_waits_and_not_before() -> None:
+def test_without_a_place_for_long_pages_one_of_who_used_most_ends_and_not_before_others_wait() -> (
+    None
+):
     async def body(lanes: Lanes) -> None:
-        first: list[asyncio.Task[str]] = []
+        first: dict[str, asyncio.Task[str]] = {}
         for client in ("greedy", "eager"):  # as many as there are places for long pages
-            first.append(asyncio.create_task(lanes.read(client, f"long of {client}")))
+            lanes.pool._accounts.add(client, 1.0 if client == "eager" else 30.0)
+            first[client] = asyncio.create_task(lanes.read(client, f"long of {client}"))
             await until(lambda: sum(w.nice == 19 for w in lanes.made) == len(first))
         second = asyncio.create_task(lanes.read("other", "long 2"))
         await until(lambda: lanes.asked()["long 2"] == 1)
         for _ in range(30):
             await asyncio.sleep(0.01)
-        assert not second.done()  # nobody else wants its place
+        assert not any(task.done() for task in (*first.values(), second))  # nobody else waits
         assert await lanes.read("modest", "short") == "ok"
-        assert await second == "rate_limited"
+        assert await first["greedy"] == "rate_limited"
         lanes.released.set()
-        assert await asyncio.gather(*first) == ["ok", "ok"]
+        assert await asyncio.gather(first["eager"], second) == ["ok", "ok"]
+
+    lanes_run(body)
+
+
+def test_a_second_long_page_of_a_client_ends_where_there_is_no_place_for_it() -> None:
+    async def body(lanes: Lanes) -> None:
+        first = asyncio.create_task(lanes.read("eager", "long of eager"))
+        await until(lambda: sum(w.nice == 19 for w in lanes.made) == 1)
+        own = asyncio.create_task(lanes.read("greedy", "long 1"))
+        await until(lambda: sum(w.nice == 19 for w in lanes.made) == 2)
+        assert lanes.pool._lane_for(b"long 2", "greedy", "b.example") is lanes.pool._overtime
+        assert not first.done()
+        lanes.released.set()
+        assert await asyncio.gather(first, own) == ["ok", "ok"]
+
+    lanes_run(body)
+
+
+def test_who_uses_much_comes_after_who_uses_little_and_after_nobody_when_alone() -> None:
+    now = [0.0]
+    accounts = Accounts(lambda: now[0])
+    accounts.add("modest", LITTLE_SECONDS)
+    accounts.add("greedy", 10 * LITTLE_SECONDS)
+    behind = [accounts.spends_much(c) for c in ("modest", "greedy", "new")]
+    now[0] += 10 * HALF_LIFE_SECONDS
+    later = accounts.spends_much("greedy")
+    accounts.add("greedy", 10 * LITTLE_SECONDS)
+    assert (behind, later) == ([False, True, False], False)
+    assert not accounts.spends_much("greedy")  # the other has not been there lately
+    accounts.add("modest", 2 * LITTLE_SECONDS)  # as on a slow machine, where all pages cost more
+    assert [accounts.spends_much(c) for c in ("modest", "greedy")] == [False, True]
+    accounts.add("third", 0.4, long=True)
+    assert accounts.spends_much("third")
+
+
+def test_a_page_that_waited_is_put_where_its_client_belongs_by_then() -> None:
+    async def body(lanes: Lanes) -> None:
+        slots = lanes.pool._pages.slots
+        place = slots.take_now("modest")
+        assert place is not None
+        page = asyncio.create_task(lanes.read("greedy", "short"))
+        await until(lambda: slots.crowded("modest", 1))
+        for client, seconds in (("modest", 0.1), ("greedy", 10 * LITTLE_SECONDS)):
+            lanes.pool._accounts.add(client, seconds)
+        slots.give(place)
+        assert await page == "ok"
+        assert [w.nice for w in lanes.made] == [19]
 
     lanes_run(body)
 
@@ -571,21 +672,28 @@ def test_slow_bodies_of_one_key_leave_the_places_of_the_others(
         connection.close()
 
 
+@pytest.mark.parametrize(
+    ("places", "greedy", "eager"),
+    [(6, 3, 2), (16, 7, 4)],
+    ids=["few places", "some kept for first"],
+)
 def test_many_keys_that_take_all_they_can_leave_a_place_for_another(
-    serve: Callable[..., Service],
+    serve: Callable[..., Service], places: int, greedy: int, eager: int
 ) -> None:
-    settings = ServiceSettings(max_concurrent=6, max_concurrent_per_key=6, body_seconds=60)
+    settings = ServiceSettings(
+        max_concurrent=places, max_concurrent_per_key=places, body_seconds=60
+    )
     service = serve(auth=True, settings=settings)
     assert service.keys is not None
     in_flight = service.app.state.service.metrics.in_flight
     opened: list[socket.socket] = []
-    for name, places in (("greedy", 3), ("eager", 2)):
+    for name, taken in (("greedy", greedy), ("eager", eager)):
         bearer = {"Authorization": f"Bearer {service.keys.create(name)[0]}"}
         before = in_flight._value.get()
-        opened += [begun_post(service.port, **bearer) for _ in range(places)]
-        asyncio.run(until(lambda n=before + places: in_flight._value.get() == n))
+        opened += [begun_post(service.port, **bearer) for _ in range(taken)]
+        asyncio.run(until(lambda n=before + taken: in_flight._value.get() == n))
         refused = call(service.port, "GET", "/v1/usage", **bearer)
-        assert refused.json["error"]["details"] == {"limit": "max_concurrent", "value": 6}
+        assert refused.json["error"]["details"] == {"limit": "max_concurrent", "value": places}
     modest = service.keys.create("modest")[0]
     assert call(service.port, "GET", "/v1/usage", Authorization=f"Bearer {modest}").status == 200
     for connection in opened:

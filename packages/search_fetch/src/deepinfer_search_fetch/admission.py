@@ -46,7 +46,8 @@ class Ticket:
 
 class FairSlots:
     """`size` places. A client holds at most `per_client` of them, a host `per_host`; who used the
-    least lately comes first. The client "" (a library's own process) has no limit of its own.
+    least lately comes first. The client "" (a library's own process) has no limit of its own but
+    `per_process`.
 
     what: names the resource in errors. waiting: tickets of one client that may wait at once.
     kept: places that busy clients leave to the others, so that these find one free at once.
@@ -59,6 +60,7 @@ class FairSlots:
         *,
         per_client: int | None = None,
         per_host: int | None = None,
+        per_process: int | None = None,
         waiting: int = 64,
         kept: int = 0,
         clock: Callable[[], float] = time.monotonic,
@@ -67,6 +69,7 @@ class FairSlots:
         self._free = self._size = max(1, size)
         self._per_client = min(self._size, per_client or self._size)
         self._per_host = min(self._size, per_host or self._size)
+        self._per_process = min(self._size, per_process or self._size)
         self._waiting_per_client = waiting
         self._kept = min(kept, self._size - 1)
         self._clock = clock
@@ -138,10 +141,18 @@ class FairSlots:
         finally:
             self.give(ticket)
 
-    def others_wait(self, client: str) -> bool:
-        """Whether a client besides this one waits for a place."""
+    def crowded(self, client: str, places: int) -> bool:
+        """Whether another client waits, or holds one of more than so many places."""
         with self._guard:
-            return any(t.client != client for t in self._waiting)
+            if any(t.client != client for t in self._waiting):
+                return True
+            held = sum(self._clients.values())
+            return places < held > self._clients[client]
+
+    def holds(self, client: str) -> bool:
+        """Whether this client holds a place."""
+        with self._guard:
+            return self._clients[client] > 0
 
     def audit(self) -> None:
         """Raise if a place is neither free nor held."""
@@ -162,7 +173,8 @@ class FairSlots:
                 ticket.loop.call_soon_threadsafe(_wake, ticket.granted)
 
     def _may(self, ticket: Ticket) -> bool:
-        client_ok = not ticket.client or self._clients[ticket.client] < self._per_client
+        most = self._per_client if ticket.client else self._per_process
+        client_ok = self._clients[ticket.client] < most
         if self._free <= self._kept and self._busy(ticket.client, self._clock()):
             return False
         return client_ok and (not ticket.host or self._hosts[ticket.host] < self._per_host)

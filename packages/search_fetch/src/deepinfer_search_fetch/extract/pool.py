@@ -1,11 +1,14 @@
 """Extraction in processes of their own: a page that hangs or crashes a parser costs one request.
 
-Three lanes, so that no page waits for somebody else's. `pages` is for everything that starts. A
-page that is still at work after OVERTIME_SECONDS, or after CONTEND_SECONDS when another client
-waits, gives up its place and goes on as `overtime`, at the lowest priority; for a while the pages
-of that client and site start there. `documents` (PDF, office) have a lane of their own. A worker
-that dies costs the page it had; the page is not tried again, and another worker is made ready
-meanwhile.
+Three lanes, so that no page waits for somebody else's. Pages start in `pages`, those of a client
+that used much CPU lately in `overtime`, at the lowest priority (see `accounts`). Pages of several
+clients start at once even where cores are fewer: a short page is done sooner beside long ones than
+behind them. A page that has used OVERTIME_SECONDS of CPU, or CONTEND_SECONDS where it keeps another
+client from working, gives up its place in `pages` and goes on in `overtime`; until it ends the
+pages of its client start there. Where no place is free there, a page of the client that used most
+ends.
+`documents` (PDF, office) have a lane of their own. A worker that dies costs the page it had; the
+page is not tried again, and another worker is made ready meanwhile.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from deepinfer_search_fetch import urls
+from deepinfer_search_fetch.accounts import LONG_SECONDS, Accounts
 from deepinfer_search_fetch.admission import CLIENT, FairSlots, Ticket
 from deepinfer_search_fetch.config import Limits
 from deepinfer_search_fetch.errors import (
@@ -28,7 +32,7 @@ from deepinfer_search_fetch.errors import (
     SearchFetchError,
 )
 from deepinfer_search_fetch.extract.document import Document, Job, find_highlights, make_document
-from deepinfer_search_fetch.extract.worker import header_of, too_much
+from deepinfer_search_fetch.extract.worker import LOWEST_NICE, header_of, too_much
 from deepinfer_search_fetch.extract.worker_process import (
     PEAK_BYTES,
     WorkerFactory,
@@ -38,11 +42,12 @@ from deepinfer_search_fetch.extract.worker_process import (
 from deepinfer_search_fetch.models import Highlight
 
 OVERTIME_SECONDS = 0.4
-CONTEND_SECONDS = 0.1
-HEAVY_SECONDS = 60.0
-_OVERTIME_NICE = 19
+CONTEND_SECONDS = 0.05
+PAGES_A_WORKER = 4
+_LOOK_SECONDS = 0.025
+_ACCOUNT_SECONDS = 1.0
+_OVERTIME_WALL_SECONDS = 2.0
 _DOCUMENTS_NICE = 5
-_MAX_HEAVY = 10_000
 _DOCUMENT_MAGIC = (b"%PDF-", b"PK")
 _ERRORS: dict[str, type[SearchFetchError]] = {
     "InvalidRequestError": InvalidRequestError,
@@ -59,6 +64,10 @@ class Worker(Protocol):
 
     def alive(self) -> bool: ...
 
+    def cpu_seconds(self) -> float:
+        """CPU time it has used so far; 0 when it has ended."""
+        ...
+
     def yield_cpu(self) -> None:
         """Go on at the lowest priority."""
         ...
@@ -74,8 +83,9 @@ class _Lane:
 
 
 class ExtractPool:
-    """`workers` processes for pages, twice as many for overtime, half as many for documents; they
-    start when they are needed. 0 extracts on threads of this process, without limits.
+    """`workers` processes for pages of one client, PAGES_A_WORKER times as many of several clients,
+    twice as many for overtime, half as many for documents; they start when they are needed. 0
+    extracts on threads of this process, without limits.
 
     start, clock: replaceable for tests; `start(nice)` makes a worker.
     """
@@ -88,6 +98,7 @@ class ExtractPool:
         start: Callable[[int], Worker] | None = None,
         clock: Callable[[], float] = time.monotonic,
         overtime_seconds: float = OVERTIME_SECONDS,
+        pages_a_worker: int = PAGES_A_WORKER,
     ) -> None:
         self._limits = limits
         self._size = workers
@@ -96,15 +107,30 @@ class ExtractPool:
         self._factory = WorkerFactory(limits)
         self._start: Callable[[int], Worker] = start or self._factory.start
         size, some = max(workers, 1), max(workers - 1, 1)
-        self._pages = _Lane(FairSlots("extraction", size, per_host=some, clock=clock), 0)
+        places = pages_a_worker * size
+        self._pages = _Lane(
+            FairSlots(
+                "extraction",
+                places,
+                per_client=size,
+                per_process=size,
+                per_host=some,
+                kept=places // 2,
+                clock=clock,
+            ),
+            0,
+        )
         self._overtime = _Lane(
-            FairSlots("extraction of long pages", 2 * size, per_client=size), _OVERTIME_NICE
+            # Whoever always has pages here leaves half of the places to others.
+            FairSlots("extraction of long pages", 2 * size, per_client=size, kept=size),
+            LOWEST_NICE,
         )
         few = max(1, (workers + 1) // 2)
         self._documents = _Lane(FairSlots("extraction of documents", few), _DOCUMENTS_NICE)
-        self._heavy: dict[tuple[str, str], float] = {}
+        self._accounts = Accounts(clock)
+        self._running: list[_Held] = []
         # One for each place, since they wait for workers; what is short has its own.
-        self._waiting = ThreadPoolExecutor(3 * size + few, "search-fetch-extract")
+        self._waiting = ThreadPoolExecutor(places + 2 * size + few, "search-fetch-extract")
         self._threads = ThreadPoolExecutor(2, "search-fetch-pages")
         self._starters = ThreadPoolExecutor(2, "search-fetch-worker-start")
         self._guard = threading.Lock()
@@ -159,25 +185,39 @@ class ExtractPool:
     ) -> tuple[dict[str, Any], bytes]:
         client = CLIENT.get()
         lane = self._lane_for(body, client, host)
-        held = _Held(lane, await lane.slots.take(host))
-        worker: Worker | None = None
+        held = _Held(lane, await lane.slots.take(host), _payer(client, host))
+        if lane is self._pages and self._lane_for(body, client, host) is self._overtime:
+            held.give()  # while it waited its client had long pages
+            lane = self._overtime
+            held = _Held(lane, await lane.slots.take(host), held.payer)
         whole = False
         try:
-            worker = await self._take_worker(lane, client)
+            held.worker = worker = await self._take_worker(lane, client)
+            held.charged = worker.cpu_seconds()
+            self._running.append(held)
             asked = asyncio.get_running_loop().run_in_executor(
                 self._waiting, worker.ask, header, body
             )
             answer, content = await self._until_done(asked, worker, held, client, host)
             whole = answer["peak_bytes"] <= PEAK_BYTES
         except WorkerLostError as lost:
+            if held.gave_way:
+                raise LimitError(
+                    "rate_limited",
+                    "the page takes long to read, and others wait; try again later",
+                    details={"limit": "extraction of long pages", "value": self._size},
+                ) from None
+            self._charge(held, self._limits.extract_cpu_seconds)
             if lost.limit is None:
                 raise ContentError(
                     "extraction_empty", "the page ended the process that read it"
                 ) from None
             raise too_much(lost.limit, self._limits) from None
         finally:
-            if worker is not None:
-                self._put_back(worker, held.lane, whole=whole)
+            if held.worker is not None:
+                self._charge(held)
+                self._running.remove(held)
+                self._put_back(held.worker, held.lane, whole=whole)
             held.give()
         if "error" in answer:
             error = answer["error"]
@@ -193,8 +233,11 @@ class ExtractPool:
     def _lane_for(self, body: bytes, client: str, host: str) -> _Lane:
         if body.startswith(_DOCUMENT_MAGIC):
             return self._documents
-        until = max(self._heavy.get(key, 0.0) for key in ((client, ""), (client, host)))
-        return self._overtime if until > self._clock() else self._pages
+        if self._accounts.spends_much(_payer(client, host)):
+            return self._overtime
+        if client and self._overtime.slots.holds(client):
+            return self._overtime
+        return self._pages
 
     async def _until_done(
         self,
@@ -205,38 +248,51 @@ class ExtractPool:
         host: str,
     ) -> tuple[dict[str, Any], bytes]:
         """The worker's answer; on the way the page may have to leave the lane it started in."""
-        contend = min(CONTEND_SECONDS, self._overtime_seconds)
+        tick = min(_LOOK_SECONDS, self._overtime_seconds)
         waited = 0.0
-        while held.lane is self._pages:
-            done, _ = await asyncio.wait([asked], timeout=contend)
-            if done:
-                break
-            waited += contend
-            overtime = waited >= self._overtime_seconds
-            if not overtime and not held.lane.slots.others_wait(client):
+        while not asked.done():
+            await asyncio.wait([asked], timeout=tick)
+            self._charge(held)
+            waited += tick
+            if held.lane is not self._pages or asked.done():
+                tick = _ACCOUNT_SECONDS
                 continue
-            if overtime:
-                self._note_heavy(client, host)
+            # By its CPU time: a page that was kept from working is not long.
+            overtime = held.cost >= self._overtime_seconds or waited >= _OVERTIME_WALL_SECONDS
+            others = held.lane.slots.crowded(client, self._size)
+            if not overtime and not (others and held.cost >= CONTEND_SECONDS):
+                continue
             place = self._overtime.slots.take_now(client, host)
             if place is not None:
                 if client:  # a process of its own has nobody to give way to
                     worker.yield_cpu()
                 held.move(self._overtime, place)
                 self._refill(self._pages)
-            elif overtime and held.lane.slots.others_wait(client):
-                worker.stop()
-                raise LimitError(
-                    "rate_limited",
-                    "the page takes long to read, and others wait; try again later",
-                    details={"limit": "extraction of long pages", "value": self._size},
-                )
+            elif others:
+                self._end_greediest(held, client)
         return await asked
 
-    def _note_heavy(self, client: str, host: str) -> None:
-        if len(self._heavy) >= _MAX_HEAVY:
-            self._heavy.clear()
-        # A library's process is no client that could be told from others: its sites are.
-        self._heavy[(client, "" if client else host)] = self._clock() + HEAVY_SECONDS
+    def _charge(self, held: _Held, at_least: float = 0.0, *, long: bool = False) -> None:
+        """Put what a page has cost since the last time on its client's account."""
+        worker = held.worker
+        used = worker.cpu_seconds() if worker is not None else 0.0
+        new = max(used - held.charged, at_least, 0.0)
+        before, held.cost = held.cost, held.cost + new
+        held.charged = max(used, held.charged)
+        if held.lane is not self._documents:
+            long = long or before < LONG_SECONDS <= held.cost
+        self._accounts.add(held.payer, new, long=long)
+
+    def _end_greediest(self, held: _Held, client: str) -> None:
+        """End `held` where its client has long pages at work, else one of who used most lately."""
+        victim = held
+        if not self._overtime.slots.holds(client):
+            long = [h for h in self._running if h.lane is self._overtime and not h.gave_way]
+            victim = max(long, key=lambda h: self._accounts.spent(h.payer), default=held)
+        if victim.worker is not None:
+            victim.gave_way = True
+            self._charge(victim, long=True)
+            victim.worker.stop()
 
     async def _take_worker(self, lane: _Lane, client: str) -> Worker:
         while lane.idle and not lane.idle[-1].alive():
@@ -296,10 +352,14 @@ class ExtractPool:
 
 
 class _Held:
-    """The place a page holds, whichever lane it is in by now."""
+    """A page at work, and the place it holds, whichever lane it is in by now."""
 
-    def __init__(self, lane: _Lane, ticket: Ticket) -> None:
+    def __init__(self, lane: _Lane, ticket: Ticket, payer: str) -> None:
         self.lane = lane
+        self.payer = payer
+        self.worker: Worker | None = None
+        self.charged = self.cost = 0.0  # CPU time: of the worker, of the page
+        self.gave_way = False
         self._ticket = ticket
 
     def move(self, lane: _Lane, ticket: Ticket) -> None:
@@ -308,6 +368,12 @@ class _Held:
 
     def give(self) -> None:
         self.lane.slots.give(self._ticket)
+
+
+def _payer(client: str, host: str) -> str:
+    """Whose account a page goes to. A library's process is no client that could be told from
+    others: its sites are."""
+    return client or f"site {host}"
 
 
 def _host(url: str) -> str:

@@ -35,6 +35,7 @@ from deepinfer_search_fetch.extract.html import HtmlOptions
 LENGTHS = struct.Struct("!II")
 NUMBER = struct.Struct("!i")
 STATUS = struct.Struct("!i")
+LOWEST_NICE = 19
 _WARM_PAGE = b"<html lang=en><title>Warm</title><body><h1>Warm</h1><p>" + b"Words of a page. " * 40
 
 
@@ -44,8 +45,7 @@ def fork_workers(control: socket.socket, limits: Limits) -> None:
     A message is the worker's nice value, with three pipe ends: its standard input, its standard
     output, and where its exit status is written when it has ended. The answer is its process id.
     """
-    for mode in ("article", "fast"):
-        make_document(_WARM_PAGE, Job("", "text/html", HtmlOptions(mode=mode)), limits)
+    _warm(limits)
     gc.collect()
     gc.freeze()  # a worker's collections then touch, and copy, none of this
     wake_read, wake_write = os.pipe()
@@ -105,7 +105,12 @@ def _work(stdin: int, stdout: int, limits: Limits, nice: int) -> NoReturn:
     """A forked worker's whole life."""
     code = 1
     try:
-        os.nice(nice)
+        if nice == LOWEST_NICE:
+            lowest_priority(0)
+        else:
+            os.nice(nice)
+        if not nice:
+            _warm(limits)  # the first page of a fork copies memory: not while somebody waits
         serve(os.fdopen(stdin, "rb"), os.fdopen(stdout, "wb"), limits)
         code = 0
     except (BrokenPipeError, KeyboardInterrupt):
@@ -114,6 +119,21 @@ def _work(stdin: int, stdout: int, limits: Limits, nice: int) -> NoReturn:
         traceback.print_exc()
     finally:
         os._exit(code)
+
+
+def _warm(limits: Limits) -> None:
+    """Read a page in every mode, which loads what is loaded late and touches what is used."""
+    for mode in ("article", "fast"):
+        make_document(_WARM_PAGE, Job("", "text/html", HtmlOptions(mode=mode)), limits)
+
+
+def lowest_priority(pid: int) -> None:
+    """Let a process run when no other wants the processor. Raises OSError where it has ended.
+
+    The nice value alone leaves it its slice when another wakes up, a few milliseconds each time.
+    """
+    os.setpriority(os.PRIO_PROCESS, pid, LOWEST_NICE)
+    os.sched_setscheduler(pid, os.SCHED_IDLE, os.sched_param(0))
 
 
 def serve(stdin: BinaryIO, stdout: BinaryIO, limits: Limits) -> None:

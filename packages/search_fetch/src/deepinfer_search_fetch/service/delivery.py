@@ -30,6 +30,7 @@ log = logging.getLogger("deepinfer_search_fetch.service")
 _OPEN = frozenset(
     {"/", "/healthz", "/readyz", "/metrics", "/docs", "/openapi.json", "/favicon.ico"}
 )
+_FIRST_SHARE = 8
 
 
 class ClientLeft(Exception):  # noqa: N818 - reads as the condition it reports
@@ -113,12 +114,14 @@ class Delivery:
         settings, key = self._service.settings, call.key_id
         running, own = self._running.total(), self._running[key]
         # A key may hold as many places as are left free, so that one who holds none finds one:
-        # n keys that take all they can leave one place in n + 1 free.
+        # n keys that take all they can leave one place in n + 1 free. Some of these are for the
+        # first request of a key alone, since keys that all come and go may meet at the last one.
         left = settings.max_concurrent - running
         limits = [("max_concurrent", running, settings.max_concurrent)]
-        if self._service.keys is not None:
+        if self._service.keys is not None and own:
+            first = settings.max_concurrent // _FIRST_SHARE
             limits.append(("max_concurrent_per_key", own, settings.max_concurrent_per_key))
-            limits.append(("max_concurrent", own, left))
+            limits.append(("max_concurrent", own, left - first))
         for limit, held, most in limits:
             if held >= most:
                 raise LimitError(

@@ -1,0 +1,61 @@
+"""What clients' pages cost lately, and whose therefore come after those of the others.
+
+Who pays little is never behind somebody who pays much: that is what keeps one client's answers
+prompt beside any number of greedy ones. It is relative, since on a slow machine every page costs
+more: a client is behind when it uses more than a little, and at least half of what those who use
+more than a little do on average. With nobody else there it is never behind.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+HALF_LIFE_SECONDS = 60.0
+# Of CPU time, decayed: a thirtieth of a core all the time.
+LITTLE_SECONDS = 3.0
+# One page that took this long has its client stand behind for two half-lives.
+LONG_SECONDS = 0.4
+_LONG_COUNTS_SECONDS = 4 * LITTLE_SECONDS
+_MUCH_LESS = 0.5
+_THERE_SECONDS = 60.0
+_MAX_REMEMBERED = 10_000
+
+
+class Accounts:
+    """CPU seconds by client, halved every HALF_LIFE_SECONDS."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._spent: dict[str, tuple[float, float]] = {}
+
+    def add(self, client: str, seconds: float, *, long: bool = False) -> None:
+        """This client's work took so long. long: it belongs to a page that takes LONG_SECONDS."""
+        now = self._clock()
+        spent = self._now(client, now) + seconds
+        self._spent[client] = (max(spent, _LONG_COUNTS_SECONDS) if long else spent, now)
+        if len(self._spent) > _MAX_REMEMBERED:
+            for other in [c for c in self._spent if self._now(c, now) < 0.01]:
+                del self._spent[other]
+
+    def spends_much(self, client: str) -> bool:
+        """Whether its work comes after that of the others."""
+        now = self._clock()
+        own = self._now(client, now)
+        if own <= LITTLE_SECONDS:
+            return False
+        others = [
+            self._now(other, now)
+            for other, (_, at) in self._spent.items()
+            if other != client and now - at < _THERE_SECONDS
+        ]
+        much = [seconds for seconds in others if seconds > LITTLE_SECONDS]
+        return bool(others) and own > _MUCH_LESS * sum(much) / max(len(much), 1)
+
+    def spent(self, client: str) -> float:
+        """What it used lately."""
+        return self._now(client, self._clock())
+
+    def _now(self, client: str, now: float) -> float:
+        seconds, at = self._spent.get(client, (0.0, now))
+        return seconds * 0.5 ** ((now - at) / HALF_LIFE_SECONDS)
