@@ -483,13 +483,14 @@ def ray(session: nox.Session) -> None:
 def slow(session: nox.Session) -> None:
     """Proofs that take minutes: 1,000 prompts with every drafter and mode of dspark; 10,000 random
     requests in every way the engine's loop runs them, 200 of them on the embedded model; the law of
-    sampled text with two drafts by enumeration; a ledger over 20 kills."""
+    sampled text with two drafts by enumeration; up to eight ranks that vote, one of them killed or
+    stopped; a ledger over 20 kills."""
     session.env.update(OMP_NUM_THREADS="1")
     install(session, "dspark[test]")
     session.run("pytest", "packages/dspark/tests", "-m", "slow", *session.posargs)
     install(session, "engine[test]")
-    parts = ("core/test_identity.py", "model/test_sampling_law.py", "server/test_ledger_kills.py")
-    tests = (f"packages/engine/tests/unit/{part}" for part in parts)
+    parts = ("core/identity", "model/sampling_law", "parallel/votes", "server/ledger_kills")
+    tests = (f"packages/engine/tests/unit/{part.replace('/', '/test_')}.py" for part in parts)
     session.run("pytest", *tests, "-m", "slow", *session.posargs)
 
 

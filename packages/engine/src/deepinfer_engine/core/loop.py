@@ -24,6 +24,7 @@ from deepinfer_engine.core.sequence import LiveSequence
 from deepinfer_engine.core.sharing import PrefixSharing
 from deepinfer_engine.core.twins import Copies
 from deepinfer_engine.core.types import FinishReason, GenerateRequest
+from deepinfer_engine.core.votes import StepKind
 from deepinfer_engine.core.windows import NOTHING, Prefix
 
 
@@ -101,12 +102,20 @@ class EngineLoop:
         plan = self._plan(now)
         if plan is None:
             return None
+        self._run(plan)
+        return plan
+
+    def _run(self, plan: Plan) -> None:
         outputs = self._launch(*self._prepared(plan), [seq for seq, _ in plan.rows])
         self._commit(plan, outputs)
         self._settle(plan)
-        return plan
 
     def _plan(self, now: float) -> Plan | None:
+        self._admit(now)
+        return self._chosen(now)
+
+    def _admit(self, now: float) -> None:
+        """Memory for those that wait, and what is cached of their prompts."""
         with self._changed:
             admitted = self.scheduler.admit(now)
             if self._link is not None:
@@ -116,9 +125,11 @@ class EngineLoop:
             self._look_up(seq)
         for seq in freed:
             self._after_publications(seq)
+
+    def _chosen(self, now: float, kind: StepKind | None = None) -> Plan | None:
         with self._changed:
             self._copy(self.scheduler.fork())
-            plan = self.scheduler.plan(now)
+            plan = self.scheduler.plan(now, kind)
             ended = self.scheduler.take_ended()
         self._emit(ended)
         return plan

@@ -28,6 +28,7 @@ from deepinfer_engine.core.sequence import LiveSequence, Phase
 from deepinfer_engine.core.sequences import Sequences
 from deepinfer_engine.core.twins import Copies, Twins
 from deepinfer_engine.core.types import FinishReason
+from deepinfer_engine.core.votes import StepKind, Wish
 from deepinfer_engine.core.windows import Prefix
 from deepinfer_engine.errors import (
     CapacityError,
@@ -36,6 +37,9 @@ from deepinfer_engine.errors import (
     PromptTooLong,
     RequestError,
 )
+
+WATERMARK = 0.9
+"""A worker whose blocks are fuller than that does not ask for new prompts in a vote."""
 
 
 @dataclass(slots=True)
@@ -235,15 +239,31 @@ class Scheduler:
             seq.forks.clear()
         return Copies(tuple(blocks), tuple(states))
 
-    def plan(self, now: float) -> Plan | None:
+    def wish(self, now: float) -> Wish:
+        """What this worker would do next, were it asked."""
+        at = self.at
+        ready = [seq for seq in at.prefilling if self._reader.reads(seq)]
+        full = self.pools.blocks.free < (1 - WATERMARK) * self.pools.blocks.capacity
+        waits = ready or ([] if full else at.waiting)
+        oldest = min((seq.arrival for seq in waits), default=now)
+        urgent = bool(waits) and now - oldest >= self.config.prefill_urgent_s
+        return Wish(bool(waits), bool(at.running or at.parked), urgent)
+
+    def plan(self, now: float, kind: StepKind | None = None) -> Plan | None:
         """The next step, or None when there is nothing to run, or nothing to decide while a step
-        runs."""
+        runs. kind: all that it may hold."""
         self._reader.tick(now)
         if not self._admission.before_step(now):
             return None
         ready = [seq for seq in self.at.prefilling if self._reader.reads(seq)]
-        mixed = self.config.max_gap > 0 and self.role == "both"
-        if not mixed and ready and self._prefill_turn(ready[0], now):
+        mixed = self.config.max_gap > 0 and self.role == "both" and kind is None
+        if kind == "prefill":
+            reads = True
+        elif kind == "decode":
+            ready, reads = [], False
+        else:
+            reads = not mixed and bool(ready) and self._prefill_turn(ready[0], now)
+        if reads:
             rows: Rows = []
         else:
             planned = self._batch.rows()

@@ -15,7 +15,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from deepinfer_engine.core.config import EngineConfig
 from deepinfer_engine.core.constraint import ConstraintState
 from deepinfer_engine.core.device import CPU, Device
 from deepinfer_engine.core.grammars import GrammarCompiler, constraint_of_blocking
@@ -37,13 +36,17 @@ from deepinfer_engine.offline.results import Completion, Delta
 from deepinfer_engine.offline.rules import TokenRules
 
 if TYPE_CHECKING:
-    from deepinfer_engine.core.runner import Caps
+    from deepinfer_engine.core.loop import EngineLoop
+    from deepinfer_engine.core.runner import Caps, StepRunner
+    from deepinfer_engine.core.votes import VotePolicy
+    from deepinfer_engine.kv.connector import KVConnector
     from deepinfer_engine.model.family import CacheQuant, ReplayMode
+    from deepinfer_engine.offline.build import EngineSpec
     from deepinfer_engine.offline.chat import ChatCodec
+    from deepinfer_engine.parallel.replica import ReplicaGroup
 
 Prompts = str | Sequence[int] | Sequence[str | Sequence[int]]
 Params = SamplingParams | Sequence[SamplingParams] | None
-_UNLIMITED = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,9 @@ class LLM:
     cache_dir: keep prompt caches there, shared with servers that use the same model and
         directory; None keeps them in this process, in `prefix_cache_bytes` (0 = not at all).
     num_blocks: KV blocks of 128 tokens; None: 1024, or as many as 2 GiB hold.
+    dp: processes that each run some of the prompts and share the model's experts (V4.1); sizes
+        above are those of each. To be made from the main thread. vote_policy: when the group reads
+        prompts beside running answers, see `core.votes.Vote`.
 
     Thread-safe. Raises CheckpointError or ConfigError. Close it, or use it as a context manager.
     """
@@ -82,61 +88,66 @@ class LLM:
         max_num_seqs: int = 16,
         num_blocks: int | None = None,
         device: str = CPU.name,
+        dp: int = 1,
+        vote_policy: VotePolicy = "urgent",
     ) -> None:
         _check_arguments(model, cache_dir, locals())
         # Here and not above: importing the package must not import torch.
         from deepinfer_engine.codec.pictures import PictureIntake, PicturePolicy
-        from deepinfer_engine.core.loop import EngineLoop
-        from deepinfer_engine.core.runner import BLOCK_TOKENS
-        from deepinfer_engine.kv.connector import KVConnector
-        from deepinfer_engine.kv.memory import MemoryStore
-        from deepinfer_engine.kv.parking import HostParking
         from deepinfer_engine.model.files import load_tokenizer
         from deepinfer_engine.model.names import model_directory
-        from deepinfer_engine.model.runner import build_runner
+        from deepinfer_engine.offline.build import EngineSpec
 
-        where = Device.parse(device)
+        Device.parse(device)
         self._directory = directory = model_directory(model)
-        # Nobody watches a stream here: prompts are read in large steps.
-        config = EngineConfig(max_num_seqs=max_num_seqs, max_queue=_UNLIMITED, max_gap=0.0)
         self._tokenizer = load_tokenizer(directory)
-        runner = build_runner(
-            directory,
+        spec = EngineSpec(
+            directory=str(directory),
             dtype=dtype,
             nextn=nextn,
-            num_blocks=num_blocks,
-            num_state_slots=max_num_seqs + config.max_num_batched_tokens // BLOCK_TOKENS + 2,
             cache_quant=cache_quant,
             replay=replay,
-            device=where,
+            cache_dir=None if cache_dir is None else str(cache_dir),
+            prefix_cache_bytes=prefix_cache_bytes,
+            max_num_seqs=max_num_seqs,
+            num_blocks=num_blocks,
+            device=device,
+            vote_policy=vote_policy,
         )
-        store = None
-        if cache_dir is not None:
-            from deepinfer_engine.adapters.kvtier import StoreSettings, open_store
-
-            recovery = runner.caps.recovery("exact")
-            store = open_store(StoreSettings(Path(cache_dir), recovery=recovery), runner.layout)
-        elif prefix_cache_bytes:
-            store = MemoryStore(runner.layout, limit_bytes=prefix_cache_bytes)
+        self._group: ReplicaGroup | None = None
+        runner, self._connector, self._loop = self._built(spec, dp)
         self._caps = runner.caps
         self._intake = PictureIntake.of_directory(directory, PicturePolicy())
         self._grammars = _grammars(directory, runner.caps)
-        self._connector = None if store is None else KVConnector(store, runner)
-        self._loop = EngineLoop(
-            runner,
-            config,
-            "both",
-            parking=HostParking(runner, config.park_bytes),
-            link=self._connector,
-            sink=self,
-        )
-        self._window = 4 * max_num_seqs
+        self._window = 4 * max_num_seqs * dp
         """Prompts in the engine at a time: further ones wait here and cost nothing."""
         self._answers: dict[str, Answer] = {}
         self._stepping = threading.Lock()
         self._codec: ChatCodec | None = None
         self._failure: BaseException | None = None
         self._closed = False
+
+    def _built(
+        self, spec: EngineSpec, dp: int
+    ) -> tuple[StepRunner, KVConnector | None, EngineLoop]:
+        from deepinfer_engine.core.loop import EngineLoop
+        from deepinfer_engine.offline.build import build_engine
+
+        if dp == 1:
+            return build_engine(spec, EngineLoop, sink=self)
+        from deepinfer_engine.core.votes import Vote
+        from deepinfer_engine.offline.replicas import DEADLINE_S, ReplicaLoop, replica_group
+        from deepinfer_engine.parallel.ballot import GlooBallot
+
+        self._group = group = replica_group(spec, dp, DEADLINE_S)
+        try:
+            vote = Vote(dp, spec.vote_policy)
+            return build_engine(
+                spec, ReplicaLoop, group, sink=self, ballot=GlooBallot(), vote=vote, group=group
+            )
+        except BaseException:
+            group.close()
+            raise
 
     # -- what is asked of it --------------------------------------------------------------------
 
@@ -220,6 +231,8 @@ class LLM:
             self._connector.close()
         if self._grammars is not None:
             self._grammars.close()
+        if self._group is not None:
+            self._group.close()
 
     def __enter__(self) -> LLM:
         return self
@@ -394,8 +407,12 @@ def _check_arguments(model: object, cache_dir: object, given: dict[str, Any]) ->
     for name in ("dtype", "cache_quant", "replay", "device"):
         if not isinstance(given[name], str):
             raise ConfigError(f"{name} must be a text, got {given[name]!r}")
+    if given["vote_policy"] not in ("urgent", "upstream"):
+        raise ConfigError(
+            f"vote_policy must be 'urgent' or 'upstream', got {given['vote_policy']!r}"
+        )
     for name, least in (
-        ("nextn", 0), ("max_num_seqs", 1), ("num_blocks", 2), ("prefix_cache_bytes", 0),
+        ("nextn", 0), ("max_num_seqs", 1), ("num_blocks", 2), ("prefix_cache_bytes", 0), ("dp", 1),
     ):  # fmt: skip
         value = given[name]
         if value is None and name in ("nextn", "num_blocks"):

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -87,7 +88,7 @@ class ExpertGroup:
         """Where the processes find each other; nobody but their owner can look into it."""
         self._setup = replace(setup, store=str(self.folder / "store"), pools=dict(self._pools))
         self._balance = Balance()
-        self._closing = False
+        self._closing = self._joined = False
         self.on_lost: Callable[[str], None] = lambda text: None
         """Hears, from a thread of its own, that a process has ended."""
         self.failure = ""
@@ -113,12 +114,16 @@ class ExpertGroup:
         """The model of this process and those of the others as one, once all have loaded.
 
         Raises what another one could not do: ConfigError, CheckpointError, else EngineLost."""
+        self._join()
+        return GroupModel(model, self.seat, [member.channel for member in self.members])
+
+    def _join(self) -> None:
         for member in self.members:
             self._await_ready(member)
         setup = self._setup
         exchange = network.join(setup.store, 0, setup.size, setup.deadline_s)
+        self._joined = True
         self.seat.join(exchange, setup.deadline_s)
-        return GroupModel(model, self.seat, [member.channel for member in self.members])
 
     def counters(self) -> dict[str, float]:
         """Numbers that only grow."""
@@ -158,7 +163,9 @@ class ExpertGroup:
                 member.process.wait()
         self.members = []
         self.seat.close()
-        network.leave()
+        if self._joined:
+            self._joined = False
+            network.leave()
         for descriptor in self._pools.values():
             os.close(descriptor)
         self._pools = {}
@@ -166,7 +173,7 @@ class ExpertGroup:
 
     def _start(self, rank: int) -> Member:
         process = subprocess.Popen(
-            [sys.executable, "-m", "deepinfer_engine.parallel.member"],
+            [sys.executable, "-m", self.command()],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             pass_fds=tuple(self._pools.values()),
@@ -178,8 +185,16 @@ class ExpertGroup:
         process.stdout.close()
         process.stdin.close()
         member = Member(rank, process, Channel(read, write))
-        member.channel.send(replace(self._setup, rank=rank).body())
+        member.channel.send(self.body_for(rank))
         return member
+
+    def command(self) -> str:
+        """The module that the other processes run."""
+        return "deepinfer_engine.parallel.member"
+
+    def body_for(self, rank: int) -> dict[str, Any]:
+        """The first message to such a process."""
+        return replace(self._setup, rank=rank).body()
 
     def _await_ready(self, member: Member) -> None:
         answer = member.channel.receive()

@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,24 +31,34 @@ log = logging.getLogger(__name__)
 _PR_SET_PDEATHSIG = 1
 
 
-def main() -> None:
-    """Load, say so, compute until the leader closes the pipe."""
+def opened() -> tuple[Channel, dict[str, Any]] | None:
+    """The pipe to the leader and its first message, in a process that ends with the leader; None
+    where that has ended already."""
     leader = os.getppid()
     # SIGKILL: one that a signal holds would never see another.
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != leader:
-        return
+        return None
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # a drain needs the whole group: the leader ends it
     channel = Channel(0, os.dup(1))
     os.dup2(2, 1)  # what libraries print is no message
     body = channel.receive()
     if body is None:
-        return
-    setup = Setup.read(body)
+        return None
     logging.basicConfig(
-        level=logging.INFO, format=f"%(levelname)s expert {setup.rank}: %(message)s"
+        level=logging.INFO, format=f"%(levelname)s rank {body.get('rank')}: %(message)s"
     )
+    return channel, body
+
+
+def main() -> None:
+    """Load, say so, compute until the leader closes the pipe."""
+    begun = opened()
+    if begun is None:
+        return
+    channel, body = begun
+    setup = Setup.read(body)
     try:
         model, seat = load(setup)
         channel.send({"ready": True})

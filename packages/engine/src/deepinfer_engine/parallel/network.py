@@ -23,6 +23,8 @@ LOOPBACK = ("lo", "lo0")
 def join(store: str, rank: int, size: int, deadline_s: float) -> GlooExchange:
     """Become a member; every process calls it. A call later on that is not answered in
     `deadline_s` ends with an error. Raises ConfigError, EngineLost."""
+    if dist.is_initialized():
+        raise ConfigError("a process is in one group at a time: close the other one first")
     names = [name for _, name in socket.if_nameindex() if name in LOOPBACK]
     if not names:
         raise ConfigError(f"no loopback interface ({' or '.join(LOOPBACK)}) to share experts over")
