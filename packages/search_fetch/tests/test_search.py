@@ -6,15 +6,22 @@ import gzip
 import json
 import subprocess
 import sys
+import unicodedata
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from deepinfer_search_fetch import AsyncSearchFetch, Config, SearchRequest, SearchResponse
+from deepinfer_search_fetch import (
+    AsyncSearchFetch,
+    Config,
+    SearchRequest,
+    SearchResponse,
+    analyzers,
+)
 from deepinfer_search_fetch.analyzers import terms
 from deepinfer_search_fetch.errors import InvalidRequestError, LimitError
 from deepinfer_search_fetch.index.authority import LinkEvidence, authority, explain
@@ -78,6 +85,21 @@ def urls(response: SearchResponse) -> list[str]:
 )
 def test_terms(text: str, expected: list[str]) -> None:
     assert terms(text) == expected
+
+
+_ODD_TEXT = st.text(
+    st.characters(categories=["L", "M", "N", "P", "S", "Zs"])
+    | st.sampled_from("漢字，。（）：a.－．＋é\u0301\u3099\u1161\ufe00"),
+    max_size=12,
+)
+
+
+@given(_ODD_TEXT)
+@example("漢，\u0301a．b")
+@example("ｶ\u3099が a\u0301，b\u0338")
+def test_tokens_are_those_of_the_normal_form(text: str) -> None:
+    whole = analyzers._TOKEN.findall(unicodedata.normalize("NFKC", text))
+    assert analyzers._tokens(text) == whole
 
 
 @given(st.text(max_size=20), st.sampled_from([" ", "\n", "\u00a0", "\u3000"]), st.text(max_size=20))

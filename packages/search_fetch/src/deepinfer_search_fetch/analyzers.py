@@ -25,6 +25,12 @@ _TOKEN = re.compile(
     rf"[{CJK_RANGES}]+"
     rf"|[^\W{CJK_RANGES}]+(?:[.'’\-][^\W{CJK_RANGES}]+)*(?:\+\+|\#(?!\w))?"  # noqa: RUF001
 )
+# Where a text may have another normal form that matters for its tokens. An ASCII letter takes the
+# accent behind it; ideographs and the marks between them take none, and marks are in no token.
+_MAY_CHANGE = re.compile(
+    r"[\x00-\x7f]?[^\x00-\x7f\u4e00-\u9fff"
+    r"\u2018-\u201d\u3000-\u3003\u3008-\u3011\uff01\uff08\uff09\uff0c\uff1a\uff1b\uff1f]+"
+)
 _FIRST_IS_CJK = re.compile(f"[{CJK_RANGES}]")
 _CAMEL = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 _PLAIN = re.compile(r"[a-z]+")
@@ -64,7 +70,7 @@ def term_places(text: str, wanted: WantedTerms) -> list[tuple[int, str]]:
     initials = wanted.initials
     at = 0
     found: list[tuple[int, str]] = []
-    for token in _TOKEN.findall(unicodedata.normalize("NFKC", text)):
+    for token in _tokens(text):
         if _FIRST_IS_CJK.match(token):
             for match in initials.finditer(token) if initials else ():
                 c = match.start()
@@ -80,6 +86,15 @@ def term_places(text: str, wanted: WantedTerms) -> list[tuple[int, str]]:
                     found.append((at, term))
                 at += 1
     return found
+
+
+def _tokens(text: str) -> list[str]:
+    """The tokens of the text's normal form NFKC."""
+    return _TOKEN.findall(_MAY_CHANGE.sub(_normal_form, text))
+
+
+def _normal_form(match: re.Match[str]) -> str:
+    return unicodedata.normalize("NFKC", match.group())
 
 
 def content_terms(text: str) -> list[str]:
@@ -108,7 +123,7 @@ class _TermsOf(dict[str, tuple[str, ...]]):
     seen before, with the same signs around them."""
 
     def __missing__(self, piece: str) -> tuple[str, ...]:
-        words = _TOKEN.findall(unicodedata.normalize("NFKC", piece))
+        words = _tokens(piece)
         found = tuple(chain.from_iterable(map(_terms_of_word, words)))
         # Long pieces and runs of CJK characters are seldom seen twice.
         if len(piece) <= _CACHED_CHARS and not _FIRST_IS_CJK.search(piece):

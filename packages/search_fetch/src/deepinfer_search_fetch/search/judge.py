@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
 
+from deepinfer_search_fetch.analyzers import WantedTerms
 from deepinfer_search_fetch.index.authority import AuthorityTable
 from deepinfer_search_fetch.index.backend import day_number
 from deepinfer_search_fetch.index.dedupe import Fingerprint
@@ -78,11 +79,15 @@ class Judge:
         """The request asks for recent pages, by a filter or by its words."""
         return self.request.freshness is not None or bool(_NEWS.search(self.request.query))
 
+    @cached_property
+    def _wanted(self) -> WantedTerms:
+        return calibrated.wanted_terms(self.parsed.terms, self.idf)
+
     def __call__(self, page: IndexedPage, score: float, best: float, source: str) -> Scored:
         """score, best: retrieval score of the page and of the best page of its source."""
         relevance = 1.0  # only filters were asked for, and they are met
         if self.parsed.terms:
-            row = calibrated.features(page, score, best, self.parsed.terms, self.idf)
+            row = calibrated.features(page, score, best, self._wanted, self.idf)
             relevance = calibrated.load_calibration().relevance(row)
         host = page.host
         authority = self.authorities.of_page(page.url, host)

@@ -44,11 +44,18 @@ def load_calibration() -> Calibration:
     return Calibration(float(data["bias"]), tuple(float(w) for w in data["weights"]))
 
 
+def wanted_terms(query_terms: Sequence[str] | WantedTerms, idf: Mapping[str, float]) -> WantedTerms:
+    """The terms of a query that say something; made once for all pages of one answer."""
+    if isinstance(query_terms, WantedTerms):
+        return query_terms
+    return WantedTerms(t for t in query_terms if idf.get(t, 0.0) > 0)
+
+
 def features(
     page: IndexedPage,
     score: float,
     best_score: float,
-    query_terms: Sequence[str],
+    query_terms: Sequence[str] | WantedTerms,
     idf: Mapping[str, float],
 ) -> tuple[float, ...]:
     """(score / best score of this query, idf share of the query found in the page, the same within
@@ -56,7 +63,7 @@ def features(
     idf)."""
     text = page.content[:BODY_CHARS]
     headings = " ".join(_HEADING.findall(text)) if "#" in text else ""
-    wanted = WantedTerms(t for t in query_terms if idf.get(t, 0.0) > 0)
+    wanted = wanted_terms(query_terms, idf)
     top = {t for _, t in term_places(f"{page.title} {headings} {page.anchors}", wanted)}
     everything = sum(idf[t] for t in wanted) or 1.0
     places = term_places(text, wanted)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from deepinfer_search_fetch.analyzers import CJK_RANGES, WantedTerms, is_cjk, term_places
 from deepinfer_search_fetch.extract.present import to_text
@@ -47,8 +47,8 @@ class Passages:
             if len(text) + 1 + len(following) > SNIPPET_CHARS:
                 break
             text = _join(text, following)
-        text = _cut(text, SNIPPET_CHARS, self._idf)
-        return text, highlights(text, self._idf)
+        text = _cut(text, SNIPPET_CHARS, self._wanted)
+        return text, highlights(text, self._wanted)
 
     def summary(self) -> str:
         """The lead and the best sentences in document order, joined by an ellipsis where apart."""
@@ -62,7 +62,7 @@ class Passages:
                 chosen.add(i)
                 used += len(self.sentences[i]) + 3
         if not chosen:
-            return _cut(self.sentences[0], SUMMARY_CHARS, self._idf)
+            return _cut(self.sentences[0], SUMMARY_CHARS, self._wanted)
         out = ""
         previous = -1
         for i in sorted(chosen):
@@ -75,10 +75,10 @@ class Passages:
         return out
 
 
-def highlights(text: str, idf: Weights) -> list[tuple[int, int]]:
-    """Ranges of `text` whose terms the query asked for, adjacent ones merged."""
+def highlights(text: str, terms: Iterable[str]) -> list[tuple[int, int]]:
+    """Ranges of `text` whose terms are among `terms`, adjacent ones merged."""
     found: list[tuple[int, int]] = []
-    wanted = WantedTerms(idf)
+    wanted = terms if isinstance(terms, WantedTerms) else WantedTerms(terms)
     for match in _WORD.finditer(text):
         word = match.group()
         # A CJK character is its own only term.
@@ -96,11 +96,11 @@ def _join(left: str, right: str) -> str:
     return left + right if left.endswith(("。", "！", "？")) else f"{left} {right}"  # noqa: RUF001
 
 
-def _cut(text: str, limit: int, idf: Weights) -> str:
+def _cut(text: str, limit: int, terms: WantedTerms) -> str:
     """At most `limit` characters around the first query word, never inside a word or a grapheme."""
     if len(text) <= limit:
         return text
-    marks: Sequence[tuple[int, int]] = highlights(text, idf)
+    marks: Sequence[tuple[int, int]] = highlights(text, terms)
     room = limit - 2
     start = max(0, min((marks[0][0] if marks else 0) - limit // 4, len(text) - room))
     start = _boundary(text, start, 1)
