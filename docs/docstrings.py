@@ -14,9 +14,16 @@ ITEM = re.compile(r"^(\*{0,2}[\w.]+(?:, \*{0,2}[\w.]+)*)(?::|\s{2,}:?)\s+(\S.*)$
 
 
 def as_lists(text: str) -> str:
-    """Paragraphs of two or more `name: text` lines, or one behind a blank line, as lists."""
+    """Paragraphs of two or more `name: text` lines, or one behind a blank line, as lists.
+
+    A tree that is drawn becomes a block of text.
+    """
     out: list[str] = []
     for paragraph in re.split(r"\n\s*\n", text):
+        if "├──" in paragraph:  # a tree that is drawn
+            narrow = re.sub(r"(?<=\w) {2,}", "  ", paragraph)
+            out.append(f"```text\n{narrow}\n```")
+            continue
         lines = paragraph.split("\n")
         items: list[list[str]] = []
         head: list[str] = []

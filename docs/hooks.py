@@ -21,7 +21,6 @@ import charts
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("engine", "recipe", "kvtier", "dspark", "eplb", "kernels", "search_fetch")
 ROOT_PAGES = ("ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md")
-CELL = re.compile(r"<td[^>]*>.*?</td>", re.DOTALL)
 LONG_NAME = re.compile(r"<code>([^<\s]{24,})</code>")
 JOINT = re.compile(r"(::|[/_.,=-])(?=\w)")
 LINK = re.compile(r"\]\(([\w./-]+)\)")
@@ -75,16 +74,16 @@ def on_page_markdown(markdown: str, page: object, config: MkDocsConfig, files: F
 
 
 def on_page_content(html: str, page: object, config: MkDocsConfig, files: Files) -> str:
-    """Long names in tables may be broken where they are joined.
+    """Long names may be broken where they are joined.
 
-    Otherwise a test's name takes a column of its own length, and the text beside it gets a word a
-    line.
+    Otherwise they are broken anywhere on a phone, and in a table a test's name takes a column of
+    its own length, which leaves the text beside it a word a line.
     """
 
     def broken(name: re.Match[str]) -> str:
         return "<code>" + JOINT.sub(r"\1<wbr>", name.group(1)) + "</code>"
 
-    return CELL.sub(lambda cell: LONG_NAME.sub(broken, cell.group(0)), html)
+    return LONG_NAME.sub(broken, html)
 
 
 def _normal(path: str) -> Path:
@@ -95,6 +94,14 @@ def _normal(path: str) -> Path:
         elif part != ".":
             parts.append(part)
     return Path(*parts)
+
+
+def _operators(module: str) -> str:
+    """Each operator: its function bears the name of the module that it is defined below."""
+    folder = ROOT / "packages" / "kernels" / "src" / Path(*module.split("."))
+    options = "    options: {show_root_heading: true, show_root_full_path: false, heading_level: 3}"
+    names = sorted(path.parent.name for path in folder.glob("*/spec.py"))
+    return "".join(f"\n::: {module}.{name}.spec.{name}\n{options}\n" for name in names)
 
 
 def _api(package: str) -> str:
@@ -110,6 +117,8 @@ def _api(package: str) -> str:
     for module in modules:
         heading = f"## {module}\n\n" if len(modules) > 1 else ""
         text += f"\n\n{heading}::: {module}\n"
+        if module == "deepinfer_kernels.ops":
+            text += _operators(module)
     if package in TESTING:
         text += f"\n## {name}.testing\n\nFor tests of what others build on it.\n\n"
         text += f"::: {name}.testing\n    options:\n      heading_level: 3\n"
