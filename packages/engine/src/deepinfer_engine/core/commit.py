@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from deepinfer_engine.core.plan import Chunk, Plan, Progress
+from deepinfer_engine.core.plan import Chunk, Plan
 from deepinfer_engine.core.runner import Caps, StepOutput
 from deepinfer_engine.core.sequence import LiveSequence
 from deepinfer_engine.core.sequences import Sequences
@@ -26,6 +26,7 @@ def absorb(at: Sequences, plan: Plan, outputs: Sequence[StepOutput | None]) -> N
     for chunk, output in zip(plan.chunks, outputs, strict=False):
         _absorb_chunk(at, plan, chunk, output)
     drafted = accepted = 0
+    caps = at.caps
     for (seq, drafts), output in zip(plan.rows, outputs[n:], strict=True):
         seq.ahead -= 1
         seq.ahead_most -= drafts + 1
@@ -33,7 +34,12 @@ def absorb(at: Sequences, plan: Plan, outputs: Sequence[StepOutput | None]) -> N
             continue
         if output is None:
             raise RuntimeError(f"the runner returned nothing for {seq.key}")
-        _absorb_row(at.caps, plan, seq, output)
+        total = len(seq.tokens)
+        if seq.num_tokens != total - 1:
+            raise RuntimeError(f"{seq.key}: {seq.num_tokens} resident of {total} tokens")
+        seq.drafted_tokens += output.n_drafted
+        seq.accepted_tokens += output.n_accepted
+        seq.num_tokens = _append(caps, plan, seq, output, total) - 1
         drafted += output.n_drafted
         accepted += output.n_accepted
     counters["drafted_tokens"] += drafted
@@ -58,21 +64,12 @@ def _absorb_chunk(at: Sequences, plan: Plan, chunk: Chunk, output: StepOutput | 
     if output is not None and not seq.aborting:
         if not seq.preemptions:
             at.counters["prompt_tokens"] += seq.prompt_len
-        _append(at.caps, plan, seq, output)
+        _append(at.caps, plan, seq, output, len(seq.tokens))
 
 
-def _absorb_row(caps: Caps, plan: Plan, seq: LiveSequence, output: StepOutput) -> None:
-    if seq.num_tokens != len(seq.tokens) - 1:
-        raise RuntimeError(f"{seq.key}: {seq.num_tokens} resident of {len(seq.tokens)} tokens")
-    seq.drafted_tokens += output.n_drafted
-    seq.accepted_tokens += output.n_accepted
-    _append(caps, plan, seq, output)
-    seq.num_tokens = len(seq.tokens) - 1
-
-
-def _append(caps: Caps, plan: Plan, seq: LiveSequence, output: StepOutput) -> None:
-    total = len(seq.tokens)
-    index, tokens = total - seq.answer_from, output.tokens
+def _append(caps: Caps, plan: Plan, seq: LiveSequence, output: StepOutput, total: int) -> int:
+    """Commit behind `total` tokens; how many there are then."""
+    index, tokens, logprobs = total - seq.answer_from, output.tokens, output.logprobs
     end = total + len(tokens)
     if end >= min(caps.max_model_len, seq.most_tokens) or not seq.ends.isdisjoint(tokens):
         kept, seq.finish_reason = cut_at_stop(
@@ -83,11 +80,11 @@ def _append(caps: Caps, plan: Plan, seq: LiveSequence, output: StepOutput) -> No
             eos_token_ids=caps.eos_token_ids,
             max_model_len=caps.max_model_len,
         )
-        tokens = tokens[:kept]
+        tokens, end = tokens[:kept], total + kept
     if output.failed and seq.finish_reason is None:
         seq.finish_reason = "error"
     seq.tokens.extend(tokens)
-    plan.generated[seq.salt] += len(tokens)
-    plan.progress.append(
-        Progress(seq, index, tokens, output.logprobs[: len(tokens)], seq.finish_reason)
-    )
+    plan.generated[seq.request.salt] += end - total
+    said = logprobs[: end - total] if logprobs else ()
+    plan.made.append((seq, index, tokens, said, seq.finish_reason))
+    return end

@@ -46,7 +46,7 @@ class DecodeBatch:
         return rows
 
     def draft_room(self, seq: LiveSequence) -> int:
-        """See `Scheduler.draft_room`."""
+        """Drafts it may verify behind the least that steps ahead of it commit."""
         caps = self.at.caps
         nextn, total = caps.nextn, len(seq.tokens) + seq.ahead
         if total < min(caps.max_model_len, seq.most_tokens) - nextn:

@@ -41,6 +41,11 @@ class _Flight:
     error: BaseException | None = None
 
 
+def _end(flight: _Flight | None) -> None:
+    if flight is not None:
+        flight.over.set()
+
+
 class OverlappedLoop(EngineLoop):
     """As `EngineLoop`; steps run on a thread of their own. `close` ends it."""
 
@@ -86,25 +91,39 @@ class OverlappedLoop(EngineLoop):
     # -- the device's thread --------------------------------------------------------------------
 
     def _fly(self) -> None:
-        while (flight := self._flights.get()) is not None:
+        before: _Flight | None = None
+        while (flight := self._next(before)) is not None:
             if self._broken is None:
                 try:
-                    self._commit(flight.plan, self._corrected(flight))
+                    self._commit(flight.plan, self._corrected(flight, before))
                 except BaseException as error:
                     self._broken = error
+            _end(before)
             flight.error = self._broken
-            flight.over.set()
+            before = flight
+        _end(before)
 
-    def _corrected(self, flight: _Flight) -> Sequence[StepOutput | None]:
+    def _next(self, before: _Flight | None) -> _Flight | None:
+        """The next flight. Where it is there already, nobody hears of the end of the one before
+        until it is launched: who was woken would take the interpreter while the device waits."""
+        try:
+            return self._flights.get_nowait()
+        except queue.Empty:
+            _end(before)
+            return self._flights.get()
+
+    def _corrected(self, flight: _Flight, before: _Flight | None) -> Sequence[StepOutput | None]:
         """Run a flight as what the one before it committed has it."""
         rows: list[DecodeRow] = []
         at: list[int] = []
+        room_of = self.scheduler.batch.draft_room
         for i, ((seq, drafts), row) in enumerate(zip(flight.plan.rows, flight.rows, strict=True)):
             if seq.finish_reason is not None or seq.aborting:
                 continue
-            room = min(drafts, self.scheduler.draft_room(seq))
+            room = min(drafts, room_of(seq))
             at.append(i)
             rows.append(row if room == row.max_draft else replace(row, max_draft=room))
+        _end(before)
         outputs = self._launch(flight.chunks, rows, [flight.plan.rows[i][0] for i in at])
         if len(at) == len(flight.rows):
             return outputs

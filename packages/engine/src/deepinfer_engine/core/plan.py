@@ -37,6 +37,9 @@ class Progress:
     finish: FinishReason | None
 
 
+Made = tuple[LiveSequence, int, tuple[int, ...], tuple[TokenLogprob, ...], FinishReason | None]
+
+
 @dataclass(eq=False, slots=True)
 class Plan:
     """One step: prompt chunks, and rows of running sequences with the drafts each may verify.
@@ -46,8 +49,8 @@ class Plan:
 
     chunks: tuple[Chunk, ...] = ()
     rows: tuple[tuple[LiveSequence, int], ...] = ()
-    progress: list[Progress] = field(default_factory=list[Progress])
-    """What it made, once absorbed."""
+    made: list[Made] = field(default_factory=list[Made])
+    """Once absorbed: the fields of each `Progress`, which is made when nothing waits for it."""
     generated: Counter[str] = field(default_factory=Counter[str])
     """Tokens of it, by user."""
 

@@ -191,7 +191,7 @@ class DecodeRow:
     """Those of the prompt; no pixels needed."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: hundreds are made a step, and that takes three times as long
 class StepOutput:
     """What one step emitted for one sequence, in order: accepted drafts, then one sampled token.
 

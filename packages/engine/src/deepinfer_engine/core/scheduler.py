@@ -60,7 +60,7 @@ class Scheduler:
     counters: Counter[str] = field(init=False)
     _admission: Admission = field(init=False)
     _reader: Reader = field(init=False)
-    _batch: DecodeBatch = field(init=False)
+    batch: DecodeBatch = field(init=False)
     _decode_steps: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
@@ -78,7 +78,7 @@ class Scheduler:
         )
         self.counters = self.at.counters
         self._admission = Admission(self.at)
-        self._batch = DecodeBatch(self.at)
+        self.batch = DecodeBatch(self.at)
         self._reader = Reader(
             self.caps,
             self.block_tokens,
@@ -266,7 +266,7 @@ class Scheduler:
         if reads:
             rows: Rows = []
         else:
-            planned = self._batch.rows()
+            planned = self.batch.rows()
             if planned is None:
                 return None
             rows = planned
@@ -301,7 +301,7 @@ class Scheduler:
         self._reader.settled(plan)
         for chunk in plan.chunks:
             self.pools.states.give([slot for _, slot in chunk.snapshots])
-        made = {one.seq.key: one for one in plan.progress}
+        made = {one[0].key: Progress(*one) for one in plan.made}
         progress: list[Progress] = []
         for seq in plan.sequences:
             seq.users -= 1
@@ -327,10 +327,6 @@ class Scheduler:
         """Ends that no step reported: aborts, and sequences that could not be parked."""
         ended, self.at.ended = self.at.ended, []
         return ended
-
-    def draft_room(self, seq: LiveSequence) -> int:
-        """Drafts it may verify behind the least that steps ahead of it commit."""
-        return self._batch.draft_room(seq)
 
     # -- what is seen from outside --------------------------------------------------------------
 

@@ -62,6 +62,31 @@ def test_the_next_step_is_planned_while_the_device_is_busy():
     assert sink.tokens["a"] == alone(prompt(1, 20), greedy(30, ignore_eos=True))
 
 
+def test_nobody_is_woken_for_the_end_of_a_step_before_the_next_one_is_on_the_device():
+    runner = gated()
+    loop, _ = hand_loop(runner, overlap=True)
+    submit(loop, "a", prompt(1, 20), greedy(30, ignore_eos=True))
+    woken = []
+    correct = loop._corrected
+
+    def seen(flight, before):
+        woken.append(before is not None and before.over.is_set())
+        return correct(flight, before)
+
+    loop._corrected = seen
+    runner.gate.clear()
+    loop.step(0.0)
+    stepping = threading.Thread(target=loop.step, args=(1.0,))
+    stepping.start()
+    while loop._flights.empty():
+        stepping.join(0.001)
+    runner.gate.set()
+    stepping.join(PATIENCE_S)
+    run_dry(loop)
+    loop.close()
+    assert woken[:2] == [False, False]
+
+
 def test_never_are_more_than_two_steps_on_their_way():
     loop, _ = hand_loop(overlap=True)
     most = 0
