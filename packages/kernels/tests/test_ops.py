@@ -302,3 +302,20 @@ def test_misuse_is_one_clear_error() -> None:
         ops.fake_quant(x, "fp8")
     with pytest.raises(ShapeError, match=r"topk is 1..4, got 5"):
         ops.moe_gate(x, torch.zeros(4, 8), torch.zeros(4), 5, 1.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("backend", ["reference", "cpu", "native"])
+def test_end_and_beginning_of_sub_layers_in_one_call_are_the_same_bits_as_in_two(
+    backend: str, dtype: torch.dtype
+) -> None:
+    spec = default_registry.spec("mhc_post_pre_norm")
+    if default_registry.impls(spec.name)[backend].unavailable() is not None:
+        pytest.skip(f"{backend} is not here")
+    for seed in range(20):
+        y, streams, post, comb, *rest = spec.cases(seeded(seed), dtype)
+        with use(backend=backend):
+            got = ops.mhc_post_pre_norm(y, streams, post, comb, *rest)
+            streams = ops.mhc_post(y, streams, post, comb)
+            wanted = (streams, *ops.mhc_pre_norm(streams, *rest))
+        assert all(map(torch.equal, got, wanted))

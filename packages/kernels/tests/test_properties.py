@@ -34,6 +34,7 @@ ROWWISE = {
     "moe_gate": (0,),
     "moe_experts": (0, 1, 2),
     "mhc_pre_norm": (0, 1),
+    "mhc_post_pre_norm": (0, 1, 2, 3, 4),
     "norm_rope_quant": (0, 3, 4),
     "mla_query_key": (0, 6, 7),
     "mla_output": (0, 1, 2),

@@ -4,7 +4,9 @@ Rows state bytes and operations of the call (from the operator's cost formula), 
 its floor and the ratio of the two. The floor is the larger of two measured times: one torch copy
 that moves as many bytes, just as warm in the caches, and the operations at the rate of a square
 matrix product. On small shapes both are mostly call overhead, which is what a decode step pays.
-Ratios compare best times: the samples in which no other process had the core.
+Ratios compare best times. With one thread a time is what the process spent on the CPU: other
+processes disturb it less, and of a call of many milliseconds no sample on a shared machine is free
+of them.
 """
 
 from __future__ import annotations
@@ -72,21 +74,23 @@ def timed(call: Callable[[], object], seconds: float, device: str = "cpu") -> li
 
     Short, so that on a shared machine some samples run without an interruption.
     """
+    alone = device == "cpu" and torch.get_num_threads() == 1
+    clock = time.process_time if alone else time.perf_counter
     call()
     _synchronize(device)
-    start = time.perf_counter()
+    start = clock()
     call()
     _synchronize(device)
-    once = time.perf_counter() - start
+    once = clock() - start
     batch = max(1, int(SAMPLE_SECONDS / max(once, 1e-6)))
     samples: list[float] = []
     end = time.perf_counter() + seconds
     while len(samples) < 5 or time.perf_counter() < end:
-        start = time.perf_counter()
+        start = clock()
         for _ in range(batch):
             call()
         _synchronize(device)
-        samples.append((time.perf_counter() - start) / batch * 1e6)
+        samples.append((clock() - start) / batch * 1e6)
     return sorted(samples)
 
 

@@ -40,6 +40,7 @@ class Operators:
         self.mhc_pre_norm = resolved("mhc_pre_norm")
         self.mhc_collapse = resolved("mhc_collapse")
         self.mhc_post = resolved("mhc_post")
+        self.mhc_post_pre_norm = resolved("mhc_post_pre_norm")
         self.norm_rope_quant = resolved("norm_rope_quant")
         self.mla_query_key = resolved("mla_query_key")
         self.mla_sparse = resolved("mla_sparse")

@@ -23,6 +23,7 @@ from deepinfer_kernels.ops.kv_load.spec import kv_load
 from deepinfer_kernels.ops.kv_store.spec import kv_store
 from deepinfer_kernels.ops.mhc_collapse.spec import mhc_collapse
 from deepinfer_kernels.ops.mhc_post.spec import mhc_post
+from deepinfer_kernels.ops.mhc_post_pre_norm.spec import mhc_post_pre_norm
 from deepinfer_kernels.ops.mhc_pre.spec import mhc_pre
 from deepinfer_kernels.ops.mhc_pre_norm.spec import mhc_pre_norm
 from deepinfer_kernels.ops.mla_decode_sparse.spec import mla_decode_sparse
@@ -58,6 +59,7 @@ __all__ = [
     "kv_store",
     "mhc_collapse",
     "mhc_post",
+    "mhc_post_pre_norm",
     "mhc_pre",
     "mhc_pre_norm",
     "mla_decode_sparse",

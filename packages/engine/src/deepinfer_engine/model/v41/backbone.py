@@ -2,7 +2,8 @@
 
 Between sub-layers travel the residual streams `S [n, h, H]` and the pending mix `p [n, h]`: the mix
 a sub-layer computes is applied by the *next* one (shifted hyper-connections), and the last one by
-the final collapse.
+the final collapse. What a sub-layer gave is added to the streams in the same call that reads them
+for the next one, so it travels as well (`Output`).
 """
 
 from __future__ import annotations
@@ -46,6 +47,10 @@ class PassAngles:
     compressed: Angles
     entries: dict[int, Angles]
     """Ratio -> rotations at the entry positions of the rows that close a group."""
+
+
+Output = tuple[Tensor, Tensor, Tensor]
+"""What a sub-layer gave [n, H], and how it goes into the streams: post [n, h], comb [n, h, h]."""
 
 
 class Backbone:
@@ -98,11 +103,15 @@ class Backbone:
             embedded[batch.images.rows] = batch.images.embeddings
         streams = embedded[:, None, :].expand(-1, c.hc_mult, -1).contiguous()
         pending = one_hot_mix(batch.rows, c.hc_mult, accumulation_dtype(embedded.dtype))
+        given: Output | None = None  # by the layer before, not in the streams yet
         features: dict[int, Tensor] = {}
         whole = batch
         half, kept = batch.consumers(compact=self.replay.mode == "compact")
         for layer, w in enumerate(self.weights.layers):
-            if layer == c.n_producers and half is not batch:
+            narrows = layer == c.n_producers and half is not batch
+            if given is not None and (narrows or w.engram is not None):
+                streams, given = self._with(streams, given), None
+            if narrows:
                 # Every row feeds the first consumer's compressed entries, kept or not.
                 self._write_entries(layer, w, self._normed(w, streams, pending), batch, angles)
                 if kept is not None:
@@ -115,9 +124,20 @@ class Backbone:
             if w.engram is not None and self._engram is not None and grams is not None:
                 rows = self._engram.rows(layer, grams)
                 streams = self._engram.apply(w.engram, rows, streams, batch.image_rows)
+            streams, x, pre, post, comb = sub_layer(
+                self.ops, c, w.attn_mix, w.attn_norm, streams, pending, given
+            )
             if layer in c.dspark_target_layer_ids and self.weights.draft is not None:
                 features[layer] = streams.mean(dim=1)
-            streams, pending = self._layer(layer, w, streams, pending, batch, angles, shared)
+            if layer != c.n_producers or not batch.consumers_only:
+                self._write_entries(layer, w, x, batch, angles)
+            y = self._attention(layer, w, x, batch, angles, shared)
+            streams, x, pending, post, comb = sub_layer(
+                self.ops, c, w.ffn_mix, w.ffn_norm, streams, pre, (y, post, comb)
+            )
+            given = self._moe(layer, w, x, batch.image_rows), post, comb
+        if given is not None:
+            streams = self._with(streams, given)
         if self.weights.draft is not None:
             context = torch.cat([features[i] for i in c.dspark_target_layer_ids], dim=1)
             if min(c.dspark_target_layer_ids) < c.n_producers:
@@ -130,25 +150,9 @@ class Backbone:
         )
         return linear(hidden.to(pending.dtype), self.weights.head)
 
-    def _layer(
-        self,
-        layer: int,
-        w: LayerWeights,
-        streams: Tensor,
-        pending: Tensor,
-        batch: Batch,
-        angles: PassAngles,
-        shared: Shared,
-    ) -> tuple[Tensor, Tensor]:
-        c = self.config
-        x, pre, post, comb = pre_norm(self.ops, c, w.attn_mix, w.attn_norm, streams, pending)
-        if layer != c.n_producers or not batch.consumers_only:
-            self._write_entries(layer, w, x, batch, angles)
-        y = self._attention(layer, w, x, batch, angles, shared)
-        streams = self.ops.mhc_post(y, streams, post, comb)
-        x, next_pre, post, comb = pre_norm(self.ops, c, w.ffn_mix, w.ffn_norm, streams, pre)
-        streams = self.ops.mhc_post(self._moe(layer, w, x, batch.image_rows), streams, post, comb)
-        return streams, next_pre
+    def _with(self, streams: Tensor, given: Output) -> Tensor:
+        y, post, comb = given
+        return self.ops.mhc_post(y, streams, post, comb)
 
     def _moe(self, layer: int, w: LayerWeights, x: Tensor, image_rows: Tensor | None) -> Tensor:
         if self._seat is None:
@@ -233,26 +237,23 @@ def _source(config: TextConfig, sources: tuple[int, ...], layer: int) -> int | N
     return max((s for s in sources if s <= layer), default=None)
 
 
-def pre_norm(
+def sub_layer(
     ops: Operators,
     config: TextConfig,
     w: MixWeights,
     norm: Tensor,
     streams: Tensor,
     pending: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(what a sub-layer reads [n, H], and its mixes pre [n, h], post [n, h], comb [n, h, h])."""
-    return ops.mhc_pre_norm(
-        streams,
-        pending,
-        w.fn,
-        w.base,
-        w.scale,
-        norm,
-        config.rms_norm_eps,
-        config.hc_eps,
-        config.hc_sinkhorn_iters,
-    )
+    given: Output | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """(the streams with what the sub-layer before gave, what this one reads [n, H], and its mixes
+    pre [n, h], post [n, h], comb [n, h, h])."""
+    mixes = w.fn, w.base, w.scale, norm
+    constants = config.rms_norm_eps, config.hc_eps, config.hc_sinkhorn_iters
+    if given is None:
+        return streams, *ops.mhc_pre_norm(streams, pending, *mixes, *constants)
+    y, post, comb = given
+    return ops.mhc_post_pre_norm(y, streams, post, comb, pending, *mixes, *constants)
 
 
 def one_hot_mix(rows: int, hc_mult: int, dtype: torch.dtype) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from deepinfer_engine.model.v41.attention import Angles, query_key
-from deepinfer_engine.model.v41.backbone import Backbone, one_hot_mix, pre_norm
+from deepinfer_engine.model.v41.backbone import Backbone, one_hot_mix, sub_layer
 from deepinfer_engine.model.v41.moe import moe
 from deepinfer_engine.model.v41.weights import LayerWeights, accumulation_dtype
 
@@ -77,15 +77,18 @@ class Drafter:
     ) -> tuple[Tensor, Tensor]:
         c = self._backbone.config
         pools = self._backbone.pools
-        x, pre, post, comb = pre_norm(self._ops, c, w.attn_mix, w.attn_norm, streams, pending)
+        streams, x, pre, post, comb = sub_layer(
+            self._ops, c, w.attn_mix, w.attn_norm, streams, pending, None
+        )
         _, q, own = query_key(self._ops, c, w.attn, x, angles, pools.records.swa_rounding)
         context = pools.ring[c.num_hidden_layers + i].load(history).view(-1, c.head_dim)
         out, _ = self._ops.mla_sparse(
             q, torch.cat([context, own]), index, w.attn.sink, c.head_dim**-0.5
         )
         y = self._ops.mla_output(out, *angles, w.attn.wo_a, w.attn.wo_b)
-        streams = self._ops.mhc_post(y, streams, post, comb)
-        x, next_pre, post, comb = pre_norm(self._ops, c, w.ffn_mix, w.ffn_norm, streams, pre)
+        streams, x, next_pre, post, comb = sub_layer(
+            self._ops, c, w.ffn_mix, w.ffn_norm, streams, pre, (y, post, comb)
+        )
         return self._ops.mhc_post(moe(self._ops, c, w.moe, x), streams, post, comb), next_pre
 
     def _context(self, positions: Tensor, slots: Tensor, length: int) -> tuple[Tensor, Tensor]:

@@ -123,25 +123,31 @@ void mhc_pre(const T* S, const Mixes<acc_t<T>>& w, int64_t n, acc_t<T>* pre, acc
   });
 }
 
-// mhc_pre, and what its sub-layer reads: the streams collapsed by the pending mix, normed.
+// mhc_pre of n rows, and what their sub-layer reads: the streams collapsed by the pending mix, normed.
+template <class T>
+void pre_norm_block(const T* S, const acc_t<T>* pending, const Mixes<acc_t<T>>& w,
+                    const acc_t<T>* norm, double eps, int64_t n, T* x, acc_t<T>* pre,
+                    acc_t<T>* post, acc_t<T>* comb) {
+  mix_block(S, w, n, pre, post, comb);
+  acc_t<T>* sum = scratch<acc_t<T>>(w.width, 2);
+  for (int64_t r = 0; r < n; ++r) {
+    collapse_row(S + r * w.h * w.width, pending + r * w.h, w.h, w.width, sum);
+    round_through<T>(sum, w.width);
+    norm_row(sum, norm, eps, w.width, x + r * w.width);
+  }
+}
+
 template <class T>
 void mhc_pre_norm(const T* S, const acc_t<T>* pending, const Mixes<acc_t<T>>& w,
                   const acc_t<T>* norm, double eps, int64_t n, T* x, acc_t<T>* pre, acc_t<T>* post,
                   acc_t<T>* comb) {
-  using A = acc_t<T>;
   const int h = w.h;
   const int64_t width = w.width;
   parallel_rows(n, 2 * h * (h + 4) * h * width, [=, &w](int64_t row, int64_t last) {
-    for (; row < last; row += kMixRows) {
-      const int64_t count = std::min(kMixRows, last - row);
-      mix_block(S + row * h * width, w, count, pre + row * h, post + row * h, comb + row * h * h);
-      A* sum = scratch<A>(width, 2);
-      for (int64_t r = row; r < row + count; ++r) {
-        collapse_row(S + r * h * width, pending + r * h, h, width, sum);
-        round_through<T>(sum, width);
-        norm_row(sum, norm, eps, width, x + r * width);
-      }
-    }
+    for (; row < last; row += kMixRows)
+      pre_norm_block(S + row * h * width, pending + row * h, w, norm, eps,
+                     std::min(kMixRows, last - row), x + row * width, pre + row * h,
+                     post + row * h, comb + row * h * h);
   });
 }
 
@@ -157,25 +163,54 @@ void mhc_collapse(const T* S, const acc_t<T>* pre, int64_t n, int h, int64_t wid
   });
 }
 
+// out [h, width] of one row; sum holds width numbers.
+template <class T>
+inline void post_row(const T* added, const T* streams, const acc_t<T>* post, const acc_t<T>* comb,
+                     int h, int64_t width, acc_t<T>* sum, T* out) {
+  using A = acc_t<T>;
+  for (int k = 0; k < h; ++k) {
+    const A gain = post[k];
+    for (int64_t c = 0; c < width; ++c) sum[c] = gain * load(added[c]);
+    for (int j = 0; j < h; ++j) {
+      const A mix = comb[j * h + k];
+      const T* stream = streams + j * width;
+      for (int64_t c = 0; c < width; ++c) sum[c] += mix * load(stream[c]);
+    }
+    T* to = out + k * width;
+    for (int64_t c = 0; c < width; ++c) store(to[c], sum[c]);
+  }
+}
+
 template <class T>
 void mhc_post(const T* y, const T* S, const acc_t<T>* post, const acc_t<T>* comb, int64_t n, int h,
               int64_t width, T* out) {
   using A = acc_t<T>;
   parallel_rows(n, 2 * h * (h + 1) * width, [=](int64_t row, int64_t last) {
     A* sum = scratch<A>(width);
-    for (; row < last; ++row) {
-      const T *added = y + row * width, *streams = S + row * h * width;
-      for (int k = 0; k < h; ++k) {
-        const A gain = post[row * h + k];
-        for (int64_t c = 0; c < width; ++c) sum[c] = gain * load(added[c]);
-        for (int j = 0; j < h; ++j) {
-          const A mix = comb[(row * h + j) * h + k];
-          const T* stream = streams + j * width;
-          for (int64_t c = 0; c < width; ++c) sum[c] += mix * load(stream[c]);
-        }
-        T* to = out + (row * h + k) * width;
-        for (int64_t c = 0; c < width; ++c) store(to[c], sum[c]);
-      }
+    for (; row < last; ++row)
+      post_row(y + row * width, S + row * h * width, post + row * h, comb + row * h * h, h, width,
+               sum, out + row * h * width);
+  });
+}
+
+// The end of a sub-layer and the beginning of the next, whose mixes are w.
+template <class T>
+void mhc_post_pre_norm(const T* y, const T* S, const acc_t<T>* post, const acc_t<T>* comb,
+                       const acc_t<T>* pending, const Mixes<acc_t<T>>& w, const acc_t<T>* norm,
+                       double eps, int64_t n, T* streams, T* x, acc_t<T>* pre,
+                       acc_t<T>* next_post, acc_t<T>* next_comb) {
+  using A = acc_t<T>;
+  const int h = w.h;
+  const int64_t width = w.width;
+  parallel_rows(n, 2 * h * (h + 5) * h * width, [=, &w](int64_t row, int64_t last) {
+    for (; row < last; row += kMixRows) {
+      const int64_t count = std::min(kMixRows, last - row);
+      A* sum = scratch<A>(width, 2);
+      for (int64_t r = row; r < row + count; ++r)
+        post_row(y + r * width, S + r * h * width, post + r * h, comb + r * h * h, h, width, sum,
+                 streams + r * h * width);
+      pre_norm_block(streams + row * h * width, pending + row * h, w, norm, eps, count,
+                     x + row * width, pre + row * h, next_post + row * h, next_comb + row * h * h);
     }
   });
 }
