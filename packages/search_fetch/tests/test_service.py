@@ -1,19 +1,24 @@
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import socket
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import uvicorn
 from hypothesis import given
 from hypothesis import strategies as st
 from service_harness import FAST, Service, read_reply, request_bytes
 
+from deepinfer_search_fetch import Config
 from deepinfer_search_fetch.errors import InvalidRequestError, RefusedError
+from deepinfer_search_fetch.service import run
 from deepinfer_search_fetch.service.auth import KeyStore
 from deepinfer_search_fetch.service.ratelimit import RateLimiter
 from deepinfer_search_fetch.service.settings import ServiceSettings
@@ -351,3 +356,25 @@ def test_what_is_too_fast_is_refused_before_its_body_is_read(serve: Callable[...
         connection.sendall(unfinished)
         reply = read_reply(connection)
     assert (reply.status, reply.json["error"]["code"]) == (429, "rate_limited")
+
+
+def test_what_stands_at_the_start_is_no_work_for_later_collections(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frozen: list[int] = []
+
+    def serve_nothing(server: uvicorn.Server, sockets: list[socket.socket]) -> None:
+        frozen.append(gc.get_freeze_count())
+        for listening in sockets:
+            listening.close()
+
+    monkeypatch.setattr(uvicorn.Server, "run", serve_nothing)
+    monkeypatch.setattr(run.signal, "signal", lambda *_: None)
+    before = gc.get_freeze_count(), sys.getswitchinterval()
+    try:
+        config = Config(home=tmp_path / "home")
+        run.run_service(config, ServiceSettings(), "127.0.0.1", 0, with_keys=False)
+    finally:
+        gc.unfreeze()
+        sys.setswitchinterval(before[1])
+    assert frozen[0] > before[0] + 1000
