@@ -176,8 +176,8 @@ class WorkerLink:
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def retire(self) -> None:
-        """Close it when what it runs for this router has ended, or the worker is lost."""
-        self.leaving = True
+        """Close it, which is leaving, when what it runs for this router has ended or the worker
+        is lost."""
         self.changed.set()
         while self._streams and self.connection is not None:
             await self.changed.wait()

@@ -120,6 +120,7 @@ class RemoteEngine:
         wanted = [("prefill", a) for a in prefill] + [("decode", a) for a in decode]
         for key in [key for key in self._links if key not in wanted]:
             link = self._links.pop(key)
+            link.leaving = True  # before its task begins: `status` may be asked at once
             task = asyncio.get_running_loop().create_task(link.retire())
             self._closing[task] = link
             task.add_done_callback(self._closing.pop)
