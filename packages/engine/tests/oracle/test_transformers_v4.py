@@ -189,19 +189,28 @@ def test_mixes_and_streams_of_one_sub_layer(model: Model, record: Record) -> Non
         post, comb, collapsed = (t[0] for t in theirs(streams[None]))
         normed = norm(collapsed)
     # V4 collapses with the mix of the same streams, V4.1 with the one before: asked for first here.
-    _, pre, _, _ = v41.pre_norm(ops, c, w, layer.attn_norm, streams, drawn(LENGTH, c.hc_mult))
+    _, _, pre, _, _ = v41.sub_layer(
+        ops, c, w, layer.attn_norm, streams, drawn(LENGTH, c.hc_mult), None
+    )
     expanded = post[..., None] * y[:, None] + torch.matmul(comb.transpose(-1, -2), streams)
     for size in (LENGTH, FEW):
         parts = [
-            v41.pre_norm(ops, c, w, layer.attn_norm, s, p)
+            v41.sub_layer(ops, c, w, layer.attn_norm, s, p, None)
             for s, p in zip(streams.split(size), pre.split(size), strict=True)
         ]
-        x, _, our_post, our_comb = (torch.cat(part) for part in zip(*parts, strict=True))
+        _, x, _, our_post, our_comb = (torch.cat(part) for part in zip(*parts, strict=True))
         assert record("mHC post mix", our_post, post, AGAINST)[0] < CLOSE
         assert record("mHC stream mix after Sinkhorn", our_comb, comb, AGAINST)[0] < CLOSE
         assert record("mHC collapsed and normed streams", x, normed, AGAINST)[0] < CLOSE
-        pieces = (t.split(size) for t in (y, streams, our_post, our_comb))
+        pieces = [t.split(size) for t in (y, streams, our_post, our_comb)]
         our_expanded = torch.cat([ops.mhc_post(*p) for p in zip(*pieces, strict=True)])
+        given = [
+            v41.sub_layer(ops, c, w, layer.attn_norm, s, p, (o, post_mix, comb_mix))[0]
+            for (o, s, post_mix, comb_mix), p in zip(
+                zip(*pieces, strict=True), pre.split(size), strict=True
+            )
+        ]
+        assert torch.equal(torch.cat(given), our_expanded), "at once with the next mix"
         assert record("mHC expanded streams", our_expanded, expanded, AGAINST)[0] < CLOSE
 
 
