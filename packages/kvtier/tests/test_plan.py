@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 
 import deepinfer_kvtier as kvtier
 from deepinfer_kvtier.flow.plan import (
+    HALF_LIFE_S,
     UNKNOWN_TIER,
     WEIGHT,
     BlockQuality,
@@ -210,7 +212,7 @@ def test_of_equal_cuts_the_deeper_one_is_taken():
 
 
 def test_observed_loads_move_the_cost_model():
-    model = CostModel(kvtier.Cost(tiers={"disk": (1e-3, 1e9)}))
+    model = CostModel(kvtier.Cost(tiers={"disk": (1e-3, 1e9)}), clock=lambda: 0.0)
     for _ in range(60):
         model.observe_load("disk", 100 << 20, (100 << 20) / 2e8 + 1e-3)
     latency, rate = model.current().tiers["disk"]
@@ -223,9 +225,28 @@ def test_observed_loads_move_the_cost_model():
 
 
 def test_one_observation_moves_it_by_its_weight():
-    model = CostModel(kvtier.Cost(tiers={"disk": (0.0, 1e9)}))
+    model = CostModel(kvtier.Cost(tiers={"disk": (0.0, 1e9)}), clock=lambda: 0.0)
     model.observe_load("disk", 1 << 30, (1 << 30) / 5e8)
     assert 1 / model.current().tiers["disk"][1] == pytest.approx(1e-9 + WEIGHT * 1e-9)
+
+
+def test_a_tier_that_was_slow_once_is_tried_again():
+    now = [0.0]
+    model = CostModel(kvtier.Cost(tiers={"disk": (1e-3, 1e9)}), clock=lambda: now[0])
+    model.observe_load("disk", 1 << 20, 60.0)  # a stall
+    model.observe_load("disk", 4096, 60.0)
+
+    def planned() -> int:
+        cost = replace(model.current(), prefill_tok_s=2000.0)
+        return cut(tiers=["disk"] * 4, cost=cost, needs_state=False).n_blocks
+
+    assert planned() == 0, "as long as that is believed, computing is faster"
+    now[0] = HALF_LIFE_S
+    latency, rate = model.current().tiers["disk"]
+    assert latency == pytest.approx(1e-3 + (WEIGHT * 60.0) / 2, rel=1e-3)
+    assert 1 / rate == pytest.approx(WEIGHT * 60.0 / (1 << 20) / 2, rel=1e-3)
+    now[0] = 20 * HALF_LIFE_S
+    assert planned() == 4, "nothing was loaded meanwhile that could have told"
 
 
 @given(st.lists(st.tuples(st.sampled_from(TIERS), st.integers(0, 1 << 28), st.floats(0, 10))))

@@ -33,6 +33,12 @@ SYSTEM = "\n".join(
     )
 )
 START_S = 90.0
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "COLUMNS": "300",
+    # What is cached is loaded, however slow the disk of a busy machine was before.
+    "DEEPINFER_PREFILL_RATE": "1",
+}
 
 
 class ServerProcess:
@@ -61,7 +67,7 @@ class ServerProcess:
             stdin=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "300", **(env or {})},
+            env={**os.environ, **ENVIRONMENT, **(env or {})},
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()

@@ -40,7 +40,9 @@ def settings(path: Path, **changes: object) -> Settings:
         "threads": 1,
         "log_level": "warning",
         "persist_state": "none",
-        "window_deadline_ms": 10_000,  # a slow machine shall find them too
+        # A busy machine shall find them, too, and load them however slow its disk was before.
+        "window_deadline_ms": 10_000,
+        "prefill_rate": 1.0,
     }
     return Settings.model_validate({**values, **changes})
 

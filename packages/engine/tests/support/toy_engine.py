@@ -8,11 +8,13 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from deepinfer_engine import __version__
+from deepinfer_engine.adapters.kvtier import StoreSettings
 from deepinfer_engine.core.config import EngineConfig
 from deepinfer_engine.core.loop import EngineLoop
 from deepinfer_engine.core.loops import engine_loop
@@ -103,6 +105,11 @@ class GatedRunner(PacedRunner):
                 self._ration -= 1
         self._wait()
         return super().decode(rows)
+
+
+def patient(path: Path | None) -> StoreSettings:
+    """A cache that loads what it has, however slow the disk of a busy machine was before."""
+    return StoreSettings(path, prefill_rate=1.0)
 
 
 def greedy(max_tokens: int = 24, **options: Any) -> SamplingParams:

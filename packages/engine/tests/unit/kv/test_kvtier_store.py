@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from toy_engine import BLOCK, prompt, toy
+from toy_engine import BLOCK, patient, prompt, toy
 
 from deepinfer_engine.adapters.kvtier import open_store
 from deepinfer_engine.core.pictures import Picture, picture_digest
@@ -47,7 +47,9 @@ def load(store, hit):
 
 @pytest.fixture(params=["memory", "kvtier"])
 def store(request, tmp_path):
-    made = MemoryStore(LAYOUT) if request.param == "memory" else open_store(tmp_path, LAYOUT)
+    made = (
+        MemoryStore(LAYOUT) if request.param == "memory" else open_store(patient(tmp_path), LAYOUT)
+    )
     yield made
     made.close()
 
@@ -122,7 +124,7 @@ def test_memory_over_its_limit_forgets_the_oldest():
 
 
 def test_two_openers_of_one_directory_see_each_others_blocks(tmp_path):
-    writer, reader = open_store(tmp_path, LAYOUT), open_store(tmp_path, LAYOUT)
+    writer, reader = open_store(patient(tmp_path), LAYOUT), open_store(patient(tmp_path), LAYOUT)
     put(writer, 0, 4, [4 * BLOCK])
     hit = reader.match([*TOKENS, 5], "s")
     assert load(reader, hit) == (4 * BLOCK, [block(i) for i in range(4)], state(4 * BLOCK))
@@ -131,9 +133,9 @@ def test_two_openers_of_one_directory_see_each_others_blocks(tmp_path):
 
 
 def test_another_layout_in_the_same_directory_never_matches(tmp_path):
-    first = open_store(tmp_path, LAYOUT)
+    first = open_store(patient(tmp_path), LAYOUT)
     put(first, 0, 4, [4 * BLOCK])
-    other = open_store(tmp_path, toy(fingerprint="other weights").layout)
+    other = open_store(patient(tmp_path), toy(fingerprint="other weights").layout)
     assert other.match([*TOKENS, 5], "s") is None
     first.close()
     other.close()
@@ -170,7 +172,7 @@ def test_a_picture_beyond_the_last_whole_block_changes_nothing_before_it(store):
 @pytest.mark.parametrize("kind", ["memory", "kvtier"])
 def test_a_hit_without_a_state_ends_behind_any_block(kind, tmp_path):
     layout = toy(window=0).layout
-    store = MemoryStore(layout) if kind == "memory" else open_store(tmp_path, layout)
+    store = MemoryStore(layout) if kind == "memory" else open_store(patient(tmp_path), layout)
     content = [bytes([i + 1]) * layout.block_bytes for i in range(3)]
     store.put(TOKENS, "s", 0, [memoryview(b) for b in content], [], "chat")()
     hit = store.match([*TOKENS[: 2 * BLOCK], 5], "s")

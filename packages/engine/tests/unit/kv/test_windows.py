@@ -14,9 +14,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from toy_engine import BLOCK, alone, ask, cluster, greedy, prompt, request, run, toy, until
+from toy_engine import BLOCK, alone, ask, cluster, greedy, patient, prompt, request, run, toy, until
 
-from deepinfer_engine.adapters.kvtier import StoreSettings, WindowExchange, open_store
+from deepinfer_engine.adapters.kvtier import WindowExchange, open_store
 from deepinfer_engine.core.config import EngineConfig
 from deepinfer_engine.errors import ConfigError
 from deepinfer_engine.router.local import LocalEngine
@@ -28,7 +28,7 @@ EXACT_REPLAY = toy().caps.exact_replay
 
 
 def settings(path: Path | None, mode="exact", **changes):
-    return StoreSettings(path, recovery=toy().caps.recovery(mode), **changes)
+    return replace(patient(path), recovery=toy().caps.recovery(mode), **changes)
 
 
 def talk(where, *requests, persist="last", sampling=LONG):

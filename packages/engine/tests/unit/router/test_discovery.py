@@ -183,7 +183,7 @@ def test_workers_register_serve_and_leave_and_streams_outlive_their_leaving(monk
             assert tokens == alone(prompt(1, 20), sampling)
             assert engine.migrations == 0
             await busy.task
-            await until(lambda: busy.address not in [s.name for s in engine._closing.values()])
+            await until(lambda: busy.address not in [x.address for x in engine._closing.values()])
             after = await ask(engine, request("s", prompt(2, 20)))
             assert after.tokens == alone(prompt(2, 20), greedy())
             assert {s.name for s in await engine.status()} == {workers[0].address, other.address}

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toy_engine import BLOCK, ask, cluster, greedy, prompt, request, run, until
+from toy_engine import BLOCK, ask, cluster, greedy, patient, prompt, request, run, until
 
 from deepinfer_engine.adapters.kvtier import open_store
 from deepinfer_engine.core.block_hashes import block_hashes, pack_hashes, unpack_hashes
@@ -151,7 +151,7 @@ def test_the_next_turn_goes_where_the_last_one_was_computed(kind, tmp_path):
     def store(runner):
         if kind == "memory":
             return MemoryStore(runner.layout)
-        return open_store(tmp_path / str(next(numbers)), runner.layout)
+        return open_store(patient(tmp_path / str(next(numbers))), runner.layout)
 
     async def body():
         async with cluster(prefills=3, store=store) as it:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 from tiny_checkpoint import write_tiny
-from toy_engine import ask, cluster, run, toy, until
+from toy_engine import ask, cluster, patient, run, toy, until
 
 from deepinfer_engine import LLM
 from deepinfer_engine.adapters.kvtier import open_store
@@ -105,7 +105,7 @@ def test_the_same_picture_hits_the_cache_and_another_one_does_not(
 ) -> None:
     model = runner(folder)
     layout = model.layout
-    store = MemoryStore(layout) if kind == "memory" else open_store(tmp_path, layout)
+    store = MemoryStore(layout) if kind == "memory" else open_store(patient(tmp_path), layout)
     both = request(model, "a", 1, 2)
     asked = [both, replace(both, request_id="b"), request(model, "c", 1, 3), request(model, "d", 4)]
     found = answers(model, *asked, store=store)

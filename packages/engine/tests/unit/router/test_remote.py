@@ -21,6 +21,7 @@ from toy_engine import (
     gated,
     greedy,
     hear,
+    patient,
     prompt,
     request,
     run,
@@ -96,7 +97,7 @@ def test_the_second_turn_hits_what_prefill_and_decode_published(kind, window, tm
     shared.close = lambda: None
 
     def store(runner):
-        return shared if kind == "memory" else open_store(tmp_path, runner.layout)
+        return shared if kind == "memory" else open_store(patient(tmp_path), runner.layout)
 
     first = prompt(1, 3 * BLOCK + 3)
     sampling = greedy(3 * BLOCK, ignore_eos=True)

@@ -11,7 +11,7 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from prometheus_client.parser import text_string_to_metric_families as plain
 from server_fakes import byte_codec
-from toy_engine import cluster, run, toy
+from toy_engine import cluster, patient, run, toy
 from toy_grammar import ToyCompiler
 
 from deepinfer_engine.adapters.kvtier import open_store
@@ -68,7 +68,7 @@ def test_everything_a_whole_server_reports_passes_the_linters_rules(tmp_path):
         async with cluster(
             prefill_runner=wide,
             decode_runner=wide,
-            store=lambda runner: open_store(tmp_path / str(next(stores)), runner.layout),
+            store=lambda runner: open_store(patient(tmp_path / str(next(stores))), runner.layout),
             grammars=ToyCompiler,
         ) as it:
             app = create_app(it.engine, byte_codec(), Settings())

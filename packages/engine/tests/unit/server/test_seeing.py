@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families as families
 from rich.console import Console
 from server_fakes import FakeClock, FakeEngine, Script, byte_codec
 from server_socket import serving
-from toy_engine import cluster, run, toy
+from toy_engine import cluster, patient, run, toy
 
 from deepinfer_engine.adapters.kvtier import open_store
 from deepinfer_engine.cli import main as cli
@@ -43,7 +43,7 @@ def seen(tmp_path_factory):
         async with cluster(
             prefill_runner=lambda: toy(vocab_size=512),
             decode_runner=lambda: toy(vocab_size=512),
-            store=lambda runner: open_store(folder / str(next(stores)), runner.layout),
+            store=lambda runner: open_store(patient(folder / str(next(stores))), runner.layout),
         ) as it:
             settings = Settings(metrics_compat=("vllm", "sglang"))
             app = create_app(it.engine, byte_codec(), settings)

@@ -14,8 +14,9 @@ least total wins; at equal cost the deeper cut, which leaves more of the machine
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from time import monotonic
 from typing import Literal
 
 from deepinfer_kvtier.base.errors import ConfigError
@@ -277,6 +278,7 @@ class _Situation:
 
 WEIGHT = 0.2
 """Of the newest observation in the exponential averages."""
+HALF_LIFE_S = 30.0  # of what loads have shown
 SMALL_BYTES = 64 << 10
 """Loads below this size say something about latency, larger ones about the rate."""
 
@@ -284,21 +286,22 @@ SMALL_BYTES = 64 << 10
 class CostModel:
     """Exponential averages of observed loads over a starting `Cost`. Thread-safe."""
 
-    def __init__(self, start: Cost | None = None) -> None:
-        self._lock = threading.Lock()
-        self._cost = start or Cost()
-        self.observations = 0
+    def __init__(self, start: Cost | None = None, clock: Callable[[], float] = monotonic) -> None:
+        self._lock, self._clock = threading.Lock(), clock
+        self._start, self.observations = start or Cost(), 0
+        self._seen: dict[str, tuple[float, float, float]] = {}  # (latency, rate, when)
 
     def current(self) -> Cost:
         """The model as it stands."""
-        return self._cost
+        seen = {tier: self._faded(tier) for tier in self._seen}
+        return replace(self._start, tiers={**self._start.tiers, **seen})
 
     def observe_load(self, tier: str, nbytes: int, seconds: float) -> None:
         """A load of `nbytes` from one tier alone took `seconds`."""
         if nbytes <= 0 or seconds <= 0:
             return
         with self._lock:
-            latency, rate = self._cost.tiers.get(tier, UNKNOWN_TIER)
+            latency, rate = self._faded(tier)
             if nbytes < SMALL_BYTES:
                 latency = _blend(latency, max(0.0, seconds - nbytes / rate))
             else:
@@ -306,10 +309,16 @@ class CostModel:
                 latency = min(latency, seconds / 2)
                 # Times are averaged, not rates: one lucky load must not hide many slow ones.
                 rate = 1 / _blend(1 / rate, (seconds - latency) / nbytes)
-            tiers = {**self._cost.tiers, tier: (latency, rate)}
-            self._cost = replace(self._cost, tiers=tiers)
+            self._seen = {**self._seen, tier: (latency, rate, self._clock())}
             self.observations += 1
 
+    def _faded(self, tier: str) -> tuple[float, float]:
+        """What a tier showed fades: while it seems too slow, no load would tell otherwise."""
+        start = self._start.tiers.get(tier, UNKNOWN_TIER)
+        latency, rate, when = self._seen.get(tier, (*start, 0.0))
+        kept = 0.5 ** ((self._clock() - when) / HALF_LIFE_S)
+        return _blend(start[0], latency, kept), 1 / _blend(1 / start[1], 1 / rate, kept)
 
-def _blend(old: float, new: float) -> float:
-    return old + WEIGHT * (new - old)
+
+def _blend(old: float, new: float, weight: float = WEIGHT) -> float:
+    return old + weight * (new - old)
