@@ -93,7 +93,8 @@ class Client:
 
     async def post(self, path: str, body: bytes) -> float:
         """One request, its answer read to the end; seconds to the first byte of the body."""
-        head = f"POST {path} HTTP/1.1\r\nHost: t\r\nContent-Length: {len(body)}\r\n\r\n"
+        host = f"127.0.0.1:{self._port}"
+        head = f"POST {path} HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(body)}\r\n\r\n"
         began = time.perf_counter()
         self._writer.write(head.encode() + body)
         headers = (await self._reader.readuntil(b"\r\n\r\n")).lower()

@@ -380,3 +380,13 @@ def test_what_stands_at_the_start_is_no_work_for_later_collections(
         sys.setswitchinterval(before[1])
     assert frozen[0] > before[0] + 1000
     assert left[0] < 5000, "what the application made when it started"
+
+
+def test_what_is_written_to_a_connection_is_sent_at_once() -> None:
+    """Else a body waits 40 ms for the acknowledgement of its headers."""
+    with (
+        run.bind("127.0.0.1", 0) as listening,
+        socket.create_connection(listening.getsockname(), timeout=30),
+        listening.accept()[0] as accepted,
+    ):
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

@@ -31,7 +31,9 @@ _LAST_WORDS_S = 5.0
 def bind(host: str, port: int) -> socket.socket:
     """A bound socket that does not listen yet; raises ConfigError in one line."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
+    # By its protocol's number asyncio knows TCP, and sends what is written at once. Without it an
+    # answer on a connection in use waits 40 ms between its headers and its body.
+    sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind((host, port))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 
@@ -10,6 +11,7 @@ from server_fakes import FakeClock, FakeEngine, byte_codec
 from server_socket import serving
 
 from deepinfer_engine.server.app import create_app
+from deepinfer_engine.server.run import bind
 from deepinfer_engine.settings import Settings
 
 CHAT = {"model": "toy", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
@@ -242,3 +244,24 @@ def test_several_requests_on_one_connection_are_answered_in_turn(edge):
         sock.settimeout(20)
         assert ended(sock) or True
         assert at.table.counts()["answer"] == 0
+
+
+def test_what_is_written_to_a_connection_is_sent_at_once():
+    """Else a body waits 40 ms for the acknowledgement of its headers."""
+
+    async def body():
+        accepted = asyncio.get_running_loop().create_future()
+
+        class Seen(asyncio.Protocol):
+            def connection_made(self, transport):
+                accepted.set_result(transport.get_extra_info("socket"))
+
+        with bind("127.0.0.1", 0) as sock:
+            server = await asyncio.get_running_loop().create_server(Seen, sock=sock)
+            async with server:
+                _, writer = await asyncio.open_connection(*sock.getsockname())
+                found = await accepted
+                assert found.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+                writer.close()
+
+    asyncio.run(body())

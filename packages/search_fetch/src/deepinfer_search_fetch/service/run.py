@@ -152,11 +152,15 @@ def bind(host: str, port: int) -> socket.socket:
     """A listening socket. Raises InvalidRequestError with what to do."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family)
+        sock = socket.create_server((host, port), family=family)
     except (OSError, OverflowError) as error:
         raise InvalidRequestError(
             "invalid_argument", f"cannot listen on {host}:{port}: {error}; choose another --port"
         ) from None
+    # Inherited by what it accepts; asyncio sets it only where the socket names its protocol.
+    # Without it an answer on a connection in use waits 40 ms between its headers and its body.
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return sock
 
 
 def run_service(
