@@ -287,9 +287,7 @@ class ExtractPool:
         """End `held` where its client has long pages at work, else one of who used most lately."""
         victim = held
         if not self._overtime.slots.holds(client):
-            long = [h for h in self._running if h.lane is self._overtime]
-            if any(h.gave_way for h in long):
-                return  # a place is about to be free
+            long = [h for h in self._running if h.lane is self._overtime and not h.gave_way]
             victim = max(long, key=lambda h: self._accounts.spent(h.payer), default=held)
         if victim.worker is not None:
             victim.gave_way = True
