@@ -13,6 +13,7 @@ import signal
 import socket
 import threading
 import time
+from pathlib import Path
 
 import httpx
 import pytest
@@ -152,7 +153,11 @@ def trial(tmp_path_factory):
         trial.up()
         trial.settled()
         yield trial
+        command = Path(f"/proc/{trial.processes()['router/0']['pid']}/cmdline").read_bytes()
+        settings = Path(command.split(b"\0")[-2].decode())
+        assert settings.is_file()
         assert cli.run(["down", "--name", "trial", "--address", cluster.address]) == 0
+        assert not settings.parent.exists(), "what a router is told stays behind"
         with pytest.raises(httpx.HTTPError):
             httpx.get(trial.url + "/health")
     finally:

@@ -13,6 +13,7 @@ import ctypes
 import json
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -34,6 +35,7 @@ FORGET_S = 5.0
 """A worker that its actor has not named for so long is gone."""
 _START_S = 300.0
 _BACKOFF_S = 0.2
+_END_S = 30.0
 _PR_SET_PDEATHSIG = 1
 
 
@@ -195,13 +197,15 @@ class Router:
         self._host = str(import_module("ray.util").get_node_ip_address())
         self._directory = _Named(cluster)
         folder = Path(tempfile.mkdtemp(prefix="deepinfer-router-"))
+        self._folder = folder
         self._workers, self._config = folder / "workers.toml", folder / "deepinfer.json"
         self._workers.write_text("", encoding="utf-8")
         self._environ = {**os.environ, CLUSTER_KEY_ENV: key}
         self._process: subprocess.Popen[bytes] | None = None
         self._restarts = 0
         self._stopping = threading.Event()
-        threading.Thread(target=self._following, daemon=True).start()
+        self._follower = threading.Thread(target=self._following, daemon=True)
+        self._follower.start()
         threading.Thread(target=self._running, daemon=True).start()
 
     def state(self) -> dict[str, Any]:
@@ -231,6 +235,8 @@ class Router:
         if process is not None:
             process.terminate()
             process.wait()
+        self._follower.join(_END_S)
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     def _argv(self) -> list[str]:
         """The settings go as a file: most have no flag, and some are no business of others."""
