@@ -123,7 +123,7 @@ def main() -> None:
     runner = build_runner(directory, num_blocks=2 + 3 * BLOCKS * most, num_state_slots=2 + 3 * most)
     times = StepTimes.load(steps_home(), step_key(runner.model, "float32", CPU))
     if times is None and runner.model.drafts is not None:
-        times = measure(runner.model, runner.caps.nextn)
+        times = measure(runner.model, runner.caps.nextn).times
     tokenizer = load_tokenizer(directory)
     told = [TEXTS[i % len(TEXTS)] * 20 for i in range(most)] if options.model else stories(most)
     prompts = [

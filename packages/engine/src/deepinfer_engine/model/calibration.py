@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from deepinfer_engine.adapters.dspark import CounterRng, StepTable
+from deepinfer_engine.adapters.dspark import CounterRng
 from deepinfer_engine.core.device import Device
 from deepinfer_engine.core.runner import BLOCK_TOKENS, DecodeRow
 from deepinfer_engine.core.types import SamplingParams
@@ -24,7 +26,16 @@ SEQUENCES = (1, 2, 4, 8, 16, 32)
 CONTEXT = 200
 """Tokens before each measured row: a block and a part of one."""
 _BLOCKS = 2
-REPEATS = 7
+ROUNDS = 9
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What was measured, and how far to believe it."""
+
+    times: StepTimes
+    spread: float
+    """Median time of a size over its fastest, of the median size: 1.0 where nobody disturbed."""
 
 
 def steps_home() -> Path:
@@ -44,12 +55,18 @@ def step_key(model: LoadedModel, dtype: str, device: Device) -> dict[str, Any]:
 
 
 def measure(
-    model: LoadedModel, length: int, *, clock: Callable[[], float] = time.process_time
-) -> StepTimes:
+    model: LoadedModel,
+    length: int,
+    *,
+    clock: Callable[[], float] = time.process_time,
+    heard: Callable[[int, int], object] = lambda done, of: None,
+) -> Measured:
     """Times of forward passes and of drafting for 1 to 32 sequences of `length` drafts.
 
-    The model's pools hold at least 65 blocks and 33 slots; their contents are lost. CPU time is
-    the clock: neighbours of this process do not change it.
+    The model's pools hold at least 65 blocks and 33 slots; their contents are lost. Every size is
+    timed once a round, and its fastest round counts: CPU time is the clock, but where others take
+    the processors a thread that waits for its neighbour burns it too, and what is disturbed differs
+    from round to round. heard(done, of) is called after each timing.
     """
     drafts = model.drafts
     assert drafts is not None, "a model without a draft module needs no calibration"
@@ -61,14 +78,22 @@ def measure(
         per = tokens // n
         model.forward([_rows(i, per, model.lookback) for i in range(n)], None)
 
-    def per_thread() -> float:
-        return clock() / threads
-
-    def table(step: Callable[[int], object], at: Sequence[int]) -> StepTable:
-        measured = StepTable.measure(step, at, repeats=REPEATS, clock=per_thread)
-        return between(measured.sizes, measured.ms)
-
-    return StepTimes(table(forward, sizes), table(lambda n: _draft(drafts, n, length), SEQUENCES))
+    steps: list[Callable[[], None]] = [partial(forward, size) for size in sizes]
+    steps += [partial(_draft, drafts, n, length) for n in SEQUENCES]
+    ms = np.empty((ROUNDS, len(steps)))
+    for step in steps:
+        step()  # the first of a shape allocates, and chooses its kernels
+    for done in range(ms.size):
+        row, column = divmod(done, len(steps))
+        begun = clock()
+        steps[column]()
+        ms[row, column] = (clock() - begun) * 1e3 / threads
+        heard(done + 1, ms.size)
+    best = ms.min(axis=0)
+    times = StepTimes(
+        between(sizes, best[: len(sizes)].tolist()), between(SEQUENCES, best[len(sizes) :].tolist())
+    )
+    return Measured(times, float(np.median(np.median(ms, axis=0) / best)))
 
 
 def _rows(sequence: int, tokens: int, lookback: int) -> SequenceRows:

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from deepinfer_engine.adapters.dspark import Proposal, StepTable
 from deepinfer_engine.core.device import CPU
 from deepinfer_engine.core.runner import DecodeRow, PrefillChunk
 from deepinfer_engine.core.types import SamplingParams
-from deepinfer_engine.model.calibration import SEQUENCES, measure, step_key
+from deepinfer_engine.model.calibration import ROUNDS, SEQUENCES, measure, step_key
 from deepinfer_engine.model.runner import TorchRunner, build_runner
 from deepinfer_engine.model.speculation import (
     ENOUGH_STEPS,
@@ -146,9 +147,45 @@ def test_a_model_can_be_measured_with_any_clock(tiny_dir: Path) -> None:
         num_state_slots=max(SEQUENCES) + 2,
     )
     ticks = iter(range(10**9))
-    times = measure(runner.model, runner.caps.nextn, clock=lambda: next(ticks))
-    assert times.forward.cost(1) > 0
-    assert times.drafting.cost(32) > 0
+    told: list[tuple[int, int]] = []
+    found = measure(
+        runner.model,
+        runner.caps.nextn,
+        clock=lambda: next(ticks),
+        heard=lambda *at: told.append(at),
+    )
+    assert found.times.forward.cost(1) == found.times.drafting.cost(32) > 0
+    assert found.spread == 1
+    assert told[0][0] == 1
+    assert told[-1][0] == told[-1][1] == len(told)
+
+
+def test_times_that_others_disturb_in_all_rounds_but_one_are_those_of_that_round(
+    tiny_dir: Path,
+) -> None:
+    runner = build_runner(
+        tiny_dir, num_blocks=2 * max(SEQUENCES) + 2, num_state_slots=max(SEQUENCES) + 2
+    )
+    round_, now = 0, 0.0
+
+    def heard(done: int, of: int) -> None:
+        nonlocal round_
+        round_ = done * ROUNDS // of
+
+    def clock() -> float:
+        nonlocal now
+        now += 1.0 if round_ == ROUNDS // 2 else 50.0
+        return now
+
+    found = measure(runner.model, 1, clock=clock, heard=heard)
+    each = 1e3 / torch.get_num_threads()
+    assert found.times.forward.ms == (each,) * len(found.times.forward.ms)
+    assert found.times.drafting.ms == (each,) * len(found.times.drafting.ms)
+    assert found.spread == 50
+
+
+def test_it_is_saved_under_what_it_depends_on(tiny_dir: Path) -> None:
+    runner = build_runner(tiny_dir, num_blocks=2, num_state_slots=2)
     key = step_key(runner.model, "float32", CPU)
     assert key["model"] == runner.layout.layout_hash
 
