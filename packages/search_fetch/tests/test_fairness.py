@@ -27,10 +27,11 @@ from deepinfer_search_fetch.accounts import (
 from deepinfer_search_fetch.admission import CLIENT, FairSlots, Ticket, WorkThreads
 from deepinfer_search_fetch.config import Limits
 from deepinfer_search_fetch.errors import LimitError, SearchFetchError, UpstreamError
+from deepinfer_search_fetch.extract import pool as pool_module
 from deepinfer_search_fetch.extract.document import Job, make_document
 from deepinfer_search_fetch.extract.html import HtmlOptions
-from deepinfer_search_fetch.extract.pool import ExtractPool
-from deepinfer_search_fetch.extract.worker import header_of, record_of
+from deepinfer_search_fetch.extract.pool import CONTEND_SECONDS, ExtractPool
+from deepinfer_search_fetch.extract.worker import LOWEST_NICE, PAGES_NICE, header_of, record_of
 from deepinfer_search_fetch.extract.worker_process import WorkerFactory, WorkerLostError
 from deepinfer_search_fetch.index.document import IndexedPage
 from deepinfer_search_fetch.index.tantivy_backend import TantivyBackend
@@ -131,6 +132,51 @@ def test_busy_clients_leave_some_places_to_who_used_little() -> None:
     assert everything == [True, True, True]  # with nobody else there nothing is kept
 
 
+def test_who_held_a_place_for_long_and_used_little_is_not_busy() -> None:
+    async def run(modest: Callable[[str], bool] | None) -> bool:
+        now = [0.0]
+        slots = FairSlots("reading", 2, kept=1, modest=modest, clock=lambda: now[0])
+        for client in ("greedy", "waits for a processor"):
+            place = slots.take_now(client)
+            assert place is not None
+            now[0] += 20.0
+            slots.give(place)
+        assert slots.take_now("greedy") is not None
+        assert slots.take_now("greedy") is None
+        return slots.take_now("waits for a processor") is not None
+
+    assert not asyncio.run(run(None))
+    assert asyncio.run(run(lambda client: client != "greedy"))
+
+
+def test_on_a_slow_machine_a_page_finds_a_place_though_its_client_held_one_for_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # The other page would give its place up after this time, and hide who waited for it.
+    monkeypatch.setattr(pool_module, "_OVERTIME_WALL_SECONDS", 1e9)
+
+    async def body() -> None:
+        lanes = Lanes(pages_a_worker=2, overtime_seconds=100.0)
+        pages = lanes.pool._pages.slots
+        try:
+            for client, seconds in (("modest", 0.1), ("greedy", LITTLE_SECONDS)):
+                place = await as_client(client, pages.take("a.example"))
+                lanes.now += 20.0
+                pages.give(place)
+                lanes.pool._accounts.add(client, seconds)
+            greedy = asyncio.create_task(lanes.read("greedy", "quiet long"))
+            await until(lambda: lanes.asked()["quiet long"] == 1)
+            assert await lanes.read("modest", "short", "b.example") == "ok"
+            assert not greedy.done()
+            lanes.released.set()
+            assert await greedy == "ok"
+        finally:
+            lanes.released.set()
+            await lanes.pool.close()
+
+    asyncio.run(asyncio.wait_for(body(), RUNAWAY_SECONDS))
+
+
 def test_places_are_crowded_where_others_wait_or_hold_more_than_there_are_cores() -> None:
     async def run() -> list[bool]:
         slots = FairSlots("places", 3, per_client=2, per_process=1)
@@ -157,9 +203,32 @@ def test_pages_of_several_clients_are_read_at_once_on_one_core() -> None:
             await until(lambda: lanes.asked()["quiet long"] == 1)
             assert await lanes.read("modest", "short", "b.example") == "ok"
             assert not long.done()
-            assert {w.nice for w in lanes.made} == {0}
+            assert {w.nice for w in lanes.made} == {PAGES_NICE}
             lanes.released.set()
             assert await long == "ok"
+        finally:
+            lanes.released.set()
+            await lanes.pool.close()
+
+    asyncio.run(asyncio.wait_for(body(), RUNAWAY_SECONDS))
+
+
+def test_beside_others_a_page_gives_way_unless_its_client_used_much_less() -> None:
+    async def body() -> None:
+        lanes = Lanes(pages_a_worker=2, overtime_seconds=1.0)
+        lanes.pool._accounts.add("greedy", LITTLE_SECONDS)
+        try:
+            greedy = asyncio.create_task(lanes.read("greedy", "quiet long"))
+            await until(lambda: lanes.asked()["quiet long"] == 1)
+            modest = asyncio.create_task(lanes.read("modest", "mild long", "b.example"))
+            await until(lambda: lanes.asked()["mild long"] == 1)
+            worker = next(w for w in lanes.made if "mild long" in w.asked)
+            await until(lambda: worker.looks > 10)
+            assert worker.nice == PAGES_NICE
+            lanes.pool._accounts.add("modest", LITTLE_SECONDS)
+            await until(lambda: worker.nice == LOWEST_NICE)
+            lanes.released.set()
+            assert await asyncio.gather(greedy, modest) == ["ok", "ok"]
         finally:
             lanes.released.set()
             await lanes.pool.close()
@@ -299,13 +368,15 @@ def test_a_name_without_an_answer_in_time_is_a_dns_failure(
 
 
 class ScriptedWorker:
-    """A worker whose pages named "long" take until they are released, or "dead" end it."""
+    """A worker whose pages named "long" take until they are released, or "dead" end it; "mild" ones
+    have used more CPU time than a page may where others wait."""
 
     def __init__(self, nice: int, released: threading.Event) -> None:
         self.nice = nice
         self.asked: list[str] = []
         self.stopped = threading.Event()
         self.spent = 0.0
+        self.looks = 0
         self._released = released
 
     def ask(self, header: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
@@ -313,6 +384,7 @@ class ScriptedWorker:
         if body == b"dead":
             raise WorkerLostError("extract_cpu_seconds")
         self.spent += 1.0 if body.startswith(b"long") else 0.0
+        self.spent += 1.5 * CONTEND_SECONDS if body.startswith(b"mild") else 0.0
         if b"long" in body:
             while not self._released.wait(0.01):
                 if self.stopped.is_set():
@@ -325,6 +397,7 @@ class ScriptedWorker:
         return not self.stopped.is_set()
 
     def cpu_seconds(self) -> float:
+        self.looks += 1
         return self.spent
 
     def yield_cpu(self) -> None:
@@ -337,7 +410,7 @@ class ScriptedWorker:
 class Lanes:
     """A pool of scripted workers, one for pages and one for overtime."""
 
-    def __init__(self, pages_a_worker: int = 1) -> None:
+    def __init__(self, pages_a_worker: int = 1, overtime_seconds: float = 0.01) -> None:
         self.made: list[ScriptedWorker] = []
         self.released = threading.Event()
         self.now = 0.0
@@ -346,7 +419,7 @@ class Lanes:
             Limits(),
             start=self._start,
             clock=lambda: self.now,
-            overtime_seconds=0.01,
+            overtime_seconds=overtime_seconds,
             pages_a_worker=pages_a_worker,
         )
 
@@ -402,7 +475,7 @@ def test_who_had_a_long_page_starts_in_the_lane_for_them_for_a_while() -> None:
         assert await long == await more == "ok"
         lanes.now += 1000
         assert await lanes.read("greedy", "last") == "ok"
-        assert next(w for w in lanes.made if "last" in w.asked).nice == 0
+        assert next(w for w in lanes.made if "last" in w.asked).nice == PAGES_NICE
 
     lanes_run(body)
 

@@ -44,17 +44,28 @@ class Accounts:
         own = self._now(client, now)
         if own <= LITTLE_SECONDS:
             return False
-        others = [
-            self._now(other, now)
-            for other, (_, at) in self._spent.items()
-            if other != client and now - at < _THERE_SECONDS
-        ]
+        others = self._others(client, now)
         much = [seconds for seconds in others if seconds > LITTLE_SECONDS]
         return bool(others) and own > _MUCH_LESS * sum(much) / max(len(much), 1)
+
+    def spends_less(self, client: str) -> bool:
+        """Whether it used less than half of what the others did on average, however much that is:
+        its pages need not give way to theirs."""
+        now = self._clock()
+        others = self._others(client, now)
+        return bool(others) and self._now(client, now) < _MUCH_LESS * sum(others) / len(others)
 
     def spent(self, client: str) -> float:
         """What it used lately."""
         return self._now(client, self._clock())
+
+    def _others(self, client: str, now: float) -> list[float]:
+        """What those used who were there lately."""
+        return [
+            self._now(other, now)
+            for other, (_, at) in self._spent.items()
+            if other != client and now - at < _THERE_SECONDS
+        ]
 
     def _now(self, client: str, now: float) -> float:
         seconds, at = self._spent.get(client, (0.0, now))

@@ -50,7 +50,9 @@ class FairSlots:
     `per_process`.
 
     what: names the resource in errors. waiting: tickets of one client that may wait at once.
-    kept: places that busy clients leave to the others, so that these find one free at once.
+    kept: places that busy clients leave to the others, so that these find one free at once. A
+    client is busy by the time it held places lately, unless `modest` says that it is not: where
+    processors are short, holding a place for long is no sign of having used much.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class FairSlots:
         per_process: int | None = None,
         waiting: int = 64,
         kept: int = 0,
+        modest: Callable[[str], bool] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._what = what
@@ -72,6 +75,7 @@ class FairSlots:
         self._per_process = min(self._size, per_process or self._size)
         self._waiting_per_client = waiting
         self._kept = min(kept, self._size - 1)
+        self._modest = modest or _nobody
         self._clock = clock
         self._guard = threading.Lock()  # work ends on threads of any kind
         self._waiting: list[Ticket] = []
@@ -109,7 +113,7 @@ class FairSlots:
         with self._guard:
             self._numbers += 1
             ticket = Ticket(client, host, self._numbers, loop, loop.create_future())
-            if not self._free or not self._may(ticket):
+            if not self._free or not self._may(ticket, self._busy(client, self._clock())):
                 return None
             self._hold(ticket)
             return ticket
@@ -163,7 +167,8 @@ class FairSlots:
     def _grant(self) -> None:
         while self._free:
             now = self._clock()
-            able = [t for t in self._waiting if self._may(t)]
+            busy = {c: self._busy(c, now) for c in {t.client for t in self._waiting}}
+            able = [t for t in self._waiting if self._may(t, busy[t.client])]
             if not able:
                 return
             ticket = min(able, key=lambda t: (self._load(t.client, now), t.number))
@@ -172,10 +177,10 @@ class FairSlots:
             with suppress(RuntimeError):  # its loop is closed: nobody waits there any more
                 ticket.loop.call_soon_threadsafe(_wake, ticket.granted)
 
-    def _may(self, ticket: Ticket) -> bool:
+    def _may(self, ticket: Ticket, busy: bool) -> bool:
         most = self._per_client if ticket.client else self._per_process
         client_ok = self._clients[ticket.client] < most
-        if self._free <= self._kept and self._busy(ticket.client, self._clock()):
+        if busy and self._free <= self._kept:
             return False
         return client_ok and (not ticket.host or self._hosts[ticket.host] < self._per_host)
 
@@ -186,9 +191,9 @@ class FairSlots:
         self._hosts[ticket.host] += 1
 
     def _busy(self, client: str, now: float) -> bool:
-        if not client or self._load(client, now) < _BUSY_SECONDS:
+        if not self._kept or not client or self._load(client, now) < _BUSY_SECONDS:
             return False
-        return (
+        return not self._modest(client) and (
             any(other != client for other in self._clients)
             or any(t.client != client for t in self._waiting)
             or any(c != client and now - at < _THERE_SECONDS for c, (_, at) in self._spent.items())
@@ -211,6 +216,10 @@ class FairSlots:
         counter[name] -= 1
         if not counter[name]:
             del counter[name]
+
+
+def _nobody(_: str) -> bool:
+    return False
 
 
 def _wake(granted: asyncio.Future[None]) -> None:

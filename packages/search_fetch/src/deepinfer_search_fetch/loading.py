@@ -124,12 +124,9 @@ class PageLoader:
         self._policy.check_url(url)
         domains.check(url)
         key = PageCache.key(url, request.accept_language)
-        entry = await self._threads.run(self.cache.get, key)
+        entry, known = await self._threads.run(self._known, key, request.max_age)
         if entry is not None and self._is_fresh(entry, request.max_age):
             return self.from_cache(entry)
-        known = None
-        if request.max_age and entry is None:
-            known = await self._threads.run(self.cache.failure, key)
         if known is not None:
             raise known
         if not network:
@@ -138,7 +135,7 @@ class PageLoader:
             )
         return await self.share(
             f"{key}:{domains}:{crawl}:{request.store}",
-            lambda: self._load_alone(url, key, request, domains, crawl),
+            lambda: self._load_alone(url, key, entry, request, domains, crawl),
         )
 
     def from_cache(self, entry: CacheEntry, *, rendered: bool = False) -> Loaded:
@@ -191,32 +188,48 @@ class PageLoader:
         now = self._clock()
         return now < entry.expires and now - entry.stored < max_age
 
+    def _known(self, key: str, max_age: int) -> tuple[CacheEntry | None, UpstreamError | None]:
+        """What is stored of a page, or the failure remembered; in one turn of a thread, which on a
+        busy machine takes longer than the reading."""
+        entry = self.cache.get(key)
+        return entry, self.cache.failure(key) if max_age and entry is None else None
+
     async def _load_alone(
-        self, url: urls.Url, key: str, request: FetchRequest, domains: DomainRule, crawl: bool
+        self,
+        url: urls.Url,
+        key: str,
+        entry: CacheEntry | None,
+        request: FetchRequest,
+        domains: DomainRule,
+        crawl: bool,
     ) -> Loaded:
         asked = self._clock()
-        async with self._between_processes(key, request.store):
-            entry = await self._threads.run(self.cache.get, key)
-            if entry is not None and entry.stored >= asked and self._clock() < entry.expires:
-                return self.from_cache(entry)  # another process has just loaded it
+        async with self._between_processes(key, request.store) as waited:
+            if waited:
+                entry = await self._threads.run(self.cache.get, key)
+                if entry is not None and entry.stored >= asked and self._clock() < entry.expires:
+                    return self.from_cache(entry)  # another process has just loaded it
             loaded = await self._load(url, key, entry, request, domains, crawl)
         return loaded
 
     @asynccontextmanager
-    async def _between_processes(self, key: str, shared: bool) -> AsyncGenerator[None]:
-        """One process at a time per page; whoever waits too long goes ahead alone."""
+    async def _between_processes(self, key: str, shared: bool) -> AsyncGenerator[bool]:
+        """One process at a time per page; whoever waits too long goes ahead alone. Yields whether
+        it had to wait."""
         # The whole key: a page must never wait for one that only shares a part of it.
         lock = FileLock(self._locks / key, thread_local=False)
         deadline = time.monotonic() + self._config.limits.total_seconds
+        waited = False
         while shared and not lock.is_locked:
             try:
                 lock.acquire(timeout=0)
             except Timeout:
+                waited = True
                 if time.monotonic() > deadline:
                     break
                 await asyncio.sleep(_LOCK_POLL_SECONDS)
         try:
-            yield
+            yield waited
         finally:
             # Gone while it is held: who waits on the old file goes ahead, at worst beside another.
             if lock.is_locked:

@@ -4,9 +4,9 @@ Three lanes, so that no page waits for somebody else's. Pages start in `pages`, 
 that used much CPU lately in `overtime`, at the lowest priority (see `accounts`). Pages of several
 clients start at once even where cores are fewer: a short page is done sooner beside long ones than
 behind them. A page that has used OVERTIME_SECONDS of CPU, or CONTEND_SECONDS where it keeps another
-client from working, gives up its place in `pages` and goes on in `overtime`; until it ends the
-pages of its client start there. Where no place is free there, a page of the client that used most
-ends.
+client from working and its own has not used much less than the others, gives up its place in
+`pages` and goes on in `overtime`; until it ends the pages of its client start there. Where no place
+is free there, a page of the client that used most ends.
 `documents` (PDF, office) have a lane of their own. A worker that dies costs the page it had; the
 page is not tried again, and another worker is made ready meanwhile.
 """
@@ -32,7 +32,7 @@ from deepinfer_search_fetch.errors import (
     SearchFetchError,
 )
 from deepinfer_search_fetch.extract.document import Document, Job, find_highlights, make_document
-from deepinfer_search_fetch.extract.worker import LOWEST_NICE, header_of, too_much
+from deepinfer_search_fetch.extract.worker import LOWEST_NICE, PAGES_NICE, header_of, too_much
 from deepinfer_search_fetch.extract.worker_process import (
     PEAK_BYTES,
     WorkerFactory,
@@ -47,7 +47,7 @@ PAGES_A_WORKER = 4
 _LOOK_SECONDS = 0.025
 _ACCOUNT_SECONDS = 1.0
 _OVERTIME_WALL_SECONDS = 2.0
-_DOCUMENTS_NICE = 5
+_DOCUMENTS_NICE = 10
 _DOCUMENT_MAGIC = (b"%PDF-", b"PK")
 _ERRORS: dict[str, type[SearchFetchError]] = {
     "InvalidRequestError": InvalidRequestError,
@@ -108,6 +108,7 @@ class ExtractPool:
         self._start: Callable[[int], Worker] = start or self._factory.start
         size, some = max(workers, 1), max(workers - 1, 1)
         places = pages_a_worker * size
+        self._accounts = Accounts(clock)
         self._pages = _Lane(
             FairSlots(
                 "extraction",
@@ -116,9 +117,10 @@ class ExtractPool:
                 per_process=size,
                 per_host=some,
                 kept=places // 2,
+                modest=self._accounts.spends_less,
                 clock=clock,
             ),
-            0,
+            PAGES_NICE,
         )
         self._overtime = _Lane(
             # Whoever always has pages here leaves half of the places to others.
@@ -127,7 +129,6 @@ class ExtractPool:
         )
         few = max(1, (workers + 1) // 2)
         self._documents = _Lane(FairSlots("extraction of documents", few), _DOCUMENTS_NICE)
-        self._accounts = Accounts(clock)
         self._running: list[_Held] = []
         # One for each place, since they wait for workers; what is short has its own.
         self._waiting = ThreadPoolExecutor(places + 2 * size + few, "search-fetch-extract")
@@ -142,7 +143,8 @@ class ExtractPool:
         if self._size:
             missing = self._size - len(self._pages.idle)
             loop = asyncio.get_running_loop()
-            made = [loop.run_in_executor(self._starters, self._make, 0) for _ in range(missing)]
+            nice = self._pages.nice
+            made = [loop.run_in_executor(self._starters, self._make, nice) for _ in range(missing)]
             self._pages.idle += await asyncio.gather(*made)
 
     async def extract(self, body: bytes, job: Job) -> Document:
@@ -260,7 +262,8 @@ class ExtractPool:
             # By its CPU time: a page that was kept from working is not long.
             overtime = held.cost >= self._overtime_seconds or waited >= _OVERTIME_WALL_SECONDS
             others = held.lane.slots.crowded(client, self._size)
-            if not overtime and not (others and held.cost >= CONTEND_SECONDS):
+            contends = others and held.cost >= CONTEND_SECONDS
+            if not overtime and (not contends or self._accounts.spends_less(held.payer)):
                 continue
             place = self._overtime.slots.take_now(client, host)
             if place is not None:

@@ -22,7 +22,7 @@ from typing import Any
 import zstandard
 
 from deepinfer_search_fetch import urls
-from deepinfer_search_fetch.database import readable
+from deepinfer_search_fetch.database import LogKeeper, readable
 from deepinfer_search_fetch.errors import SearchFetchError, UpstreamError
 from deepinfer_search_fetch.models import RedirectHop
 from deepinfer_search_fetch.net.chain import Page
@@ -90,12 +90,13 @@ class PageCache:
         )
         with readable(folder / "index.sqlite3", self._db):
             self._db.execute("PRAGMA journal_mode=WAL")
-            self._db.execute("PRAGMA synchronous=NORMAL")
             self._db.executescript(_SCHEMA)
+            self._keeper = LogKeeper(folder / "index.sqlite3", self._db, self._turn)
 
     def close(self) -> None:
         with self._turn:
             self._db.close()
+        self._keeper.close()
 
     @staticmethod
     def key(url: urls.Url, accept_language: str | None, rendering: str = "") -> str:
@@ -229,7 +230,10 @@ class PageCache:
 
     def _rows(self, sql: str, *values: Any) -> list[Any]:
         with self._turn:
-            return self._db.execute(sql, values).fetchall()
+            rows = self._db.execute(sql, values).fetchall()
+            if not sql.startswith("SELECT"):
+                self._keeper.wrote()
+            return rows
 
     def _blob_path(self, name: str) -> Path:
         return self._blobs / name[:2] / name

@@ -28,6 +28,7 @@ from deepinfer_search_fetch.net.resolver import Resolver
 from deepinfer_search_fetch.urls import Url, registrable_domain
 
 MAX_INFORMATIONAL = 8
+_SHORT_BYTES = 16 * 1024
 # Files of these types are larger than pages are.
 _DOCUMENT_TYPE = re.compile(
     r"\s*application/(?:pdf|epub\+zip|vnd\.(?:openxmlformats|oasis\.opendocument))", re.I
@@ -92,9 +93,12 @@ class Transport:
         finally:
             writer.transport.abort()
         encoding = ", ".join(value for name, value in raw_headers if name == "content-encoding")
-        body, digest = await self._threads.run_for(
-            registrable_domain(url.host), _decoded, wire, encoding, self._limits
-        )
+        if not encoding and len(wire) <= min(_SHORT_BYTES, self._limits.decoded_bytes):
+            body, digest = wire, body_digest(wire)  # a thread's turn takes longer
+        else:
+            body, digest = await self._threads.run_for(
+                registrable_domain(url.host), _decoded, wire, encoding, self._limits
+            )
         return Response(url, status, raw_headers, body, len(wire), peer, digest)
 
     def _request_headers(self, url: Url, extra: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:

@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from deepinfer_search_fetch.database import readable
+from deepinfer_search_fetch.database import LogKeeper, readable
 from deepinfer_search_fetch.errors import InvalidRequestError, LimitError
 from deepinfer_search_fetch.service.settings import DEFAULT_PRICES, Price, price_at
 
@@ -89,7 +89,6 @@ class Ledger:
         self._db = sqlite3.connect(file, timeout=10, isolation_level=None, check_same_thread=False)
         with readable(file, self._db):
             self._db.execute("PRAGMA journal_mode=WAL")
-            self._db.execute("PRAGMA synchronous=NORMAL")
             [(version,)] = self._db.execute("PRAGMA user_version").fetchall()
             tables = self._db.execute("SELECT 1 FROM sqlite_master WHERE name='ledger'").fetchall()
         if version != SCHEMA_VERSION and tables:
@@ -101,9 +100,11 @@ class Ledger:
             )
         self._db.executescript(_SCHEMA)
         self._db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+        self._keeper = LogKeeper(file, self._db, self._turn)
 
     def close(self) -> None:
         self._db.close()
+        self._keeper.close()
 
     def read(self, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """Rows of a SELECT."""
@@ -120,6 +121,7 @@ class Ledger:
             except BaseException:
                 self._db.execute("ROLLBACK")
                 raise
+            self._keeper.wrote()
         return counts
 
     def begin(self, charges: Iterable[Charge]) -> list[str]:
@@ -158,6 +160,7 @@ class Ledger:
             except BaseException:
                 self._db.execute("ROLLBACK")
                 raise
+            self._keeper.wrote()
         return written
 
     def finish(self, request_ids: Iterable[str]) -> None:
