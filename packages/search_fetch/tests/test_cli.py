@@ -5,13 +5,16 @@ import json
 import os
 import re
 import termios
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from forked_command import cli, start
 
 from deepinfer_search_fetch import __version__
+from deepinfer_search_fetch.cli import app
 from deepinfer_search_fetch.index.document import IndexedPage
 from deepinfer_search_fetch.index.tantivy_backend import TantivyBackend
 from deepinfer_search_fetch.service.metering import Charge, Ledger
@@ -146,3 +149,12 @@ def test_a_page_cannot_command_the_terminal(tmp_path: Path) -> None:
     assert "Newts" in shown
     assert "\x1b]0" not in shown
     assert "\x9b" not in shown
+
+
+def test_every_argument_and_option_says_what_it_is() -> None:
+    def silent(command: Any, path: str) -> Iterator[str]:
+        for inner in getattr(command, "commands", {}).values():
+            yield from silent(inner, f"{path} {inner.name}")
+        yield from (f"{path} {p.name}" for p in command.params if not getattr(p, "help", None))
+
+    assert list(silent(typer.main.get_command(app), "search-fetch")) == []

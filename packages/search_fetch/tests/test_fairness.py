@@ -197,7 +197,7 @@ def test_places_are_crowded_where_others_wait_or_hold_more_than_there_are_cores(
 
 def test_pages_of_several_clients_are_read_at_once_on_one_core() -> None:
     async def body() -> None:
-        lanes = Lanes(pages_a_worker=2)
+        lanes = Lanes(pages_a_worker=4)
         try:
             long = asyncio.create_task(lanes.read("greedy", "quiet long"))
             await until(lambda: lanes.asked()["quiet long"] == 1)
@@ -533,6 +533,24 @@ def test_who_uses_much_comes_after_who_uses_little_and_after_nobody_when_alone()
     assert [accounts.spends_much(c) for c in ("modest", "greedy")] == [False, True]
     accounts.add("third", 0.4, long=True)
     assert accounts.spends_much("third")
+
+
+def test_who_is_known_for_short_pages_is_modest_before_others_have_used_much() -> None:
+    now = [0.0]
+    accounts = Accounts(lambda: now[0])
+    for client, seconds in (("short", 0.012), ("middling", 0.1)):
+        for _ in range(5):
+            accounts.add(client, seconds)
+            accounts.ended(client)
+    for n in range(30):  # an attack begins
+        accounts.add(f"key {n}", 0.04)
+    told = {c: accounts.modest(c) for c in ("short", "middling", "key 0")}
+    assert told == {"short": True, "middling": False, "key 0": False}
+    accounts.add("short", 0.4, long=True)
+    assert not accounts.modest("short")
+    for n in range(30):
+        accounts.add(f"key {n}", 0.4, long=True)
+    assert [accounts.modest(c) for c in ("middling", "new")] == [True, True]
 
 
 def test_a_page_that_waited_is_put_where_its_client_belongs_by_then() -> None:

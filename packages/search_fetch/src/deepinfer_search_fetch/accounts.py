@@ -18,6 +18,9 @@ LITTLE_SECONDS = 3.0
 LONG_SECONDS = 0.4
 _LONG_COUNTS_SECONDS = 4 * LITTLE_SECONDS
 _MUCH_LESS = 0.5
+# Whose pages take less than this is known to need a place for a moment only.
+_SHORT_SECONDS = 0.05
+_KNOWN_PAGES = 3.0
 _THERE_SECONDS = 60.0
 _MAX_REMEMBERED = 10_000
 
@@ -28,6 +31,12 @@ class Accounts:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._spent: dict[str, tuple[float, float]] = {}
+        self._pages: dict[str, tuple[float, float]] = {}
+
+    def ended(self, client: str) -> None:
+        """One more page of this client is done."""
+        now = self._clock()
+        self._pages[client] = (self._now(client, now, self._pages) + 1, now)
 
     def add(self, client: str, seconds: float, *, long: bool = False) -> None:
         """This client's work took so long. long: it belongs to a page that takes LONG_SECONDS."""
@@ -37,6 +46,7 @@ class Accounts:
         if len(self._spent) > _MAX_REMEMBERED:
             for other in [c for c in self._spent if self._now(c, now) < 0.01]:
                 del self._spent[other]
+                self._pages.pop(other, None)
 
     def spends_much(self, client: str) -> bool:
         """Whether its work comes after that of the others."""
@@ -55,6 +65,15 @@ class Accounts:
         others = self._others(client, now)
         return bool(others) and self._now(client, now) < _MUCH_LESS * sum(others) / len(others)
 
+    def modest(self, client: str) -> bool:
+        """Whether it used much less than the others, or its pages are known to be short: while an
+        attack begins nobody has used much yet."""
+        if self.spends_less(client):
+            return True
+        now = self._clock()
+        pages = self._now(client, now, self._pages)
+        return pages >= _KNOWN_PAGES and self._now(client, now) < pages * _SHORT_SECONDS
+
     def spent(self, client: str) -> float:
         """What it used lately."""
         return self._now(client, self._clock())
@@ -67,6 +86,9 @@ class Accounts:
             if other != client and now - at < _THERE_SECONDS
         ]
 
-    def _now(self, client: str, now: float) -> float:
-        seconds, at = self._spent.get(client, (0.0, now))
-        return seconds * 0.5 ** ((now - at) / HALF_LIFE_SECONDS)
+    def _now(
+        self, client: str, now: float, sums: dict[str, tuple[float, float]] | None = None
+    ) -> float:
+        """What is left of a sum by now, of the seconds spent if none is named."""
+        value, at = (self._spent if sums is None else sums).get(client, (0.0, now))
+        return value * 0.5 ** ((now - at) / HALF_LIFE_SECONDS)

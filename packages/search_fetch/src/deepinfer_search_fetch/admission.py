@@ -51,8 +51,8 @@ class FairSlots:
 
     what: names the resource in errors. waiting: tickets of one client that may wait at once.
     kept: places that busy clients leave to the others, so that these find one free at once. A
-    client is busy by the time it held places lately, unless `modest` says that it is not: where
-    processors are short, holding a place for long is no sign of having used much.
+    client is busy by the time it held places lately, or where `modest` does not say the contrary:
+    where processors are short, holding a place for long is no sign of having used much.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class FairSlots:
         self._per_process = min(self._size, per_process or self._size)
         self._waiting_per_client = waiting
         self._kept = min(kept, self._size - 1)
-        self._modest = modest or _nobody
+        self._modest = modest
         self._clock = clock
         self._guard = threading.Lock()  # work ends on threads of any kind
         self._waiting: list[Ticket] = []
@@ -191,9 +191,13 @@ class FairSlots:
         self._hosts[ticket.host] += 1
 
     def _busy(self, client: str, now: float) -> bool:
-        if not self._kept or not client or self._load(client, now) < _BUSY_SECONDS:
+        if not self._kept or not client:
             return False
-        return not self._modest(client) and (
+        if self._modest is not None and self._modest(client):
+            return False
+        if self._modest is None and self._load(client, now) < _BUSY_SECONDS:
+            return False
+        return (
             any(other != client for other in self._clients)
             or any(t.client != client for t in self._waiting)
             or any(c != client and now - at < _THERE_SECONDS for c, (_, at) in self._spent.items())
@@ -216,10 +220,6 @@ class FairSlots:
         counter[name] -= 1
         if not counter[name]:
             del counter[name]
-
-
-def _nobody(_: str) -> bool:
-    return False
 
 
 def _wake(granted: asyncio.Future[None]) -> None:

@@ -40,7 +40,7 @@ Render = Annotated[
 
 @app.command()
 def fetch(
-    url: str,
+    url: Annotated[str, typer.Argument(help="The page; http or https.")],
     home: Home = None,
     allow_cidr: AllowCidr = None,
     allow_port: AllowPort = None,
@@ -55,7 +55,9 @@ def fetch(
     max_age: Annotated[
         int, typer.Option(min=0, help="Seconds a cached page may be old; 0 asks the site again.")
     ] = 86_400,
-    max_tokens: Annotated[int, typer.Option(min=1, max=200_000)] = 16_000,
+    max_tokens: Annotated[
+        int, typer.Option(min=1, max=200_000, help="Tokens of Markdown; --offset reads on.")
+    ] = 16_000,
     offset: Annotated[int, typer.Option(min=0, help="Where to go on in a long page.")] = 0,
 ) -> None:
     """Read one URL as clean Markdown: laid out on a terminal, as it is in a pipe."""
@@ -94,8 +96,10 @@ def batch(
     allow_port: AllowPort = None,
     mode: Annotated[str, typer.Option(help="article, full or fast.")] = "article",
     render: Render = "auto",
-    max_tokens: Annotated[int, typer.Option(min=1, max=200_000)] = 16_000,
-    concurrency: Annotated[int, typer.Option(min=1, max=64)] = 4,
+    max_tokens: Annotated[
+        int, typer.Option(min=1, max=200_000, help="Tokens of Markdown a page.")
+    ] = 16_000,
+    concurrency: Annotated[int, typer.Option(min=1, max=64, help="Pages at work at once.")] = 4,
 ) -> None:
     """Read many URLs; one JSON line each as they finish, `index` is the line of the file.
 
@@ -127,11 +131,13 @@ def batch(
 
 @app.command()
 def search(
-    query: str,
+    query: Annotated[
+        str, typer.Argument(help='Words, "phrases", -word, site:example.org; quote the whole.')
+    ],
     home: Home = None,
     as_json: AsJson = False,
-    count: Annotated[int, typer.Option(min=1, max=50)] = 10,
-    offset: Annotated[int, typer.Option(min=0, max=500)] = 0,
+    count: Annotated[int, typer.Option(min=1, max=50, help="Results to show.")] = 10,
+    offset: Annotated[int, typer.Option(min=0, max=500, help="Results to pass over.")] = 0,
     freshness: Annotated[
         str | None, typer.Option(help="day, week, month, year or YYYY-MM-DD..YYYY-MM-DD.")
     ] = None,

@@ -43,7 +43,7 @@ def register(app: typer.Typer) -> None:
 
 @ingest_app.command("auto", hidden=True)
 def ingest_auto(
-    place: str,
+    place: Annotated[str, typer.Argument(help="A URL, file or folder.")],
     home: Home = None,
     allow_cidr: AllowCidr = None,
     allow_port: AllowPort = None,
@@ -53,7 +53,7 @@ def ingest_auto(
     _ingest(place, kind, home, allow_cidr, allow_port)
 
 
-def _plain_command(kind: str, help_text: str) -> Callable[..., None]:
+def _plain_command(kind: str, help_text: str, places: str) -> Callable[..., None]:
     def command(
         place: str,
         home: Home = None,
@@ -62,24 +62,34 @@ def _plain_command(kind: str, help_text: str) -> Callable[..., None]:
     ) -> None:
         _ingest(place, kind, home, allow_cidr, allow_port)
 
+    # As text it would be read where nobody knows `places`.
+    command.__annotations__["place"] = Annotated[str, typer.Argument(help=places)]
     command.__doc__ = help_text
     return command
 
 
-for _kind, _help in {
-    "url": "One page.",
-    "file": "A file, or every readable file below a folder.",
-    "sitemap": "The pages of a sitemap or sitemap index; unchanged ones (lastmod) are skipped.",
-    "feed": "The pages an RSS, Atom or RDF feed links to.",
-    "warc": "The pages of a web archive (.warc, .warc.gz, .warc.zst).",
-    "jsonl": "Lines of JSON: url, title, text, and optionally language, published, site_name.",
-}.items():
-    ingest_app.command(_kind)(_plain_command(_kind, _help))
+for _kind, _help, _places in (
+    ("url", "One page.", "Its URL."),
+    ("file", "A file, or every readable file below a folder.", "The file or folder."),
+    (
+        "sitemap",
+        "The pages of a sitemap or sitemap index; unchanged ones (lastmod) are skipped.",
+        "The sitemap's URL.",
+    ),
+    ("feed", "The pages an RSS, Atom or RDF feed links to.", "The feed's URL."),
+    ("warc", "The pages of a web archive (.warc, .warc.gz, .warc.zst).", "The archive file."),
+    (
+        "jsonl",
+        "Lines of JSON: url, title, text, and optionally language, published, site_name.",
+        "The file, plain or gzip.",
+    ),
+):
+    ingest_app.command(_kind)(_plain_command(_kind, _help, _places))
 
 
 @ingest_app.command("crawl")
 def ingest_crawl(
-    seed: str,
+    seed: Annotated[str, typer.Argument(help="URL of the page to begin with.")],
     home: Home = None,
     allow_cidr: AllowCidr = None,
     allow_port: AllowPort = None,
@@ -87,7 +97,7 @@ def ingest_crawl(
     depth: Annotated[int, typer.Option(min=0, help="Links from the seed.")] = 3,
     per_domain: Annotated[int, typer.Option(min=1, help="URLs of one domain.")] = 500,
     scope: Annotated[str, typer.Option(help="host, domain or any.")] = "domain",
-    concurrency: Annotated[int, typer.Option(min=1, max=64)] = 4,
+    concurrency: Annotated[int, typer.Option(min=1, max=64, help="Pages at work at once.")] = 4,
 ) -> None:
     """Follow links from a page. Run again after an interruption, it goes on where it was."""
     from deepinfer_search_fetch.index.sources.crawl import CrawlOptions
@@ -155,7 +165,7 @@ def authority_build(home: Home = None) -> None:
 
 @authority_app.command("import")
 def authority_import(
-    file: Path,
+    file: Annotated[Path, typer.Argument(help="The ranks file as Common Crawl publishes it.")],
     home: Home = None,
     top: Annotated[int, typer.Option(min=1, help="Rows to keep.")] = 1_000_000,
     hosts: Annotated[
@@ -170,7 +180,10 @@ def authority_import(
 
 
 @authority_app.command("explain")
-def authority_explain(host_or_url: str, home: Home = None) -> None:
+def authority_explain(
+    host_or_url: Annotated[str, typer.Argument(help="Whose authority; it is not asked.")],
+    home: Home = None,
+) -> None:
     """Every input of the authority formula for a host or URL."""
     from deepinfer_search_fetch.search.parts import authorities_of
 
@@ -181,7 +194,9 @@ def authority_explain(host_or_url: str, home: Home = None) -> None:
 @dense_app.command("learn")
 def dense_learn(
     home: Home = None,
-    dimensions: Annotated[int, typer.Option(min=8, max=1024)] = 128,
+    dimensions: Annotated[
+        int, typer.Option(min=8, max=1024, help="Numbers of each word's vector.")
+    ] = 128,
     pages: Annotated[int, typer.Option(min=3, help="Read at most so many pages.")] = 50_000,
 ) -> None:
     """Learn word vectors from the indexed pages; searches then re-rank with them."""

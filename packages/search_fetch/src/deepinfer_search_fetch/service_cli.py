@@ -93,10 +93,12 @@ def usage(
 
 @keys_app.command("create")
 def keys_create(
-    name: str,
+    name: Annotated[str, typer.Argument(help="Whose key it is, for lists and logs.")],
     home: Home = None,
     scope: Annotated[list[str] | None, typer.Option(help="search, fetch, ingest or admin.")] = None,
-    monthly_quota: Annotated[int | None, typer.Option(min=1)] = None,
+    monthly_quota: Annotated[
+        int | None, typer.Option(min=1, help="Billable calls a month; none by default.")
+    ] = None,
 ) -> None:
     """Make a key and print it; it is not shown again."""
     secret, key = _key_store(home).create(name, scope or ("search", "fetch"), monthly_quota)
@@ -114,7 +116,10 @@ def keys_list(home: Home = None) -> None:
 
 
 @keys_app.command("revoke")
-def keys_revoke(key_id: str, home: Home = None) -> None:
+def keys_revoke(
+    key_id: Annotated[str, typer.Argument(help="`key_...`, as `keys list` shows it.")],
+    home: Home = None,
+) -> None:
     """Make a key unusable."""
     if not _key_store(home).revoke(key_id):
         raise InvalidRequestError("not_found", f"no live key has the id {key_id}")

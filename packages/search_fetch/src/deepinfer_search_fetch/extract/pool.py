@@ -117,7 +117,7 @@ class ExtractPool:
                 per_process=size,
                 per_host=some,
                 kept=places // 2,
-                modest=self._accounts.spends_less,
+                modest=self._accounts.modest,
                 clock=clock,
             ),
             PAGES_NICE,
@@ -218,6 +218,7 @@ class ExtractPool:
         finally:
             if held.worker is not None:
                 self._charge(held)
+                self._accounts.ended(held.payer)
                 self._running.remove(held)
                 self._put_back(held.worker, held.lane, whole=whole)
             held.give()
