@@ -156,6 +156,40 @@ def test_a_seed_makes_sampling_repeatable(shared, chat):
     assert len(texts) == 1
 
 
+def test_an_echoed_prompt_has_the_log_probabilities_of_its_tokens_when_generated(shared):
+    """What evaluation harnesses score answers by: prompts of ids, nothing to generate."""
+    prompt = [5 + i * 7 % 1400 for i in range(4200)]  # several messages of them
+    fields = {
+        "model": model_of(shared),
+        "temperature": 0,
+        "logprobs": 2,
+        "skip_special_tokens": False,
+    }
+
+    def ask(prompts, **more):
+        reply = shared.post("/v1/completions", {**fields, "prompt": prompts, **more})
+        assert reply.status_code == 200, reply.text
+        return reply.json()["choices"]
+
+    [made] = ask([prompt], max_tokens=6, return_token_ids=True)
+    answer, said = made["token_ids"], made["logprobs"]
+    whole, short = ask([[*prompt, *answer], [5, 6]], max_tokens=0, echo=True)
+    of_prompt = whole["logprobs"]
+    assert {len(of_prompt[name]) for name in of_prompt} == {len(prompt) + len(answer)}
+    assert of_prompt["token_logprobs"][0] is of_prompt["top_logprobs"][0] is None
+    assert of_prompt["tokens"][len(prompt) :] == said["tokens"]
+    assert of_prompt["token_logprobs"][len(prompt) :] == pytest.approx(
+        said["token_logprobs"], abs=1e-3
+    )
+    for ours, theirs in zip(
+        of_prompt["top_logprobs"][len(prompt) :], said["top_logprobs"], strict=True
+    ):
+        assert ours == pytest.approx(theirs, abs=1e-3)
+    for start, token in zip(of_prompt["text_offset"], of_prompt["tokens"], strict=True):
+        assert token.startswith("bytes:") or whole["text"].startswith(token, start)
+    assert len(short["logprobs"]["tokens"]) == 2
+
+
 def test_eight_streams_at_once_all_end_and_everything_is_free_again(shared, until):
     model = model_of(shared)
 

@@ -96,7 +96,12 @@ class FakeEngine:
                         else ()
                     )
                     cached = script.cached if index == 0 else None
-                    yield TokensEvent(index, ids, logprobs, cached)
+                    of_prompt = ()
+                    if index == 0 and request.prompt_logprobs is not None:
+                        of_prompt = tuple(
+                            TokenLogprob(i, -2.0, ((i, -2.0),)) for i in request.token_ids[1:]
+                        )
+                    yield TokensEvent(index, ids, logprobs, cached, prompt_logprobs=of_prompt)
                     index += len(ids)
                 if index >= request.sampling.max_tokens:
                     over = True

@@ -235,10 +235,12 @@ def prepare(
         raise InvalidRequest(
             f"n: {len(rows)} prompts x {read.n} answers are more than {MAX_CHOICES}", param="n"
         )
-    if read.echo and read.logprobs is not None:
+    of_prompt = read.logprobs if read.echo else None
+    if of_prompt is not None and read.suffix:
         raise InvalidRequest(
-            "logprobs: log probabilities of an echoed prompt are not given here; ask without echo",
-            param="logprobs",
+            "suffix: what is filled in has no log probabilities of a prompt; leave out one of "
+            "suffix, echo and logprobs",
+            param="suffix",
         )
     form = read_form(body)
     constraint = None if form is None else form_constraint(form)
@@ -265,7 +267,7 @@ def prepare(
             sampling = apply_extras(sampling, body, vocabulary.size)
             if form is not None and constraint is not None:
                 sampling = with_form(sampling, form, constraint)
-            parts.append(Part(tuple(ids), sampling))
+            parts.append(Part(tuple(ids), sampling, of_prompt))
             texts.append(text)
     return CompletionRequest(
         body=read,
@@ -340,7 +342,7 @@ class CompletionEncoder:
         self._logprobs: dict[str, list[Any]] | None = None
         if body.logprobs is not None:
             self._logprobs = {n: [] for n in _LOGPROB_FIELDS}
-        self._pending: deque[tuple[int, str, TokenLogprob]] = deque()
+        self._pending: deque[Entry] = deque()
         self._reason: str | None = None
         self.finished = False
 
@@ -352,17 +354,43 @@ class CompletionEncoder:
             answer.prompt_tokens += prompt_tokens
             answer.cached_tokens += cached_tokens
             answer.details = details if len(answer.request.parts) == body.n else {}
-        if not body.echo:
+        if not body.echo or body.logprobs is not None:
             return []
+        return self._show(self._prompt(), ())
+
+    def _prompt(self) -> str:
+        answer = self._answer
         text = answer.request.texts[self._index]
         if text is None:
             ids = answer.request.parts[self._index].token_ids
             text = b"".join(map(answer.request.vocabulary.tokenizer.token_bytes, ids)).decode(
                 errors="replace"
             )
-        return self._show(text, ())
+        return text
+
+    def _echo(self, said: Sequence[TokenLogprob]) -> list[WireEvent]:
+        """The prompt with what was said of its tokens: nothing of the first."""
+        request = self._answer.request
+        ids, vocabulary = request.parts[self._index].token_ids, request.vocabulary
+        begins = 0 if request.texts[self._index] is None else len(vocabulary.begin)
+        spell = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        entries: list[Entry] = []
+        start = 0
+        for at, token in enumerate(ids):
+            entries.append((start, self._spelled(token), said[at - 1] if at else None))
+            if at >= begins:  # what a text begins with is not part of it
+                start += len(spell.decode(vocabulary.tokenizer.token_bytes(token)))
+        text = self._prompt()
+        out = self._show(text, entries)
+        self._offset = len(text)
+        return out
 
     def tokens(self, event: TokensEvent) -> list[WireEvent]:
+        if self._answer.request.parts[self._index].prompt_logprobs is not None and not event.index:
+            return [*self._echo(event.prompt_logprobs), *self._answered(event)]
+        return self._answered(event)
+
+    def _answered(self, event: TokensEvent) -> list[WireEvent]:
         if self.finished or not self._wants:
             return []
         vocabulary, body = self._answer.request.vocabulary, self._answer.request.body
@@ -410,22 +438,22 @@ class CompletionEncoder:
 
     def _emit(self) -> list[WireEvent]:
         text = self._text.take()
-        entries: list[tuple[int, str, TokenLogprob]] = []
+        entries: list[Entry] = []
         while self._pending and (self._pending[0][0] < self._text.shown or self._reason):
             entry = self._pending.popleft()
             if entry[0] < self._text.shown or not self._text.stopped:
                 entries.append(entry)
         return self._show(text, entries) if text or entries else []
 
-    def _show(self, text: str, entries: Sequence[tuple[int, str, TokenLogprob]]) -> list[WireEvent]:
+    def _show(self, text: str, entries: Sequence[Entry]) -> list[WireEvent]:
         self._shown.append(text)
         logprobs = None
         if self._logprobs is not None:
             logprobs = {name: [] for name in _LOGPROB_FIELDS}
             for start, spelled, entry in entries:
                 logprobs["tokens"].append(spelled)
-                logprobs["token_logprobs"].append(entry.logprob)
-                top = {self._spelled(t): value for t, value in entry.top}
+                logprobs["token_logprobs"].append(None if entry is None else entry.logprob)
+                top = None if entry is None else {self._spelled(t): v for t, v in entry.top}
                 logprobs["top_logprobs"].append(top)
                 logprobs["text_offset"].append(self._offset + start)
             for name, values in logprobs.items():
@@ -466,6 +494,9 @@ class CompletionEncoder:
             return []
         return [self._answer.event(last), *ends]
 
+
+Entry = tuple[int, str, TokenLogprob | None]
+"""Where a token's text starts, the text, and what was said of it; nothing of a prompt's first."""
 
 _LOGPROB_FIELDS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
 

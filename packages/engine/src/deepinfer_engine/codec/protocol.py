@@ -36,6 +36,8 @@ class Part:
 
     token_ids: tuple[int, ...]
     sampling: SamplingParams
+    prompt_logprobs: int | None = None
+    """As `GenerateRequest.prompt_logprobs`."""
 
 
 class AnswerEncoder(Protocol):

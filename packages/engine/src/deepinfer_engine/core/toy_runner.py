@@ -42,6 +42,11 @@ SLACK = 6
 """Ring rows beyond the window: as many positions as one step may run ahead of a block border."""
 
 
+def _said(token: int, k: int, vocab: int) -> TokenLogprob:
+    top = tuple(((token + i) % vocab, -0.5 * (i + 1)) for i in range(k))
+    return TokenLogprob(token, -0.5, top)
+
+
 def _mix(*values: int) -> int:
     """A 64-bit hash of integers (splitmix64 finaliser over a running state)."""
     h = 0x9E3779B97F4A7C15
@@ -154,8 +159,15 @@ class ToyRunner:
             )
             if p + 1 in borders:
                 self._states[borders[p + 1]] = self._states[chunk.state_slot]
+        said: tuple[TokenLogprob, ...] = ()
+        if chunk.prompt_logprobs is not None:
+            said = tuple(
+                _said(t, chunk.prompt_logprobs, self._caps.vocab_size)
+                for t in chunk.following
+                if t >= 0
+            )
         if not chunk.sample:
-            return None
+            return StepOutput((), prompt_logprobs=said) if said else None
         end = chunk.start + len(chunk.token_ids)
         token, logprobs = self._next(
             end - 1, chunk.block_table, chunk.state_slot, chunk.sampling, chunk.resumed
@@ -163,7 +175,7 @@ class ToyRunner:
         token = self._nearest_allowed(token, chunk.constraint, ())
         if token < 0:
             return StepOutput((), failed=True)
-        return StepOutput((token,), logprobs=logprobs)
+        return StepOutput((token,), logprobs=logprobs, prompt_logprobs=said)
 
     def _decode_one(self, row: DecodeRow) -> StepOutput:
         history = list(row.history)
@@ -274,8 +286,7 @@ class ToyRunner:
                 token = (token + 1) % vocab
         if sampling.logprobs is None:
             return token, ()
-        top = tuple(((token + k) % vocab, -0.5 * (k + 1)) for k in range(sampling.logprobs))
-        return token, (TokenLogprob(token, -0.5, top),)
+        return token, (_said(token, sampling.logprobs, vocab),)
 
     def _main(self, block: int) -> npt.NDArray[np.uint64]:
         return self._blocks[block, : 8 * self._layout.block_tokens].view(np.uint64)

@@ -78,7 +78,7 @@ class GenerateRequest:
     """In the order of their spans, which `token_ids` fills with the image token."""
     prompt_logprobs: int | None = None
     """As `SamplingParams.logprobs`, of every prompt token behind the first; such a prompt is always
-    computed whole. In-process engines alone."""
+    computed whole."""
     resumed: int = 0
     """The last so many of `token_ids` are output that a lost worker sampled: they count as output
     for penalties, minimum length and grammar. `sampling.max_tokens` counts them too."""
@@ -120,6 +120,9 @@ class TokensEvent:
     replayed_tokens: int = 0
     window: WindowSource | None = None
     """With `cached_tokens`; see `Usage`."""
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    """On the event with index 0, where the request asked for them: one for each prompt token behind
+    the first."""
 
 
 @dataclass(frozen=True, slots=True)

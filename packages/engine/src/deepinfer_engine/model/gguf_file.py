@@ -162,6 +162,7 @@ def _config(file: Path, fields: dict[str, Any], tensors: dict[str, StoredTensor]
     width = key("embedding_length")
     config = {
         "architectures": [_ARCHITECTURES[name]],
+        "model_type": name,  # what transformers' tools ask for
         "hidden_size": width,
         "num_hidden_layers": key("block_count"),
         "num_attention_heads": heads,

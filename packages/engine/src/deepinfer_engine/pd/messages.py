@@ -89,6 +89,7 @@ def read_request(
         sampling=SamplingParams(**sampling),
         salt=str(body["salt"]),
         traffic_class=body["traffic_class"],
+        prompt_logprobs=body.get("prompt_logprobs"),
         resumed=body["resumed"],
         timeout_s=body.get("timeout_s"),
         pictures=_read_pictures(body.get("pictures", ()), pixels),

@@ -52,6 +52,8 @@ log = logging.getLogger(__name__)
 
 PROBE_BYTES = 64 * 1024
 PROBE_S = 5.0
+LOGPROBS_A_PIECE = 4096
+"""Prompt tokens whose log-probabilities go in one message."""
 SHARE_S = 5.0
 _OF_RINGS = (FrameType.SHARED_OPEN, FrameType.UNITS_READ, FrameType.HELD)
 LEASE_MORE_S = 20.0
@@ -364,6 +366,10 @@ class PrefillService(WorkerService):
             if progress.finish is not None:
                 body["finish"] = progress.finish
                 body["usage"] = usage_body(progress.seq.usage())
+            said = progress.seq.prompt_logprobs
+            for at in range(0, len(said), LOGPROBS_A_PIECE):
+                piece = logprobs_body(said[at : at + LOGPROBS_A_PIECE])
+                job.router.send(FrameType.PROMPT_LOGPROBS, {**xid_body(job.xid), "logprobs": piece})
             job.router.send(FrameType.FIRST, body)
             if progress.finish is not None:
                 self._forget(job)  # nothing will be decoded; the router ends the reservation

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from deepinfer_engine.core.sampling_params import MAX_LOGPROBS
 from deepinfer_engine.errors import TransferError
 from deepinfer_engine.pd.quoting import quoted
 from deepinfer_engine.pd.wire import VERSION, Body, FrameType, Xid
@@ -131,6 +132,8 @@ class Busy(Attempted):
 
 class Prefill(Request):
     tokens: Ids
+    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    """Wanted of each token behind the first, with so many of the likeliest."""
     decode_address: Name
     decode_epoch: U64
     grant_id: U64
@@ -172,6 +175,12 @@ class First(Attempted):
     cached: Cached
     finish: Finish | None = None
     usage: Usage | None = None
+
+
+class PromptLogprobs(Attempted):
+    """Prefill to router, before FIRST and in pieces: those of the prompt's next tokens."""
+
+    logprobs: Logprobs
 
 
 class MaskWanted(Attempted):
@@ -341,6 +350,7 @@ MESSAGES: dict[FrameType, type[Message]] = {
     FrameType.BUSY: Busy,
     FrameType.PREFILL: Prefill,
     FrameType.FIRST: First,
+    FrameType.PROMPT_LOGPROBS: PromptLogprobs,
     FrameType.PIXELS: Pixels,
     FrameType.MASK_WANTED: MaskWanted,
     FrameType.MASK: Mask,

@@ -21,7 +21,7 @@ import xxhash
 
 from deepinfer_engine.errors import TransferError
 
-VERSION = 9
+VERSION = 10
 """Of frames and of every message: peers of another version refuse each other."""
 SEALED = 1
 MAX_CONTROL_BYTES = 16 << 20
@@ -51,6 +51,7 @@ class FrameType(IntEnum):
     PIXELS = 22
     MASK_WANTED = 23
     MASK = 24
+    PROMPT_LOGPROBS = 25
     UNIT = 30
     COMMIT = 31
     READY = 32

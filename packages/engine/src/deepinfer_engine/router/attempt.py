@@ -14,6 +14,7 @@ from deepinfer_engine.core.types import (
     GenerateEvent,
     GenerateRequest,
     Timings,
+    TokenLogprob,
     TokensEvent,
     Usage,
 )
@@ -115,6 +116,10 @@ class _Attempt:
         self.emitted = request.resumed
         self.started = False
         self.prefix = NOTHING
+        self._prompt: list[TokenLogprob] = []
+        self._behind_first = {FrameType.TOKENS}
+        if request.prompt_logprobs is not None:
+            self._behind_first.add(FrameType.READY)  # what is said of the prompt comes from prefill
         self.decode_done = False
         self.prefill_done = False
         self._began = time.monotonic()
@@ -127,10 +132,10 @@ class _Attempt:
             async with asyncio.timeout_at(self.deadline):
                 grant = await self._reserve()
                 await self._send_prefill(grant)
-                held: list[Mail] = []
         except TimeoutError:
             yield FinishEvent("abort", self._usage())
             return
+        held: list[Mail] = []
         while True:
             try:
                 if self.deadline is None:
@@ -141,10 +146,12 @@ class _Attempt:
             except TimeoutError:
                 yield FinishEvent("abort", self._usage())
                 return
-            if mail.kind is FrameType.TOKENS and not self.started:
+            if mail.kind in self._behind_first and not self.started:
                 held.append(mail)  # decode may be heard before prefill's first token is
                 continue
             for one in [mail, *held]:
+                if one is not mail and not self.started:
+                    break
                 try:
                     events = reading(lambda _, one=one: self._read(one), one.body)
                 except TransferError as error:
@@ -154,7 +161,7 @@ class _Attempt:
                     if isinstance(event, FinishEvent):
                         return
             if self.started:
-                held = []
+                held.clear()
 
     async def _reserve(self) -> int:
         self.decode.send(
@@ -187,6 +194,7 @@ class _Attempt:
                 "decode_address": self.decode.address,
                 "decode_epoch": self.decode_info.epoch,
                 "grant_id": grant,
+                "prompt_logprobs": self.request.prompt_logprobs,
             },
         )
 
@@ -224,6 +232,9 @@ class _Attempt:
     def _read(self, mail: Mail) -> list[GenerateEvent]:
         body = mail.body
         match mail.kind:
+            case FrameType.PROMPT_LOGPROBS:
+                self._prompt += reading(lambda b: read_logprobs(b["logprobs"]), body)
+                return []
             case FrameType.FIRST:
                 self._first_at = self._first_at or time.monotonic()
                 return self._first(body, unpack_tokens(body["tokens"]))
@@ -253,7 +264,11 @@ class _Attempt:
             cached = (
                 (None, 0, None) if self.emitted else (found.n_tokens, found.replayed, found.window)
             )
-            events.append(TokensEvent(self.emitted, tokens, logprobs, *cached))
+            events.append(
+                TokensEvent(
+                    self.emitted, tokens, logprobs, *cached, prompt_logprobs=tuple(self._prompt)
+                )
+            )
             self.emitted += len(tokens)
         return events + self._finish(body)
 

@@ -121,6 +121,7 @@ class LocalEngine:
                             cached_tokens=found.n_tokens,
                             replayed_tokens=found.replayed,
                             window=found.window,
+                            prompt_logprobs=tuple(progress.seq.prompt_logprobs),
                         )
                     yield event
                 if progress.finish is not None:

@@ -253,7 +253,12 @@ class RemoteEngine:
         last: Retry | None = None
         for number in itertools.count(1):
             now = (
-                replace(request, token_ids=(*request.token_ids, *emitted), resumed=len(emitted))
+                replace(
+                    request,
+                    token_ids=(*request.token_ids, *emitted),
+                    resumed=len(emitted),
+                    prompt_logprobs=None,  # they came before the first token did
+                )
                 if emitted
                 else request
             )

@@ -154,6 +154,7 @@ class Generation:
             traffic_class=prepared.traffic_class,
             timeout_s=self.timeout_s,
             pictures=prepared.pictures,
+            prompt_logprobs=part.prompt_logprobs,
         )
         total = Usage(0, 0, 0)
         for turn in itertools.count(1):

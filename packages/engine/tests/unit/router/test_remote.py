@@ -43,6 +43,7 @@ from deepinfer_engine.errors import (
 from deepinfer_engine.kv.memory import MemoryStore
 from deepinfer_engine.pd.decode import DecodeService
 from deepinfer_engine.pd.prefill import PrefillService
+from deepinfer_engine.pd.transport import Connection
 from deepinfer_engine.pd.wire import FrameType, Xid
 from deepinfer_engine.router.attempt import Placement, _Attempt
 from deepinfer_engine.router.link import Mail
@@ -85,6 +86,55 @@ def test_sampling_with_a_seed_and_logprobs_survives_the_hand_over():
                     rows += event.logprobs
             assert [row.token for row in rows] == alone(prompt(1, 20), sampling)
             assert all(len(row.top) == 2 for row in rows)
+
+    run(body())
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["as they come", "behind the word of decode"])
+def test_log_probabilities_of_a_prompt_come_with_the_first_token(late, monkeypatch):
+    monkeypatch.setattr("deepinfer_engine.pd.prefill.LOGPROBS_A_PIECE", 7)
+    tokens = prompt(1, 20)
+    held, ready = [], asyncio.Event()
+    send, following = Connection.send, _Attempt._next
+
+    def held_back(peer, kind, body):
+        if late and kind in (FrameType.FIRST, FrameType.PROMPT_LOGPROBS):
+            held.append((peer, kind, body))
+        else:
+            send(peer, kind, body)
+
+    async def heard(attempt):
+        mail = await following(attempt)
+        if mail.kind is FrameType.READY:
+            ready.set()
+        return mail
+
+    monkeypatch.setattr(Connection, "send", held_back)
+    monkeypatch.setattr(_Attempt, "_next", heard)
+
+    async def body():
+        async with cluster() as it:
+            asked = replace(request("r", tokens, greedy()), prompt_logprobs=2)
+            events = []
+
+            async def collect():
+                events.extend([event async for event in it.engine.generate(asked)])
+
+            task = asyncio.create_task(collect())
+            if late:
+                await asyncio.wait_for(ready.wait(), PATIENCE_S)
+                assert not events
+                assert len(held) == 4
+                for peer, kind, said in held:
+                    send(peer, kind, said)
+            await asyncio.wait_for(task, PATIENCE_S)
+            first, *others, _ = events
+            assert [said.token for said in first.prompt_logprobs] == list(tokens[1:])
+            assert all(len(said.top) == 2 for said in first.prompt_logprobs)
+            assert not any(event.prompt_logprobs for event in others)
+            emitted = [token for event in events[:-1] for token in event.token_ids]
+            assert emitted == alone(tokens, greedy())
+            await until(it.idle)
 
     run(body())
 

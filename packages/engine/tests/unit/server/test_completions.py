@@ -135,6 +135,46 @@ def test_log_probabilities_stand_beside_their_tokens(request_json, codec, model)
     assert logprobs["text_offset"] == [0, 1, 2]
 
 
+@pytest.mark.parametrize("max_tokens", [0, 2])
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("given", ["text", "ids"])
+def test_an_echoed_prompt_has_its_log_probabilities(
+    request_json, codec, model, given, stream, max_tokens
+):
+    text = "a\u00e9 \U0001f98a!"
+    ids = codec.tokenize(text)
+    script = Script([codec.tokenize("bc")], "length", logprobs=True)
+    body = body_of(
+        model=model, prompt=text if given == "text" else ids, max_tokens=max_tokens,
+        logprobs=1, echo=True, stream=stream,
+    )  # fmt: skip
+    reply = request_json(script, "POST", PATH, json=body)
+    shown, lists = "", {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+    for part in chunks(reply.text) if stream else [reply.json()]:
+        [choice] = part["choices"]
+        shown += choice["text"]
+        for name, values in (choice["logprobs"] or {}).items():
+            lists[name] += values
+    begins = given == "text"  # what a prompt of text begins with is not in the text
+    assert shown == text + "bc"[:max_tokens]
+    assert len({len(values) for values in lists.values()}) == 1
+    assert len(lists["tokens"]) == begins + len(ids) + max_tokens
+    assert lists["token_logprobs"][0] is lists["top_logprobs"][0] is None
+    assert lists["token_logprobs"][1:] == [-2.0] * (begins + len(ids) - 1) + [-0.5] * max_tokens
+    assert lists["text_offset"] == sorted(lists["text_offset"])
+    for start, token in zip(lists["text_offset"][begins:], lists["tokens"][begins:], strict=True):
+        assert token.startswith("bytes:") or shown.startswith(token, start)
+    if max_tokens:
+        assert lists["text_offset"][-1] == len(shown) - 1
+
+
+def test_what_is_filled_in_has_no_log_probabilities_of_a_prompt(request_json, say, model):
+    body = body_of(model=model, echo=True, logprobs=1, suffix="x")
+    reply = request_json(say("x"), "POST", PATH, json=body)
+    assert reply.status_code == 400
+    assert reply.json()["error"]["param"] == "suffix"
+
+
 def test_token_ids_come_back_when_asked_for(request_json, codec, say, model):
     body = body_of(model=model, return_token_ids=True)
     [choice] = request_json(say("ab", eos=False), "POST", PATH, json=body).json()["choices"]
