@@ -159,7 +159,7 @@ def test_on_a_slow_machine_a_page_finds_a_place_though_its_client_held_one_for_l
         lanes = Lanes(pages_a_worker=2, overtime_seconds=100.0)
         pages = lanes.pool._pages.slots
         try:
-            for client, seconds in (("modest", 0.1), ("greedy", LITTLE_SECONDS)):
+            for client, seconds in (("modest", 0.1), ("greedy", 10 * LITTLE_SECONDS)):
                 place = await as_client(client, pages.take("a.example"))
                 lanes.now += 20.0
                 pages.give(place)
@@ -216,7 +216,7 @@ def test_pages_of_several_clients_are_read_at_once_on_one_core() -> None:
 def test_beside_others_a_page_gives_way_unless_its_client_used_much_less() -> None:
     async def body() -> None:
         lanes = Lanes(pages_a_worker=2, overtime_seconds=1.0)
-        lanes.pool._accounts.add("greedy", LITTLE_SECONDS)
+        lanes.pool._accounts.add("greedy", 10 * LITTLE_SECONDS)
         try:
             greedy = asyncio.create_task(lanes.read("greedy", "quiet long"))
             await until(lambda: lanes.asked()["quiet long"] == 1)
@@ -225,7 +225,7 @@ def test_beside_others_a_page_gives_way_unless_its_client_used_much_less() -> No
             worker = next(w for w in lanes.made if "mild long" in w.asked)
             await until(lambda: worker.looks > 10)
             assert worker.nice == PAGES_NICE
-            lanes.pool._accounts.add("modest", LITTLE_SECONDS)
+            lanes.pool._accounts.add("modest", 10 * LITTLE_SECONDS)
             await until(lambda: worker.nice == LOWEST_NICE)
             lanes.released.set()
             assert await asyncio.gather(greedy, modest) == ["ok", "ok"]
@@ -544,8 +544,8 @@ def test_who_is_known_for_short_pages_is_modest_before_others_have_used_much() -
             accounts.ended(client)
     for n in range(30):  # an attack begins
         accounts.add(f"key {n}", 0.04)
-    told = {c: accounts.modest(c) for c in ("short", "middling", "key 0")}
-    assert told == {"short": True, "middling": False, "key 0": False}
+    told = {c: accounts.modest(c) for c in ("short", "middling", "key 0", "new")}
+    assert told == {"short": True, "middling": False, "key 0": False, "new": False}
     accounts.add("short", 0.4, long=True)
     assert not accounts.modest("short")
     for n in range(30):

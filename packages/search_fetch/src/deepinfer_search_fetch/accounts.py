@@ -59,11 +59,13 @@ class Accounts:
         return bool(others) and own > _MUCH_LESS * sum(much) / max(len(much), 1)
 
     def spends_less(self, client: str) -> bool:
-        """Whether it used less than half of what the others did on average, however much that is:
-        its pages need not give way to theirs."""
+        """Whether it used less than half of what the others did on average, where that is more than
+        a little: its pages need not give way to theirs. While nobody has used much, who is new has
+        no claim."""
         now = self._clock()
         others = self._others(client, now)
-        return bool(others) and self._now(client, now) < _MUCH_LESS * sum(others) / len(others)
+        average = sum(others) / len(others) if others else 0.0
+        return average > LITTLE_SECONDS and self._now(client, now) < _MUCH_LESS * average
 
     def modest(self, client: str) -> bool:
         """Whether it used much less than the others, or its pages are known to be short: while an

@@ -12,7 +12,7 @@ import re
 from collections import Counter
 from itertools import islice
 
-from lxml import html
+from lxml import etree, html
 
 from deepinfer_search_fetch.extract.stylesheets import Sheets, read_sheets
 from deepinfer_search_fetch.extract.tree import APART, BLOCK_TAGS
@@ -51,6 +51,9 @@ _NOSCRIPT_ELEMENTS = 5
 _ROOT_IDS = frozenset({"root", "app", "__next", "__nuxt", "react-root", "application"})
 
 
+_TABS = etree.XPath("boolean(descendant-or-self::*[@role = 'tab'])")
+
+
 def remove_invisible(tree: html.HtmlElement) -> dict[str, int]:
     """Drop invisible elements in place; returns counts by reason ("css", "attribute", …)."""
     return _Filter(tree).run()
@@ -62,7 +65,7 @@ class _Filter:
         _open_shadow_roots(tree)
         self._sheets: Sheets = read_sheets(tree)
         self._controlled = _controlled_ids(tree)
-        self._has_tabs = any(e.get("role") == "tab" for e in tree.iter())
+        self._has_tabs = bool(_TABS(tree))
         self._counts: Counter[str] = Counter()
         self._total = 0
         self._doomed: list[tuple[html.HtmlElement, str]] = []

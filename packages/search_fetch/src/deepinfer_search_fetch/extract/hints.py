@@ -99,10 +99,15 @@ def in_comments(runs: Sequence[Run]) -> NDArray[np.bool_]:
         state = known.get(box, False) if box is not None else False
         for inner in reversed(path):
             names = f"{inner.element.get('class') or ''} {inner.element.get('id') or ''}"
-            state = known[inner] = state or bool(_READERS.search(names))
+            state = known[inner] = state or _names_readers(names)
         return state
 
     return np.array([said(run.box) for run in runs], dtype=np.bool_)
+
+
+@lru_cache(maxsize=16384)
+def _names_readers(names: str) -> bool:
+    return _READERS.search(names) is not None
 
 
 def far_hint(contexts: Floats, name: str) -> Floats:

@@ -85,7 +85,8 @@ class Sheets:
 
     simple: rules by one name of their last compound. matched: elements that complex selectors
     match, with the rules. keyframes: the last frame of every animation. styles: what was made of
-    the same rules before. steps: how many a page may still take from elements to ancestors.
+    the same rules before. names: the same for class and id attributes. steps: how many a page may
+    still take from elements to ancestors.
     """
 
     linked: bool = False
@@ -99,21 +100,70 @@ class Sheets:
     styles: dict[tuple[object, ...], dict[str, str]] = field(
         default_factory=dict[tuple[object, ...], dict[str, str]]
     )
-    steps: list[int] = field(default_factory=lambda: [_MAX_STEPS])
+    names: dict[tuple[str | None, str | None], frozenset[str]] = field(
+        default_factory=dict[tuple[str | None, str | None], frozenset[str]]
+    )
+    steps: int = _MAX_STEPS
 
     def rules_of(self, element: html.HtmlElement) -> list[Rule]:
         """Rules that match, in the order of the cascade."""
         found: list[Rule] = list(self.matched.get(element, ()))
         if self.simple:
-            names = names_of(element)
+            names = self._names(element)
             for name in ("*", element.tag, *names):
                 found += [
-                    r
-                    for r in self.simple.get(name, ())
-                    if _fits(element, names, r.chain, self.steps)
+                    r for r in self.simple.get(name, ()) if self._fits(element, names, r.chain)
                 ]
-        found.sort(key=lambda r: (r.specificity, r.order))
+        if len(found) > 1:
+            found.sort(key=lambda r: (r.specificity, r.order))
         return found
+
+    def _names(self, element: html.HtmlElement) -> frozenset[str]:
+        """Classes and id of an element as a selector names them."""
+        classes, identifier = key = element.get("class"), element.get("id")
+        known = self.names.get(key)
+        if known is None:
+            names = ["." + c for c in classes.split()] if classes else []
+            if identifier:
+                names.append("#" + identifier)
+            known = self.names[key] = frozenset(names)
+        return known
+
+    def _fits(
+        self,
+        element: html.HtmlElement,
+        names: frozenset[str],
+        chain: tuple[tuple[str, Compound], ...],
+    ) -> bool:
+        first = chain[0][1]
+        if (first.tag is not None and first.tag != element.tag) or not first.names <= names:
+            return False
+        return len(chain) == 1 or self._ancestors_fit(element, chain, 1)
+
+    def _ancestors_fit(
+        self, element: html.HtmlElement, chain: tuple[tuple[str, Compound], ...], at: int
+    ) -> bool:
+        """Whether ancestors match chain[at:]. On a page that needs more steps than any page does,
+        the last compound alone decides: rather too much is hidden there."""
+        combinator, compound = chain[at]
+        above = element.getparent()
+        while above is not None:
+            if self.steps <= 0:
+                return True
+            self.steps -= 1
+            if self._has(above, compound) and (
+                at + 1 == len(chain) or self._ancestors_fit(above, chain, at + 1)
+            ):
+                return True
+            if combinator == ">":
+                return False
+            above = above.getparent()
+        return False
+
+    def _has(self, element: html.HtmlElement, compound: Compound) -> bool:
+        if compound.tag is not None and compound.tag != element.tag:
+            return False
+        return not compound.names or compound.names <= self._names(element)
 
 
 def read_sheets(tree: html.HtmlElement) -> Sheets:
@@ -477,53 +527,3 @@ def _select(tree: html.HtmlElement, selector: str) -> Sequence[html.HtmlElement]
 @lru_cache(maxsize=512)
 def _compiled(selector: str) -> CSSSelector:
     return CSSSelector(selector, translator="html")
-
-
-def names_of(element: html.HtmlElement) -> list[str]:
-    """Classes and id of an element as a selector names them."""
-    classes = element.get("class")
-    names = ["." + c for c in classes.split()] if classes else []
-    identifier = element.get("id")
-    return [*names, "#" + identifier] if identifier else names
-
-
-def _fits(
-    element: html.HtmlElement,
-    names: Sequence[str],
-    chain: tuple[tuple[str, Compound], ...],
-    steps: list[int],
-) -> bool:
-    first = chain[0][1]
-    if (first.tag is not None and first.tag != element.tag) or not first.names.issubset(names):
-        return False
-    return len(chain) == 1 or _ancestors_fit(element, chain, 1, steps)
-
-
-def _ancestors_fit(
-    element: html.HtmlElement,
-    chain: tuple[tuple[str, Compound], ...],
-    at: int,
-    steps: list[int],
-) -> bool:
-    """Whether ancestors match chain[at:]. On a page that needs more steps than any page does, the
-    last compound alone decides: rather too much is hidden there."""
-    combinator, compound = chain[at]
-    above = element.getparent()
-    while above is not None:
-        if steps[0] <= 0:
-            return True
-        steps[0] -= 1
-        if _has(above, compound) and (
-            at + 1 == len(chain) or _ancestors_fit(above, chain, at + 1, steps)
-        ):
-            return True
-        if combinator == ">":
-            return False
-        above = above.getparent()
-    return False
-
-
-def _has(element: html.HtmlElement, compound: Compound) -> bool:
-    if compound.tag is not None and compound.tag != element.tag:
-        return False
-    return not compound.names or compound.names.issubset(names_of(element))

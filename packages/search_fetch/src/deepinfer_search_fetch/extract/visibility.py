@@ -101,11 +101,11 @@ _SAME = {
 }
 
 
+_PRESENTATIONAL = frozenset({"hidden", "bgcolor", "color", "text", "popover"})
+
+
 def _presentational(element: html.HtmlElement) -> bool:
-    attributes = element.attrib
-    return bool(attributes) and any(
-        n in attributes for n in ("hidden", "bgcolor", "color", "text", "popover")
-    )
+    return not _PRESENTATIONAL.isdisjoint(element.keys())
 
 
 def _attribute_style(element: html.HtmlElement) -> list[Declaration]:
