@@ -11,9 +11,9 @@ from deepinfer_kernels.accumulate import acc_dtype
 def rope(x: Tensor, cos: Tensor, sin: Tensor, inverse: bool = False) -> Tensor:
     acc = acc_dtype(x.dtype)
     pairs = cos.shape[-1]
-    turn = torch.complex(cos.to(acc), sin.to(acc))
-    if inverse:
-        turn = turn.conj()
+    # Not conj(): that sets a bit, which products below torch's dispatcher, as under torch.compile,
+    # do not look at.
+    turn = torch.complex(cos.to(acc), -sin.to(acc) if inverse else sin.to(acc))
     if x.dim() > 2:
         turn = turn.view(x.shape[0], *(1,) * (x.dim() - 2), pairs)
     out = x.clone(memory_format=torch.contiguous_format)
