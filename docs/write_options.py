@@ -45,7 +45,7 @@ ARGPARSE = {
 }
 VARIABLES = {
     "DEEPINFER_ADMIN_KEY": "`deepinfer drain`: admin key of that server",
-    "DEEPINFER_API_KEY": "`deepinfer chat --url`: key of that server",
+    "DEEPINFER_API_KEY": "`deepinfer chat`, `bench`, `top`, `usage`: key of that server",
     "DEEPINFER_CLUSTER_KEY": "workers and router: their shared key, 64 hexadecimal digits",
     "DEEPINFER_DEBUG": "`deepinfer`: 1 shows tracebacks instead of one line",
     "DEEPINFER_EPLB_VLLM": "1 installs eplb's policy in vLLM's processes",

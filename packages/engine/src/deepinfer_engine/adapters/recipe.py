@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from deepinfer_recipe import (
+    PROTOCOLS,
     Answer,
     BytesImageSource,
     CompiledGrammar,
@@ -59,6 +60,7 @@ REQUEST_BODIES = {"chat": ChatBody, "messages": MessagesBody, "responses": Respo
 """The models that request bodies are read by, for their JSON Schemas."""
 
 __all__ = [
+    "PROTOCOLS",
     "REQUEST_BODIES",
     "Answer",
     "BytesImageSource",

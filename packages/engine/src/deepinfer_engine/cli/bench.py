@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from deepinfer_engine.cli.options import HERE, Json, ServerKey, ServerUrl
 from deepinfer_engine.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -17,12 +18,8 @@ if TYPE_CHECKING:
 
 
 def bench(
-    url: Annotated[
-        str, typer.Argument(help="The server, such as http://127.0.0.1:8000.")
-    ] = "http://127.0.0.1:8000",
-    api_key: Annotated[
-        str | None, typer.Option(envvar="DEEPINFER_API_KEY", help="A key of that server.")
-    ] = None,
+    url: ServerUrl = HERE,
+    api_key: ServerKey = None,
     model: Annotated[str | None, typer.Option(help="Name to ask for; default: its first.")] = None,
     requests: Annotated[
         int | None, typer.Option(min=1, help="Requests; default: 64, or the whole trace.")
@@ -57,9 +54,7 @@ def bench(
     report: Annotated[
         Path | None, typer.Option(help="Write an HTML page with charts there.")
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="One JSON object on standard output.")
-    ] = False,
+    as_json: Json = False,
 ) -> int:
     """Put load on a server and measure: first tokens, gaps, rates, cache hits. Its counts are held
     against the server's own, where that tells them and nobody else asks it."""

@@ -12,6 +12,7 @@ from rich.console import Console
 from deepinfer_engine.cli.client import ChatSource, http_source, local_source
 from deepinfer_engine.cli.logs import setup_logging
 from deepinfer_engine.cli.turn import show_turn
+from deepinfer_engine.errors import RequestError
 from deepinfer_engine.settings import Settings
 
 TOY_NOTICE = (
@@ -34,8 +35,14 @@ class ChatOptions:
 
 
 def run_chat(settings: Settings, options: ChatOptions) -> int:
-    """The answer goes to standard output, everything about it to standard error."""
+    """The answer goes to standard output, everything about it to standard error.
+
+    Raises RequestError for a prompt that is not UTF-8.
+    """
     setup_logging("warning")
+    for name, text in (("the prompt", options.prompt), ("--system", options.system)):
+        if not _is_utf8(text or ""):
+            raise RequestError(f"{name} is not UTF-8 text")
     return asyncio.run(_chat(settings, options))
 
 
@@ -54,7 +61,9 @@ async def _chat(settings: Settings, options: ChatOptions) -> int:
             return 0
         about.print("Ctrl-D ends the conversation.", style="dim")
         while (question := _ask()) is not None:
-            if question:
+            if not _is_utf8(question):
+                about.print("This line is not UTF-8 text; ask again.", style="red")
+            elif question:
                 await _turn(source, history, question, options, out, about)
     return 0
 
@@ -82,9 +91,18 @@ async def _turn(
     about.print(turn.summary(), style="dim")
 
 
+def _is_utf8(text: str) -> bool:
+    """False for what was read of bytes that spell nothing."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _ask() -> str | None:
     """The next line, None at its end. Blocks the loop on purpose: nothing else runs meanwhile."""
     if sys.stdin.isatty():
         print("> ", end="", file=sys.stderr, flush=True)
-    line = sys.stdin.readline()
+    line = sys.stdin.buffer.readline().decode("utf-8", errors="surrogateescape")
     return line.strip() if line else None

@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 
+from deepinfer_engine.cli.options import bearer
 from deepinfer_engine.errors import EngineLost, EngineUnavailable, RequestError
 from deepinfer_engine.settings import Settings
 
@@ -28,7 +29,7 @@ class ChatSource:
 @asynccontextmanager
 async def http_source(url: str, api_key: str | None) -> AsyncGenerator[ChatSource, None]:
     """A running server. Raises EngineUnavailable when there is none."""
-    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    headers = bearer(api_key)
     timeout = httpx.Timeout(10.0, read=None)
     async with httpx.AsyncClient(base_url=url, headers=headers, timeout=timeout) as client:
         try:

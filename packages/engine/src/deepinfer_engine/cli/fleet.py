@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from deepinfer_engine.cli.options import ServerUrl, bearer
 from deepinfer_engine.errors import ConfigError, EngineUnavailable
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ _EVERY_S = 0.5
 
 
 def drain(
-    url: Annotated[str, typer.Argument(help="The server, such as http://127.0.0.1:8000.")],
+    url: ServerUrl,
     worker: Annotated[
         str | None, typer.Option(help="host:port of one worker; default: the whole server.")
     ] = None,
@@ -57,7 +58,7 @@ async def _drain(url: str, key: str, order: dict[str, Any], patience_s: float) -
     """How many requests are left."""
     import httpx
 
-    headers = {"Authorization": f"Bearer {key}"}
+    headers = bearer(key)
     loop = asyncio.get_running_loop()
     end = loop.time() + patience_s
     async with httpx.AsyncClient(base_url=url, headers=headers, timeout=30.0) as client:

@@ -13,6 +13,7 @@ import typer
 from deepinfer_engine.cli.bench import bench
 from deepinfer_engine.cli.fleet import drain
 from deepinfer_engine.cli.model import model_app
+from deepinfer_engine.cli.options import Json, ServerKey, server_option
 from deepinfer_engine.cli.top import top
 from deepinfer_engine.cli.up import down, status, up
 from deepinfer_engine.cli.usage import usage
@@ -305,7 +306,6 @@ EpTimeout = Annotated[
     float | None, typer.Option("--ep-timeout-s", help="A process silent for this long is lost.")
 ]
 Listen = Annotated[str, typer.Option(help="host:port for the router to reach; port 0 = any.")]
-Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
 
 
 def main() -> None:
@@ -638,18 +638,16 @@ def chat(
         str | None, typer.Argument(help="Ask this and end; without it, a conversation.")
     ] = None,
     url: Annotated[
-        str | None, typer.Option(help="A running server; default: the model in this process.")
+        str | None, server_option("A running server; default: the model in this process.")
     ] = None,
-    api_key: Annotated[
-        str | None, typer.Option(envvar="DEEPINFER_API_KEY", help="Key of that server.")
-    ] = None,
+    api_key: ServerKey = None,
     model: Model = None,
     device: Device = None,
     system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
     temperature: Annotated[
-        float | None, typer.Option(help="0 = always the likeliest token.")
+        float | None, typer.Option(min=0, max=2, help="0 = always the likeliest token.")
     ] = None,
-    max_tokens: Annotated[int | None, typer.Option(help="Longest answer.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest answer.")] = None,
     no_thinking: Annotated[
         bool, typer.Option("--no-thinking", help="Answer without thinking first.")
     ] = False,

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from deepinfer_engine.cli.options import Json
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -30,9 +32,7 @@ def inspect(
     context: Annotated[
         list[int] | None, typer.Option(min=1, help="Context length to cost; repeatable.")
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="One JSON object on standard output.")
-    ] = False,
+    as_json: Json = False,
 ) -> int:
     """Dimensions, parameters, cache bytes and work per token, from config.json alone.
 

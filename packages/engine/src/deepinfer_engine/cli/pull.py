@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from deepinfer_engine.errors import ConfigError
-from deepinfer_engine.model.names import DEMO, models_home
+from deepinfer_engine.model.names import DEMO, models_home, nearest
 from deepinfer_engine.model.pull import KNOWN, hub_snapshot, pull
 
 if TYPE_CHECKING:
@@ -26,8 +26,8 @@ def run_pull(name: str, console: Console) -> None:
         directory = hub_snapshot(name)
     else:
         raise ConfigError(
-            f"no model {name!r} is known; known are {', '.join(KNOWN)}, and org/name of the "
-            "Hugging Face hub"
+            f"no model {name!r} is known{nearest(name)}; known are {', '.join(KNOWN)}, and "
+            "org/name of the Hugging Face hub"
         )
     say(f"ready: deepinfer serve {name}")
     print(directory)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from deepinfer_engine.cli.options import HERE, ServerKey, ServerUrl, bearer
 from deepinfer_engine.errors import EngineUnavailable
 
 if TYPE_CHECKING:
@@ -15,12 +16,8 @@ if TYPE_CHECKING:
 
 
 def top(
-    url: Annotated[
-        str, typer.Argument(help="The server, such as http://127.0.0.1:8000.")
-    ] = "http://127.0.0.1:8000",
-    api_key: Annotated[
-        str | None, typer.Option(envvar="DEEPINFER_API_KEY", help="A key of that server.")
-    ] = None,
+    url: ServerUrl = HERE,
+    api_key: ServerKey = None,
     every: Annotated[float, typer.Option(min=0.2, help="Seconds between looks.")] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Look once, print, and end.")] = False,
     as_json: Annotated[
@@ -33,7 +30,7 @@ def top(
     import httpx
     from rich.console import Console
 
-    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    headers = bearer(api_key)
     with httpx.Client(base_url=url, headers=headers, timeout=10.0) as client:
         if as_json:
             print(json.dumps(asked(client), indent=2))

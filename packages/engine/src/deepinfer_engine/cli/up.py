@@ -9,6 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
+from deepinfer_engine.cli.options import Json
+
 Address = Annotated[str, typer.Option(help="Address of the Ray cluster.")]
 Name = Annotated[str, typer.Option(help="Name of the cluster, as its file has it.")]
 
@@ -40,9 +42,7 @@ def up(
 def status(
     name: Name = "deepinfer",
     address: Address = "auto",
-    as_json: Annotated[
-        bool, typer.Option("--json", help="One JSON object on standard output.")
-    ] = False,
+    as_json: Json = False,
 ) -> int:
     """The processes of a cluster: where they are, and what keeps one from running."""
     from deepinfer_engine.cli.cluster.control import connected, look

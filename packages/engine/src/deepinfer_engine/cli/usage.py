@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from deepinfer_engine.cli.options import Json, ServerKey, bearer, server_option
 from deepinfer_engine.errors import ConfigError, EngineUnavailable
 
 
@@ -19,11 +20,9 @@ def usage(
         typer.Argument(metavar="[LEDGER]...", help="Ledgers to add up; default: the setting."),
     ] = None,
     url: Annotated[
-        str | None, typer.Option(help="Ask this server instead; its admin key shows all keys.")
+        str | None, server_option("Ask this server instead; its admin key shows all keys.")
     ] = None,
-    api_key: Annotated[
-        str | None, typer.Option(envvar="DEEPINFER_API_KEY", help="Key of that server.")
-    ] = None,
+    api_key: ServerKey = None,
     key: Annotated[str | None, typer.Option(help="The id of one API key; default: all.")] = None,
     since: Annotated[
         str | None, typer.Option(help="From this date or time on: 2026-11-01, UTC.")
@@ -32,9 +31,7 @@ def usage(
     by: Annotated[
         str, typer.Option(help="Group by some of key, model, protocol, period, day, month.")
     ] = "key",
-    as_json: Annotated[
-        bool, typer.Option("--json", help="One JSON object on standard output.")
-    ] = False,
+    as_json: Json = False,
     config: Annotated[
         Path | None, typer.Option(help="TOML file of settings; default: ./deepinfer.toml.")
     ] = None,
@@ -88,7 +85,7 @@ def _asked(url: str, api_key: str | None, query: dict[str, str | None]) -> list[
 
     from deepinfer_engine.cli.client import raise_for
 
-    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    headers = bearer(api_key)
     try:
         answer = httpx.get(
             url.rstrip("/") + "/v1/usage",

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from deepinfer_engine.adapters.recipe import (
+    PROTOCOLS,
     CompiledGrammar,
     ConversationRequest,
     GrammarBusy,
@@ -24,7 +25,7 @@ from deepinfer_engine.adapters.recipe import (
     constraint_grammar,
     request_grammar,
 )
-from deepinfer_engine.codec.errors import InvalidRequest, Protocol
+from deepinfer_engine.codec.errors import ChatProtocol, InvalidRequest
 from deepinfer_engine.codec.structured import Form
 from deepinfer_engine.core.constraint import CompiledGrammar as EngineGrammar
 from deepinfer_engine.core.constraint import Grammar, Matcher
@@ -102,18 +103,11 @@ def _check_free(sampling: SamplingParams, form: str) -> None:
         raise InvalidRequest(f"{name} cannot be combined with {form}", param=name)
 
 
-_FORMATS: dict[Protocol, str] = {
-    "chat": "response_format",
-    "responses": "text.format",
-    "messages": "output_config.format",
-}
-
-
-def constraint_param(request: ConversationRequest, protocol: Protocol) -> str:
+def constraint_param(request: ConversationRequest, protocol: ChatProtocol) -> str:
     """The field that a request's constraint comes from."""
     constraint = request.inference_options.output_constraint
     of_tools = constraint is not None and constraint.kind in ("tool_call", "tool_call_required")
-    return "tools" if of_tools else _FORMATS[protocol]
+    return "tools" if of_tools else PROTOCOLS[protocol].format_field
 
 
 UNASKED_GRAMMAR_BYTES = 32 * 1024
@@ -145,7 +139,11 @@ def _is_forced(request: ConversationRequest) -> bool:
 
 
 def constrained(
-    sampling: SamplingParams, request: ConversationRequest, protocol: Protocol, *, enforces: bool
+    sampling: SamplingParams,
+    request: ConversationRequest,
+    protocol: ChatProtocol,
+    *,
+    enforces: bool,
 ) -> tuple[SamplingParams, bool]:
     """With the constraint of the request; and whether tools are left to the model's good will.
 

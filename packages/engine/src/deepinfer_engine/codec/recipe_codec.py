@@ -504,7 +504,7 @@ class RecipeRequest:
         return self.exchange.model
 
     @property
-    def protocol(self) -> Protocol:
+    def protocol(self) -> ChatProtocol:
         return self.exchange.protocol
 
     @property

@@ -107,8 +107,13 @@ class Checkpoint:
     """
 
     def __init__(
-        self, model_dir: Path, expected: Mapping[str, TensorSpec], *, ignored: re.Pattern[str]
+        self,
+        model_dir: Path,
+        expected: Mapping[str, TensorSpec],
+        *,
+        ignored: re.Pattern[str] | None = None,
     ) -> None:
+        """ignored: names that may be there although nothing reads them."""
         self._dir = model_dir
         self._expected = expected
         self._stack = ExitStack()
@@ -245,9 +250,13 @@ class Checkpoint:
                     f"{self._dir / file}: {name} is stored as {dtype}, expected {allowed[0]}"
                 )
 
-    def _refuse_unknown(self, expected: Mapping[str, TensorSpec], ignored: re.Pattern[str]) -> None:
+    def _refuse_unknown(
+        self, expected: Mapping[str, TensorSpec], ignored: re.Pattern[str] | None
+    ) -> None:
         known = {name for whole in expected.items() for name, _ in _parts(*whole)}
-        unknown = sorted(n for n in self._where if n not in known and not ignored.match(n))
+        unknown = sorted(
+            n for n in self._where if n not in known and not (ignored and ignored.match(n))
+        )
         if unknown:
             raise CheckpointError(
                 f"{self._dir}: {len(unknown)} tensor(s) this model has no use for, first "

@@ -113,7 +113,9 @@ def _described(file: Path) -> dict[str, Any]:
             for t in reader.tensors
         ]
     except Exception as error:  # the package raises ValueError, IndexError, KeyError, OSError
-        raise CheckpointError(f"{file}: not a readable GGUF file ({error}); get it again") from None
+        raise CheckpointError(
+            f"{file}: not a readable GGUF file, or one cut short ({error}); get it again"
+        ) from None
     size = file.stat().st_size
     cut = next((t for t in tensors if t.offset + t.nbytes > size), None)
     if cut is not None:

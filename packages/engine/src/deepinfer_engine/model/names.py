@@ -8,6 +8,7 @@ org/name                 a repository of the Hugging Face hub, or of that of HF_
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 from pathlib import Path
@@ -45,6 +46,12 @@ def model_directory(name: str | Path | None) -> Path:
     if _REPOSITORY.match(text) and not path.parent.is_dir():
         return hub_snapshot(text)
     raise CheckpointError(
-        f"{text!r} is no directory and no .gguf file, and no model of that name is known; names: "
-        f"{DEMO}, {', '.join(KNOWN)}, or org/name of the Hugging Face hub"
+        f"{text!r} is no directory and no .gguf file, and no model of that name is known"
+        f"{nearest(text)}; names: {DEMO}, {', '.join(KNOWN)}, or org/name of the Hugging Face hub"
     )
+
+
+def nearest(name: str) -> str:
+    """A guess at the known name that was meant, to go into an error; empty without one."""
+    near = difflib.get_close_matches(name.lower(), (DEMO, *KNOWN), 1, cutoff=0.75)
+    return f", did you mean {near[0]}?" if near else ""

@@ -40,9 +40,15 @@ class Weights(Protocol):
 
 
 def open_weights(
-    model_dir: Path, expected: Mapping[str, TensorSpec], *, ignored: re.Pattern[str]
+    model_dir: Path,
+    expected: Mapping[str, TensorSpec],
+    *,
+    ignored: re.Pattern[str] | None = None,
 ) -> Weights:
     """Check names, shapes and types of the whole checkpoint; nothing is read yet.
+
+    expected: without the files' `model.`. ignored: names that may be there although nothing reads
+    them.
 
     A `model.gguf` goes before safetensors. Raises CheckpointError naming what is wrong.
     """

@@ -11,7 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from deepinfer_engine.codec.errors import InvalidRequest, PermissionDenied
 from deepinfer_engine.errors import TransferError
 from deepinfer_engine.pd.announcing import MAX_BYTES, PATH, SIGNATURE_HEADER
-from deepinfer_engine.router.client import Fleet, WorkerStatus
+from deepinfer_engine.router.client import Fleet
+from deepinfer_engine.server.health import told
 from deepinfer_engine.server.limits import BodyLimit, check_declared_length, read_body
 from deepinfer_engine.server.services import Services, services_of
 
@@ -94,18 +95,8 @@ async def _fleet(services: Services) -> dict[str, Any]:
     return {
         "draining": gate.draining,
         "running": gate.in_flight,
-        "workers": [_worker(worker) for worker in await services.engine.status()],
-    }
-
-
-def _worker(worker: WorkerStatus) -> dict[str, Any]:
-    return {
-        "name": worker.name,
-        "role": worker.role,
-        "ready": worker.ready,
-        "draining": worker.draining,
-        "running": worker.running,
-        "detail": worker.detail,
-        "pid": worker.pid,
-        "epoch": worker.epoch,
+        "workers": [
+            told(worker, "epoch", "draining", "running")
+            for worker in await services.engine.status()
+        ],
     }

@@ -44,7 +44,7 @@ async def ready(request: Request) -> Response:
         pass  # a probe without a key learns what it needs
     else:
         body["in_flight"] = services.gate.in_flight
-        body["workers"] = [_worker(worker) for worker in workers]
+        body["workers"] = [told(worker, "epoch") for worker in workers]
         body["problems"] = await services.engine.problems()
     return JSONResponse(body, 200 if ok else 503)
 
@@ -56,12 +56,7 @@ async def version(request: Request) -> dict[str, Any]:
     return {"version": __version__, "models": list(services.codec.model_names)}
 
 
-def _worker(worker: WorkerStatus) -> dict[str, Any]:
-    return {
-        "name": worker.name,
-        "role": worker.role,
-        "ready": worker.ready,
-        "detail": worker.detail,
-        "pid": worker.pid,
-        "epoch": worker.epoch,
-    }
+def told(worker: WorkerStatus, *more: str) -> dict[str, Any]:
+    """A worker in an answer: who it is and whether it takes requests, and `more` of its fields."""
+    names = ("name", "role", "ready", "detail", "pid", *more)
+    return {name: getattr(worker, name) for name in names}

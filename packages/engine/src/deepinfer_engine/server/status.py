@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request
 
 from deepinfer_engine import __version__
 from deepinfer_engine.router.client import WorkerStatus
-from deepinfer_engine.server.health import can_serve
+from deepinfer_engine.server.health import can_serve, told
 from deepinfer_engine.server.services import services_of
 
 router = APIRouter(tags=["operation"])
@@ -42,11 +42,6 @@ _GAUGES = (
 
 def _worker(worker: WorkerStatus) -> dict[str, Any]:
     return {
-        "name": worker.name,
-        "role": worker.role,
-        "ready": worker.ready,
-        "draining": worker.draining,
-        "detail": worker.detail,
-        "pid": worker.pid,
+        **told(worker, "draining"),
         **{name: int(worker.gauges[name]) for name in _GAUGES if name in worker.gauges},
     }

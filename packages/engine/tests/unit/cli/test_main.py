@@ -86,6 +86,8 @@ def test_a_process_loads_what_it_is_for(modules, absent):
         (["router"], ["--prefill", "--decode"]),
         (["generate", "only-one"], ["OUT"]),
         (["chat", "hi", "--max-tokens"], ["--max-tokens"]),
+        (["chat", "hi", "--max-tokens", "0"], ["--max-tokens", "equal to 1"]),
+        (["chat", "hi", "--temperature", "9"], ["--temperature", "equal to 2"]),
     ],
 )
 def test_wrong_usage_is_one_line_and_code_2(argv, words):
@@ -107,6 +109,13 @@ def test_a_missing_model_directory_is_one_line_and_code_3(tmp_path):
         assert "nowhere" in lines[0]
 
 
+@pytest.mark.parametrize("argv", [["serve", "--model", "smolm2"], ["pull", "SmolLM2x"]])
+def test_a_name_nearly_known_is_guessed(argv, tmp_path):
+    result = deepinfer(*argv, cwd=tmp_path)
+    assert result.returncode == 3
+    assert "did you mean smollm2?" in result.stderr
+
+
 def test_a_busy_port_is_one_line_and_code_3(tmp_path):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -122,6 +131,16 @@ def test_no_server_at_an_url_is_one_line_and_code_4(tmp_path):
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}"
         assert_one_line(deepinfer("chat", "hi", "--url", url, cwd=tmp_path), 4, url)
+        # host:port alone is meant as http
+        bare = url.removeprefix("http://")
+        asks = (["chat", "hi", "--url"], ["usage", "--url"], ["top"], ["bench"])
+        for command in asks:
+            assert_one_line(deepinfer(*command, bare, cwd=tmp_path), 4, url)
+
+
+def test_a_prompt_that_is_not_utf8_is_refused_before_a_model_is_loaded(tmp_path):
+    for argv in ([b"chat", b"\xff"], [b"chat", b"hi", b"--system", b"\xff"]):
+        assert_one_line(deepinfer(*argv, cwd=tmp_path), 1, "is not UTF-8 text")
 
 
 def test_an_unexpected_exception_is_one_line_and_code_1(monkeypatch, capsys):

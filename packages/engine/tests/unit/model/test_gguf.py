@@ -94,6 +94,7 @@ def test_a_file_is_described_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     [
         ("cut", "ends inside tensor|not a readable GGUF"),
         ("garbage", "not a readable GGUF file"),
+        ("head", "not a readable GGUF file, or one cut short"),
         ("arch", "general.architecture is 'falcon'; these run here: llama"),
         ("kind", "holds tensors of type Q5_0; readable are F32"),
         ("model", "kind 'llama'.*tokenizer.json beside"),
@@ -115,6 +116,8 @@ def test_a_file_that_cannot_be_used_is_refused_by_name(
         )  # fmt: skip
     if change == "cut":
         file.write_bytes(file.read_bytes()[:-5000])
+    if change == "head":
+        file.write_bytes(file.read_bytes()[:8])
     with pytest.raises(CheckpointError, match=said):
         opened(file, tmp_path / "home")
     assert not (tmp_path / "home").exists() or not list((tmp_path / "home").iterdir())

@@ -1,4 +1,4 @@
-"""Memory that tiers may pin for transfers of their own."""
+"""A tier below the local directory: what it promises (`Tier`), and how the cache uses one."""
 
 from __future__ import annotations
 

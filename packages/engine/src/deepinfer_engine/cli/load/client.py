@@ -14,6 +14,7 @@ import httpx
 
 from deepinfer_engine.cli.client import raise_for
 from deepinfer_engine.cli.load.workload import Session, Turn, Words
+from deepinfer_engine.cli.options import bearer
 from deepinfer_engine.errors import EngineUnavailable
 
 _TEXT = (
@@ -57,7 +58,7 @@ class Target:
 
 async def meet(url: str, api_key: str | None, model: str | None) -> Target:
     """Ask a server what it is. Raises EngineUnavailable, RequestError."""
-    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    headers = bearer(api_key)
     async with httpx.AsyncClient(base_url=url, headers=headers, timeout=30) as client:
         try:
             models = await client.get("/v1/models")
