@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 import tempfile
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -67,15 +68,22 @@ def opened(file: Path, home: Path) -> Path:
     return directory
 
 
-def describe(file: Path, directory: Path, *, link: bool) -> None:
-    """Write the files of a checkpoint directory; `link`: with a link to the weights."""
+def describe(
+    file: Path, directory: Path, *, link: bool, sampling: Mapping[str, float] | None = None
+) -> None:
+    """Write the files of a checkpoint directory.
+
+    link: with a link to the weights. sampling: defaults to stand in its generation_config.json.
+    """
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
         made = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
     except OSError as error:
         raise CheckpointError(f"{directory.parent}: cannot be written ({error.strerror})") from None
     try:
-        for name, value in _described(file).items():
+        described = _described(file)
+        described["generation_config.json"] |= sampling or {}
+        for name, value in described.items():
             text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
             (made / name).write_text(text, encoding="utf-8")
         if link:

