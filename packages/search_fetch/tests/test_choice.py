@@ -13,6 +13,7 @@ from deepinfer_search_fetch.extract.html import HtmlOptions, prepare
 from deepinfer_search_fetch.extract.layout import lay_out
 from deepinfer_search_fetch.extract.select import LEAVES, Model, decide
 from deepinfer_search_fetch.extract.wording import ends_content, has_date, has_price, is_furniture
+from deepinfer_search_fetch.models import PageType
 
 FURNITURE = ("Privacy", "sign in", "Related", "read more", "Kommentare", "Getty Images", "cookie")
 URL = "https://birds.example/guide/kestrel.html"
@@ -146,6 +147,45 @@ def test_comments_belong_to_the_content_of_forums_only_unless_asked_for() -> Non
         record = extract(body, URL, options=HtmlOptions(comments=comments))
         assert ("the old mill" in record.content) is kept
         assert "hovers above open fields" in record.content
+
+
+def test_on_pages_of_many_parts_a_part_that_is_less_likely_than_not_may_stay() -> None:
+    types: tuple[PageType, ...] = (
+        "article",
+        "forum",
+        "collection",
+        "documentation",
+        "listing",
+        "product",
+        "service",
+    )
+
+    def kept(page_type: str, odds: float) -> list[bool]:
+        body = "<p>one two three four</p><p>five six seven eight</p>"
+        prepared = prepare(f"<html><body>{body}</body></html>", None, HtmlOptions())
+        assert prepared is not None
+        model = Model(  # one tree: the first feature decides between two leaves
+            feature=np.zeros((LEAVES - 1, 1), dtype=np.int64),
+            threshold=np.array([[0.5]] + [[1e30]] * (LEAVES - 2), dtype=np.float32),
+            ruled_out=np.array([[0b1]] + [[0]] * (LEAVES - 2), dtype=np.uint16),
+            value=np.array([2.2] + [np.log(odds / (1 - odds))] * (LEAVES - 1)),
+            bias=0.0,
+            classes=types,
+            page_mean=np.zeros(1),
+            page_scale=np.ones(1),
+            page_weights=np.zeros((len(types), 1)),
+            page_bias=np.array([3.0 * (name == page_type) for name in types]),
+        )
+        words = [run.text.split() for run in prepared.page.runs]
+        decide(model, prepared.page, words, np.array([[0.0], [1.0]]), np.zeros(1))
+        return [run.kept for run in prepared.page.runs]
+
+    # By the odds as they are, 0.9 and 0.35, the first part alone would have the best expected F1.
+    for page_type in types[2:]:
+        assert kept(page_type, 0.35) == [True, True]
+        assert kept(page_type, 0.02) == [True, False]
+    for page_type in types[:2]:
+        assert kept(page_type, 0.35) == [True, False]
 
 
 def test_the_choice_drops_comments_that_the_model_would_keep_unless_the_page_is_a_forum() -> None:
