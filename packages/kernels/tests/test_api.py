@@ -9,13 +9,13 @@ import pytest
 from contract import PackageContract
 
 import deepinfer_kernels
-from deepinfer_kernels import ep, errors, formats, ops, registry, settings, testing
+from deepinfer_kernels import batch_invariant, ep, errors, formats, ops, registry, settings, testing
 from deepinfer_kernels.forms import WRITTEN_IN_TRITON
 
 
 class TestContract(PackageContract):
     package = deepinfer_kernels
-    pinned = (ep, errors, formats, ops, registry, settings, testing)
+    pinned = (batch_invariant, ep, errors, formats, ops, registry, settings, testing)
     light = ("deepinfer_kernels.cli", "deepinfer_kernels.native.build")
     preload = ("torch",)
     # Whatever module of an operator is asked for, Python runs `ops` first, and that loads them all:

@@ -107,6 +107,11 @@ class Settings(BaseModel):
         description="sampled text follows from the seed alone, whatever is drafted; unset = where "
         "the model has drafts",
     )
+    batch_invariant: bool = Field(
+        False,
+        description="a token's logits have the same bits whatever else a step computes: with "
+        "coupled, a seed gives one text in every dtype; slower",
+    )
     priorities: bool = Field(
         False, description="requests may ask to be served before others (priority below 0)"
     )

@@ -9,9 +9,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch.nn.functional import linear
+
+from deepinfer_engine.errors import ConfigError
+from deepinfer_kernels import batch_invariant as fixed
 from deepinfer_kernels import formats, registry
 from deepinfer_kernels.ep import Exchange, GlooExchange, ep_combine, ep_dispatch
-from deepinfer_kernels.errors import ExchangeError
+from deepinfer_kernels.errors import BackendError, ExchangeError
 
 __all__ = [
     "Exchange",
@@ -31,10 +35,20 @@ class Operators:
     Positional arguments only, and all of them.
     """
 
-    def __init__(self, device: str) -> None:
-        def resolved(name: str) -> Any:
-            return registry.resolve(name, device)
+    def __init__(self, device: str, *, batch_invariant: bool = False) -> None:
+        """batch_invariant: forms that give a row the same bits whatever rows are beside it, and
+        `linear` with them. Raises ConfigError, naming the operator, where one has no such form."""
 
+        def resolved(name: str) -> Any:
+            if not batch_invariant:
+                return registry.resolve(name, device)
+            try:
+                return fixed.resolve(name, device)
+            except BackendError as error:
+                raise ConfigError(f"batch_invariant: {error}") from error
+
+        self.linear: Any = resolved("linear") if batch_invariant else linear
+        """`torch.nn.functional.linear`, or the same in one order of sums."""
         self.rms_norm = resolved("rms_norm")
         self.rope = resolved("rope")
         self.mhc_pre_norm = resolved("mhc_pre_norm")

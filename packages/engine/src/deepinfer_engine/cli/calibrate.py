@@ -36,6 +36,7 @@ def run_calibrate(settings: Settings, console: Console) -> None:
         num_state_slots=max(SEQUENCES) + 2,
         cache_quant=settings.cache_quant,
         device=device,
+        batch_invariant=settings.batch_invariant,
     )
     if runner.model.drafts is None:
         raise ConfigError(

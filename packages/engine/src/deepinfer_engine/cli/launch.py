@@ -53,6 +53,7 @@ _WORKER_SETTINGS = (
     "max_num_batched_tokens",
     "overlap",
     "coupled",
+    "batch_invariant",
     "num_blocks",
     "threads",
     "xgrammar_timeout",
@@ -85,7 +86,9 @@ _WORKER_SETTINGS = (
 )
 _FLAGS = {"cache_tiers": "--cache-tier"}
 # Flags with a form for yes, too; the others are there for no alone.
-_TOLD_EITHER_WAY = frozenset({"cache_local", "cache_shared", "window_exchange"})  # fmt: skip
+_TOLD_EITHER_WAY = frozenset(
+    {"overlap", "coupled", "batch_invariant", "cache_local", "cache_shared", "window_exchange"}
+)
 
 
 def model_dir(settings: Settings) -> Path:
@@ -190,6 +193,7 @@ def build_runner(
         device=Device.parse(settings.device),
         group=group,
         coupled=settings.coupled,
+        batch_invariant=settings.batch_invariant,
     )
 
 

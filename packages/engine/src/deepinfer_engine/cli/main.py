@@ -118,6 +118,13 @@ Coupled = Annotated[
     bool | None,
     typer.Option("--coupled/--no-coupled", help="Sampled text follows from the seed alone."),
 ]
+BatchInvariant = Annotated[
+    bool | None,
+    typer.Option(
+        "--batch-invariant/--no-batch-invariant",
+        help="The same bits for a token in any batch, in every dtype; slower.",
+    ),
+]
 Priorities = Annotated[
     bool | None,
     typer.Option("--priorities", help="Requests may ask to be served before others."),
@@ -438,6 +445,7 @@ def serve(
     priorities: Priorities = None,
     overlap: Overlap = None,
     coupled: Coupled = None,
+    batch_invariant: BatchInvariant = None,
     num_blocks: NumBlocks = None,
     threads: Threads = None,
     xgrammar_timeout: GrammarTimeout = None,
@@ -565,6 +573,7 @@ def prefill(
     max_num_batched_tokens: MaxBatched = None,
     overlap: Overlap = None,
     coupled: Coupled = None,
+    batch_invariant: BatchInvariant = None,
     num_blocks: NumBlocks = None,
     threads: Threads = None,
     xgrammar_timeout: GrammarTimeout = None,
@@ -616,6 +625,7 @@ def decode(
     max_num_batched_tokens: MaxBatched = None,
     overlap: Overlap = None,
     coupled: Coupled = None,
+    batch_invariant: BatchInvariant = None,
     num_blocks: NumBlocks = None,
     threads: Threads = None,
     xgrammar_timeout: GrammarTimeout = None,
@@ -691,6 +701,7 @@ def generate(
     device: Device = None,
     dtype: Dtype = None,
     nextn: Nextn = None,
+    batch_invariant: BatchInvariant = None,
     cache_dir: CacheDir = None,
     no_cache: NoCache = False,
     config: Config = None,
@@ -723,6 +734,7 @@ def calibrate(
     dtype: Dtype = None,
     cache_quant: CacheQuant = None,
     nextn: Nextn = None,
+    batch_invariant: BatchInvariant = None,
     threads: Threads = None,
     config: Config = None,
 ) -> None:

@@ -67,6 +67,8 @@ class LoadOptions:
     weights: WeightForm = "stored"
     seat: ExpertSeat | None = None
     """This process's share of the routed experts; None: all of them."""
+    batch_invariant: bool = False
+    """A row's logits have the same bits whatever rows are computed beside it."""
 
 
 class ExpertSeat(Protocol):

@@ -42,9 +42,12 @@ def load_tokenizer(model_dir: Path) -> Tokenizer:
         raise CheckpointError(f"{path}: not a readable tokenizer ({error})") from None
 
 
-def model_fingerprint(model_dir: Path) -> str:
+def model_fingerprint(model_dir: Path, *, batch_invariant: bool = False) -> str:
     """Identity of a checkpoint: config and tokenizer whole, shards by name, size, and first and
-    last MiB."""
+    last MiB.
+
+    batch_invariant: a cache written without that mode holds other bits, and is not taken.
+    """
     digest = hashlib.blake2b(digest_size=16)
     for name in ("config.json", "tokenizer.json"):
         path = model_dir / name
@@ -57,7 +60,7 @@ def model_fingerprint(model_dir: Path) -> str:
             digest.update(file.read(_SAMPLE_BYTES))
             file.seek(max(0, size - _SAMPLE_BYTES))
             digest.update(file.read(_SAMPLE_BYTES))
-    return digest.hexdigest()
+    return digest.hexdigest() + (" batch invariant" if batch_invariant else "")
 
 
 def read_config_json(model_dir: Path) -> dict[str, Any]:

@@ -2,31 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
 
-from deepinfer_engine.adapters.kernels import formats
+from deepinfer_engine.adapters.kernels import Operators, formats
 from deepinfer_engine.model.weights import StoredMatrix, Weights
 
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """`x weight^T + bias`. form: of `StoredMatrix`, None for a weight [out, in] of the dtype of x;
-    product: the operator `quant_linear`."""
+    """`x weight^T + bias`. form: of `StoredMatrix`, None for a weight [out, in] of the dtype of
+    x."""
 
     weight: Tensor
     bias: Tensor | None
     form: str | None
-    product: Callable[..., Tensor]
+    ops: Operators
 
     def __call__(self, x: Tensor) -> Tensor:
         if self.form is None:
-            return linear(x, self.weight, self.bias)
-        return self.product(x, self.weight, self.form, self.bias, False)
+            return self.ops.linear(x, self.weight, self.bias)
+        return self.ops.quant_linear(x, self.weight, self.form, self.bias, False)
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -40,11 +39,11 @@ class MatrixReader:
         self,
         weights: Weights,
         dtype: torch.dtype,
-        product: Callable[..., Tensor],
+        ops: Operators,
         *,
         keep_stored: bool,
     ) -> None:
-        self._weights, self._dtype, self._product = weights, dtype, product
+        self._weights, self._dtype, self._ops = weights, dtype, ops
         self._keep = keep_stored and dtype is not torch.float64
 
     def tensor(self, name: str) -> Tensor:
@@ -58,9 +57,9 @@ class MatrixReader:
             rows, form = torch.cat([p.rows for p in parts]), parts[0].form
             if len(rows) % 16 == 0:
                 rows, form = formats.pack_weight(rows, form), form + formats.PACKED
-            return Matrix(rows, own, form, self._product)
+            return Matrix(rows, own, form, self._ops)
         wide = [self.tensor(f"{name}.weight") for name in names]
-        return Matrix(wide[0] if len(wide) == 1 else torch.cat(wide), own, None, self._product)
+        return Matrix(wide[0] if len(wide) == 1 else torch.cat(wide), own, None, self._ops)
 
     def _stored(self, names: Sequence[str]) -> list[StoredMatrix] | None:
         """None unless all are stored in one form."""

@@ -56,6 +56,7 @@ def build_runner(
     weights: WeightForm = "stored",
     group: ExpertLeader | None = None,
     coupled: bool | None = None,
+    batch_invariant: bool = False,
 ) -> TorchRunner:
     """Load a checkpoint directory and allocate its pools.
 
@@ -68,6 +69,7 @@ def build_runner(
         more, so that the last border of every prompt has a whole state to store.
     coupled: how drafts are verified where a request does not say, see `SamplingParams`; None:
         coupled.
+    batch_invariant: logits of a token have the same bits in any batch, read in any chunks; slower.
     weights: "stored" keeps 8- and 4-bit matrices of a GGUF file as they are, "wide" widens them.
     group: processes that share the routed experts with this one; closed by whoever made it.
 
@@ -75,7 +77,13 @@ def build_runner(
     EngineLost where a process of the group ended.
     """
     seat = None if group is None else group.seat
-    options = LoadOptions(dtype, cache_quant, vision, replay, keep, device, weights, seat)
+    if batch_invariant and group is not None:
+        raise ConfigError(
+            "batch_invariant: processes that share experts (ep) do not have this mode; set ep to 1"
+        )
+    options = LoadOptions(
+        dtype, cache_quant, vision, replay, keep, device, weights, seat, batch_invariant
+    )
     family = family_of(model_dir)
     if seat is not None and not getattr(family, "shares_experts", False):
         raise ConfigError(f"ep: {family.name} models have no experts that processes could share")

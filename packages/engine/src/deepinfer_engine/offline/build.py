@@ -39,6 +39,7 @@ class EngineSpec:
     device: str
     vote_policy: VotePolicy = "urgent"
     vision: bool = True
+    batch_invariant: bool = False
 
     def body(self) -> dict[str, Any]:
         return asdict(self)
@@ -76,6 +77,7 @@ def build_engine(
         replay=cast("ReplayMode", spec.replay),
         device=Device.parse(spec.device),
         vision=spec.vision,
+        batch_invariant=spec.batch_invariant,
         group=leader,
     )
     store = None

@@ -68,6 +68,8 @@ class LLM:
     cache_dir: keep prompt caches there, shared with servers that use the same model and
         directory; None keeps them in this process, in `prefix_cache_bytes` (0 = not at all).
     num_blocks: KV blocks of 128 tokens; None: 1024, or as many as 2 GiB hold.
+    batch_invariant: a token's logits have the same bits in any batch: greedy and seeded text is
+        then the same in any company in float32 and bfloat16 too. Slower; not with dp.
     dp: processes that each run some of the prompts and share the model's experts (V4.1); sizes
         above are those of each. To be made from the main thread. vote_policy: when the group reads
         prompts beside running answers, see `core.votes.Vote`.
@@ -88,6 +90,7 @@ class LLM:
         max_num_seqs: int = 16,
         num_blocks: int | None = None,
         device: str = CPU.name,
+        batch_invariant: bool = False,
         dp: int = 1,
         vote_policy: VotePolicy = "urgent",
     ) -> None:
@@ -112,6 +115,7 @@ class LLM:
             max_num_seqs=max_num_seqs,
             num_blocks=num_blocks,
             device=device,
+            batch_invariant=batch_invariant,
             vote_policy=vote_policy,
         )
         self._group: ReplicaGroup | None = None
@@ -407,6 +411,10 @@ def _check_arguments(model: object, cache_dir: object, given: dict[str, Any]) ->
     for name in ("dtype", "cache_quant", "replay", "device"):
         if not isinstance(given[name], str):
             raise ConfigError(f"{name} must be a text, got {given[name]!r}")
+    if not isinstance(given["batch_invariant"], bool):
+        raise ConfigError(
+            f"batch_invariant must be True or False, got {given['batch_invariant']!r}"
+        )
     if given["vote_policy"] not in ("urgent", "upstream"):
         raise ConfigError(
             f"vote_policy must be 'urgent' or 'upstream', got {given['vote_policy']!r}"

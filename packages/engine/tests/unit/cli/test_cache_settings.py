@@ -18,6 +18,9 @@ from deepinfer_engine.errors import ConfigError
 from deepinfer_engine.settings import Settings, load_settings
 
 VALUES = {
+    "overlap": True,
+    "coupled": True,
+    "batch_invariant": True,
     "cache_dir": Path("/kv"),
     "cache_local": False,
     "cache_shared": True,

@@ -79,15 +79,15 @@ def load(
         kv_heads=config.kv_heads,
         head_dim=config.head_width,
         dtype=dtype,
-        fingerprint=model_fingerprint(model_dir),
+        fingerprint=model_fingerprint(model_dir, batch_invariant=options.batch_invariant),
     )
     ignored = _UNREAD_TIED if config.tie_word_embeddings else _UNREAD
-    ops = Operators(options.device.kind)
+    ops = Operators(options.device.kind, batch_invariant=options.batch_invariant)
     with open_weights(model_dir, expected_tensors(config), ignored=ignored) as weights:
         keep = options.weights == "stored"
         return DenseModel(
             config,
-            MatrixReader(weights, dtype, ops.quant_linear, keep_stored=keep),
+            MatrixReader(weights, dtype, ops, keep_stored=keep),
             PagedCache(
                 layout,
                 num_blocks=blocks_of(num_blocks, layout.block_bytes),

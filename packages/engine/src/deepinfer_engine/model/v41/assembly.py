@@ -61,12 +61,14 @@ def assemble(
     keep: int | None = None,
     device: Device = CPU,
     seat: ExpertSeat | None = None,
+    batch_invariant: bool = False,
 ) -> Parts:
     """Check and read a checkpoint directory; `vision`: with its tower, where it has one.
 
     replay, keep: as `Replay.of`; states written under bounded replay get a layout of their own,
         so that nobody takes them for exact ones.
     seat: this process holds a share of the routed experts.
+    batch_invariant: see `LoadOptions`.
 
     Raises ConfigError for an unusable argument, CheckpointError for an unusable directory.
     """
@@ -75,10 +77,10 @@ def assemble(
     if cache_quant not in ("reference", "none"):
         raise ConfigError(f"cache_quant must be 'reference' or 'none', got {cache_quant!r}")
     config = load_config(model_dir)
-    ops = Operators(device.kind)
+    ops = Operators(device.kind, batch_invariant=batch_invariant)
     text = config.text_config
     bounds = Replay.of(text, replay, keep)
-    fingerprint = model_fingerprint(model_dir)
+    fingerprint = model_fingerprint(model_dir, batch_invariant=batch_invariant)
     if bounds.mode != "off":
         fingerprint += f" replay {bounds.keep}"
     held = None if seat is None else seat.place(text.num_hidden_layers, text.n_routed_experts)

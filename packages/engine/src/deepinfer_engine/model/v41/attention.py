@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
 
 from deepinfer_engine.adapters.kernels import Operators
 from deepinfer_engine.model.v41.batch import Batch
@@ -100,9 +99,9 @@ class Compressor:
         ratio = c.compress_ratios[layer]
         closing = batch.entries(ratio)
         rows, slots = closing.rows, closing.slots
-        value = linear(x, w.wkv)
+        value = self._ops.linear(x, w.wkv)
         if w.wgate is not None:
-            pooled = self._pool(layer, value, linear(x, w.wgate), batch).to(x.dtype)
+            pooled = self._pool(layer, value, self._ops.linear(x, w.wgate), batch).to(x.dtype)
         else:
             pooled = value if len(rows) == len(value) else value[rows]
         if rows.numel() == 0:
@@ -112,7 +111,7 @@ class Compressor:
         main = self._ops.rope(latent, *entry_angles, False)
         self._pools.main[layer].store(self._ops.fake_quant(main, records.main_rounding), slots)
         index = self._ops.norm_rope_quant(
-            linear(latent, key.wk),
+            self._ops.linear(latent, key.wk),
             key.norm,
             c.rms_norm_eps,
             *entry_angles,
@@ -173,14 +172,16 @@ class Indexer:
             return
         n = x.shape[0]
         q = self._ops.rope(
-            linear(query_latent, w.wq_b).view(n, c.index_n_heads, c.index_head_dim), *angles, False
+            self._ops.linear(query_latent, w.wq_b).view(n, c.index_n_heads, c.index_head_dim),
+            *angles,
+            False,
         )
         keys = self._pools.index[source]
         # While every run of entries is a candidate, none has to be kept.
         keeps = is_source and entries.count > c.candidate_topk_blocks * c.candidate_block_size
         shared.selection, kept = self._ops.index_topk(
             self._ops.fake_quant(q, self._pools.records.index_rounding),
-            linear(x, w.weights_proj),
+            self._ops.linear(x, w.weights_proj),
             keys.view,
             batch.table,
             batch.first,

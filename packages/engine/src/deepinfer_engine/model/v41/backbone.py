@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
 
 from deepinfer_engine.adapters.kernels import Operators
 from deepinfer_engine.model.family import ExpertSeat
@@ -148,7 +147,7 @@ class Backbone:
         hidden = self.ops.rms_norm(
             self.ops.mhc_collapse(streams, pending), self.weights.norm, c.rms_norm_eps
         )
-        return linear(hidden.to(pending.dtype), self.weights.head)
+        return self.ops.linear(hidden.to(pending.dtype), self.weights.head)
 
     def _with(self, streams: Tensor, given: Output) -> Tensor:
         y, post, comb = given
@@ -206,11 +205,12 @@ class Backbone:
         each draft ring."""
         c, draft = self.config, self.weights.draft
         assert draft is not None
-        u = self.ops.rms_norm(linear(features, draft.main_proj), draft.main_norm, c.rms_norm_eps)
+        main = self.ops.linear(features, draft.main_proj)
+        u = self.ops.rms_norm(main, draft.main_norm, c.rms_norm_eps)
         rows, slots = batch.ring_writes
         for i, w in enumerate(draft.layers):
             key = self.ops.norm_rope_quant(
-                linear(u, w.attn.wkv),
+                self.ops.linear(u, w.attn.wkv),
                 w.attn.kv_norm,
                 c.rms_norm_eps,
                 *angles.plain,

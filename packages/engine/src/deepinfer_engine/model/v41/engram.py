@@ -143,7 +143,7 @@ class Engram:
         """Add the gated values to the streams [n, h, H]; `blocked`, bool [n]: rows without any."""
         n, h, H = streams.shape
         embedded = weights.table.take(rows).reshape(n, -1)
-        projected = torch.nn.functional.linear(embedded, weights.wkv).view(n, h + 1, H)
+        projected = self._ops.linear(embedded, weights.wkv).view(n, h + 1, H)
         return self._ops.engram_gate(
             streams,
             projected[:, :h],

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
 
 from deepinfer_engine.adapters.kernels import Operators
 from deepinfer_engine.model.family import ExpertSeat
@@ -53,8 +52,9 @@ def moe_in_group(
         x, w.gate, _bias(w, image_rows), w.topk, config.routed_scaling_factor
     )
     routed = seat.routed(layer, x, experts, weights, compute)
-    hidden = ops.swiglu(linear(x, w.shared_w1), linear(x, w.shared_w3), config.swiglu_limit)
-    return routed + linear(hidden, w.shared_w2)
+    gate, up = ops.linear(x, w.shared_w1), ops.linear(x, w.shared_w3)
+    hidden = ops.swiglu(gate, up, config.swiglu_limit)
+    return routed + ops.linear(hidden, w.shared_w2)
 
 
 def _bias(w: MoeWeights, image_rows: Tensor | None) -> Tensor:

@@ -47,6 +47,7 @@ def load(
         keep=keep,
         device=options.device,
         seat=options.seat,
+        batch_invariant=options.batch_invariant,
     )
     return V41Model(parts, num_blocks=num_blocks, num_slots=num_slots)
 

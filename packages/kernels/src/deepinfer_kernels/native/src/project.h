@@ -1,5 +1,6 @@
 // The projections around an attention, each with what stands between its products: for few rows,
-// where one pass over the weights costs less than the calls it would take.
+// where one pass over the weights costs less than the calls it would take, and where sums must run in
+// one order however many rows there are.
 #pragma once
 
 #include "cache.h"
@@ -7,6 +8,16 @@
 #include "norm.h"
 
 namespace di {
+
+constexpr int64_t kProjectRows = 64;  // rows whose intermediate results stay in cache
+
+// As parallel_rows, with body(first, rows) for at most kProjectRows rows at a time.
+template <class Body>
+void parallel_blocks(int64_t n, int64_t operations_per_row, const Body& body) {
+  parallel_rows(n, operations_per_row, [&body](int64_t first, int64_t last) {
+    for (; first < last; first += kProjectRows) body(first, std::min(kProjectRows, last - first));
+  });
+}
 
 // x [dim] rounded as T and turned, then rounded as its cache record rounds it; x is overwritten.
 template <class T, class A>
@@ -48,8 +59,8 @@ void mla_query_key(const T* x, const QueryKeyWeights<T>& w, const acc_t<T>* cos,
   using A = acc_t<T>;
   const int64_t per_row =
       2 * (w.width * (w.rank + w.dim) + w.rank * w.heads * w.dim);
-  parallel_rows(n, per_row, [=, &w](int64_t first, int64_t last) {
-    const int64_t rows = last - first, dim = w.dim;
+  parallel_blocks(n, per_row, [=, &w](int64_t first, int64_t rows) {
+    const int64_t dim = w.dim;
     A* wide = scratch<A>(rows * std::max(w.width, w.rank));
     A* narrow = scratch<A>(rows * std::max(w.rank, dim), 1);
     A* heads = scratch<A>(rows * w.heads * dim, 2);
@@ -90,8 +101,7 @@ void mla_output(const T* out, const acc_t<T>* cos, const acc_t<T>* sin, const T*
                 int64_t groups, int64_t rank, int64_t width, T* y) {
   using A = acc_t<T>;
   const int64_t part = heads / groups * dim, joined = groups * rank;
-  parallel_rows(n, 2 * joined * (part + width), [=](int64_t first, int64_t last) {
-    const int64_t rows = last - first;
+  parallel_blocks(n, 2 * joined * (part + width), [=](int64_t first, int64_t rows) {
     A* turned = scratch<A>(rows * heads * dim);  // [groups, rows, part]
     A* latent = scratch<A>(rows * joined, 1);
     A* one = scratch<A>(rows * std::max(rank, width), 2);

@@ -9,7 +9,7 @@ from deepinfer_kernels.accumulate import acc_dtype
 from deepinfer_kernels.native.call import CODE, LIBRARY, as_dtype, dense, torch_form
 from deepinfer_kernels.ops.mhc_post.native import mhc_post
 from deepinfer_kernels.ops.mhc_post_pre_norm.reference import composed
-from deepinfer_kernels.ops.mhc_pre.native import MAX_STREAMS
+from deepinfer_kernels.ops.mhc_pre.native import too_many
 from deepinfer_kernels.ops.mhc_pre_norm.native import mhc_pre_norm
 
 
@@ -28,7 +28,7 @@ def mhc_post_pre_norm(
     iters: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     n, h, width = S.shape
-    if h > MAX_STREAMS or torch_form(S.dtype, (S, y), post, comb, pending, fn, base, scale, norm):
+    if too_many(h) or torch_form(S.dtype, (S, y), post, comb, pending, fn, base, scale, norm):
         return composed(
             mhc_post, mhc_pre_norm,
             y, S, post, comb, pending, fn, base, scale, norm, eps, hc_eps, iters,

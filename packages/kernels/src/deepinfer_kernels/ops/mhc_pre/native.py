@@ -5,11 +5,15 @@ from __future__ import annotations
 from torch import Tensor
 
 from deepinfer_kernels.accumulate import acc_dtype
-from deepinfer_kernels.native.call import CODE, LIBRARY, as_dtype, dense, torch_form
+from deepinfer_kernels.native.call import CODE, LIBRARY, as_dtype, dense, left_to_torch, torch_form
 from deepinfer_kernels.ops.mhc_pre.reference import mhc_pre as reference_mhc_pre
 
 MAX_STREAMS = 8
 """As kMaxStreams in mhc.h."""
+
+
+def too_many(streams: int) -> bool:
+    return streams > MAX_STREAMS and left_to_torch(f"at most {MAX_STREAMS} streams, got {streams}")
 
 
 def mhc_pre(
@@ -22,7 +26,7 @@ def mhc_pre(
     iters: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     n, h, width = S.shape
-    if h > MAX_STREAMS or torch_form(S.dtype, (S,), fn, base, scale):
+    if too_many(h) or torch_form(S.dtype, (S,), fn, base, scale):
         return reference_mhc_pre(S, fn, base, scale, rms_eps, hc_eps, iters)
     acc = acc_dtype(S.dtype)
     streams, fn, base, scale = (

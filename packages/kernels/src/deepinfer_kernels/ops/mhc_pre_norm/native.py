@@ -7,7 +7,7 @@ from torch import Tensor
 from deepinfer_kernels.accumulate import acc_dtype
 from deepinfer_kernels.native.call import CODE, LIBRARY, as_dtype, dense, torch_form
 from deepinfer_kernels.ops._parts_cpu import NATIVE
-from deepinfer_kernels.ops.mhc_pre.native import MAX_STREAMS
+from deepinfer_kernels.ops.mhc_pre.native import too_many
 from deepinfer_kernels.ops.mhc_pre_norm.reference import composed
 
 
@@ -23,7 +23,7 @@ def mhc_pre_norm(
     iters: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     n, h, width = S.shape
-    if h > MAX_STREAMS or torch_form(S.dtype, (S,), pending, fn, base, scale, norm):
+    if too_many(h) or torch_form(S.dtype, (S,), pending, fn, base, scale, norm):
         return composed(NATIVE, S, pending, fn, base, scale, norm, eps, hc_eps, iters)
     acc = acc_dtype(S.dtype)
     streams, pending, norm = dense(S), as_dtype(pending, acc), as_dtype(norm, acc)

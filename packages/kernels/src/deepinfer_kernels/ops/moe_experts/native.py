@@ -8,7 +8,15 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from deepinfer_kernels.accumulate import acc_dtype
-from deepinfer_kernels.native.call import CODE, LIBRARY, as_dtype, check, dense, torch_form
+from deepinfer_kernels.native.call import (
+    CODE,
+    LIBRARY,
+    as_dtype,
+    check,
+    dense,
+    many_rows,
+    torch_form,
+)
 from deepinfer_kernels.ops.moe_experts.reference import moe_experts as reference_moe_experts
 from deepinfer_kernels.ops.swiglu.native import swiglu as native_swiglu
 
@@ -25,7 +33,7 @@ def moe_experts(
         return torch.zeros_like(x, memory_format=torch.contiguous_format)
     n, topk = idx.shape
     experts, inner, width = w1.shape
-    large = n * topk * inner * width >= _LARGE_PRODUCT * experts
+    large = many_rows(n * topk * inner * width, _LARGE_PRODUCT * experts)
     if large and x.dtype is not torch.float64:
         return _by_segments(x, idx, w, w1, w3, w2, limit)
     x, idx, w = dense(x), dense(idx), as_dtype(w, acc_dtype(x.dtype))

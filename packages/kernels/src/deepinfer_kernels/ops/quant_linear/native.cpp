@@ -1,4 +1,5 @@
 #include "exports.h"
+#include "linear.h"
 #include "quant.h"
 
 DI_EXPORT int di_quant_linear(int type, const void* x, const uint8_t* weight, int64_t row_bytes,
@@ -14,4 +15,9 @@ DI_EXPORT int di_quant_linear(int type, const void* x, const uint8_t* weight, in
     }
     linear_exact(IN(T, x), rows, IN(A, bias), n, k, OUT(T, out));
   });
+}
+
+DI_EXPORT int di_linear(int type, const void* x, const void* weight, const void* bias, int64_t n,
+                        int64_t k, int64_t m, void* out) {
+  DI_TYPED(type, { linear(IN(T, x), IN(T, weight), IN(A, bias), n, k, m, OUT(T, out)); });
 }

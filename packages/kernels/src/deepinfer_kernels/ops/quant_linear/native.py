@@ -8,7 +8,7 @@ from torch import Tensor
 from deepinfer_kernels.accumulate import acc_dtype
 from deepinfer_kernels.errors import ShapeError
 from deepinfer_kernels.formats.stored import PACKED, plain_form, stored_row_bytes
-from deepinfer_kernels.native.call import CODE, LIBRARY, as_dtype, dense, torch_form
+from deepinfer_kernels.native.call import CODE, LIBRARY, as_dtype, dense, many_rows, torch_form
 from deepinfer_kernels.ops.quant_linear.reference import quant_linear as reference_quant_linear
 
 MANY_ROWS = 48
@@ -33,7 +33,7 @@ def quant_linear(
         raise ShapeError(
             f"quant_linear: {stored} rows lie in whole groups of 16, got {weight.shape}"
         )
-    if stored == "bf16" and n >= MANY_ROWS and x.dtype is not torch.float64:
+    if stored == "bf16" and x.dtype is not torch.float64 and many_rows(n, MANY_ROWS):
         return reference_quant_linear(x, weight, stored, bias, exact)
     x = dense(x)
     if weight.stride(1) != 1:
