@@ -41,7 +41,9 @@ class Reader:
     def tick(self, now: float) -> None:
         """A step is about to be planned: the one that was settled last took until now."""
         if self._over is not None and self._last is not None:
-            self._pace.took(len(self._over.rows), self._over.prompt_tokens, now - self._last)
+            over = self._over
+            position = over.chunks[0].start if over.chunks else 0
+            self._pace.took(len(over.rows), over.prompt_tokens, now - self._last, position)
         self._over = None
         self._last = now
 
@@ -67,10 +69,10 @@ class Reader:
         # One sequence's drafts are tokens of the step, too.
         used = sum(1 + drafts for _, drafts in rows)
         budget = self._config.max_num_batched_tokens - used
-        budget = self._pace.tokens(len(rows), max(budget, LEAST))
+        first, *others = sorted(ready, key=lambda s: (self._order.level(s, now), s.order))
+        budget = self._pace.tokens(len(rows), max(budget, LEAST), first.planned)
         # Beside others chunks are small, and any position is as good as another.
         grain = 1 if rows and self._config.max_gap else self._size
-        first, *others = sorted(ready, key=lambda s: (self._order.level(s, now), s.order))
         others.sort(key=lambda s: (self._order.level(s, now), s.prompt_len - s.planned, s.order))
         wanted = sum(self._left(seq) for seq in others)
         share = max(budget // 2, min(grain, budget), budget - wanted)

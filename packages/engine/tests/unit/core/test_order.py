@@ -168,6 +168,28 @@ def test_a_step_that_reads_takes_a_few_usual_ones(usual, per_token):
     assert read
 
 
+@pytest.mark.parametrize("seen", [True, False], ids=["seen before", "for the first time"])
+def test_a_prompt_behind_a_long_cached_beginning_reads_less_from_its_first_step_on(seen):
+    pace, usual = Pace(3.5), 0.003
+
+    def read(start, end):
+        """In usual steps, how long each took that read a prompt from start to end."""
+        took = []
+        while start < end:
+            tokens = pace.tokens(1, end - start, start)
+            seconds = 0.0045 + tokens * (1.5e-4 + 2e-8 * start) if tokens else usual
+            pace.took(1, tokens, seconds, start)
+            start += tokens
+            took.append(seconds / usual)
+        return took
+
+    if seen:
+        assert max(read(0, 9000)) < 4
+    for _ in range(20):
+        assert max(read(0, 300)) < 4
+    assert max(read(8000, 9000)) < 4
+
+
 def test_the_usual_step_is_measured_again():
     pace = Pace(3.0)
     zeros = sum(pace.tokens(4, 100) == 0 or pace.took(4, 16, 0.1) for _ in range(3 * AGAIN))
