@@ -125,6 +125,13 @@ class Settings(BaseModel):
         1, ge=1, le=64, description="prefill workers to start; they share the prompt cache"
     )
     decode_workers: int = Field(1, ge=1, le=64, description="decode workers to start")
+    dp: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="single process: processes that each run some of the requests, share a model's "
+        "experts and vote on what a step does; sizes are those of each",
+    )
     ep: int = Field(
         1, ge=1, le=64, description="processes of a decode worker, which share a model's experts"
     )

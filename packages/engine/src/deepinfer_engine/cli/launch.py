@@ -404,7 +404,17 @@ async def launched_engine(
             "server starts: leave out single_process, prefill and decode, or give --ep to "
             "`deepinfer prefill` and `deepinfer decode`"
         )
-    if settings.single_process:
+    if settings.dp > 1 and not settings.single_process:
+        raise ConfigError(
+            f"dp {settings.dp} is about one process: add --single-process, or give --ep to "
+            "workers, whose processes share experts too"
+        )
+    if settings.dp > 1:
+        from deepinfer_engine.cli.replicated import replicated
+
+        async with replicated(settings) as engine:
+            yield engine
+    elif settings.single_process:
         async with _local(settings) as engine:
             yield engine
     elif given:

@@ -118,6 +118,14 @@ Coupled = Annotated[
     bool | None,
     typer.Option("--coupled/--no-coupled", help="Sampled text follows from the seed alone."),
 ]
+Dp = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        max=64,
+        help="As so many processes, which share the experts and divide the requests.",
+    ),
+]
 BatchInvariant = Annotated[
     bool | None,
     typer.Option(
@@ -445,6 +453,7 @@ def serve(
     priorities: Priorities = None,
     overlap: Overlap = None,
     coupled: Coupled = None,
+    dp: Dp = None,
     batch_invariant: BatchInvariant = None,
     num_blocks: NumBlocks = None,
     threads: Threads = None,
@@ -701,6 +710,7 @@ def generate(
     device: Device = None,
     dtype: Dtype = None,
     nextn: Nextn = None,
+    dp: Dp = None,
     batch_invariant: BatchInvariant = None,
     cache_dir: CacheDir = None,
     no_cache: NoCache = False,

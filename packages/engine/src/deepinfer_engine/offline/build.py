@@ -40,6 +40,8 @@ class EngineSpec:
     vote_policy: VotePolicy = "urgent"
     vision: bool = True
     batch_invariant: bool = False
+    coupled: bool | None = None
+    replay_keep: int | None = None
 
     def body(self) -> dict[str, Any]:
         return asdict(self)
@@ -75,9 +77,11 @@ def build_engine(
         num_state_slots=spec.num_state_slots,
         cache_quant=cast("CacheQuant", spec.cache_quant),
         replay=cast("ReplayMode", spec.replay),
+        keep=spec.replay_keep,
         device=Device.parse(spec.device),
         vision=spec.vision,
         batch_invariant=spec.batch_invariant,
+        coupled=spec.coupled,
         group=leader,
     )
     store = None

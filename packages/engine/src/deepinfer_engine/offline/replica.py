@@ -31,6 +31,7 @@ def request_body(request: GenerateRequest) -> dict[str, Any]:
     return {
         "id": request.request_id,
         "tokens": list(request.token_ids),
+        "salt": request.salt,
         "sampling": dataclasses.asdict(request.sampling),
     }
 
@@ -40,7 +41,9 @@ def read_request(body: dict[str, Any]) -> GenerateRequest:
     sampling = dict(body["sampling"])
     sampling["stop_token_ids"] = tuple(sampling["stop_token_ids"])
     sampling["logit_bias"] = tuple((t, float(b)) for t, b in sampling["logit_bias"])
-    return GenerateRequest(body["id"], tuple(body["tokens"]), SamplingParams(**sampling))
+    return GenerateRequest(
+        body["id"], tuple(body["tokens"]), SamplingParams(**sampling), salt=body["salt"]
+    )
 
 
 class Collector:

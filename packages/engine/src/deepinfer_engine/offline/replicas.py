@@ -30,8 +30,10 @@ DEADLINE_S = 30.0
 _IDLE_S = 1e-3
 
 
-def replica_group(spec: EngineSpec, ranks: int, deadline_s: float) -> ReplicaGroup:
-    """Start the other ranks; from the main thread, with which they end."""
+def replica_group(
+    spec: EngineSpec, ranks: int, deadline_s: float, threads: int | None = None
+) -> ReplicaGroup:
+    """Start the other ranks; from the main thread, with which they end. threads: of each."""
     setup = Setup(
         rank=0,
         size=ranks,
@@ -39,10 +41,10 @@ def replica_group(spec: EngineSpec, ranks: int, deadline_s: float) -> ReplicaGro
         dtype=spec.dtype,
         cache_quant=spec.cache_quant,
         replay=spec.replay,
-        keep=None,
+        keep=spec.replay_keep,
         num_blocks=spec.num_blocks,
         num_slots=spec.num_state_slots,
-        threads=threads_each(ranks, None),
+        threads=threads_each(ranks, threads),
         store="",
         deadline_s=deadline_s,
         pools={},

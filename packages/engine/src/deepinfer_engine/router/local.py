@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 
 from deepinfer_engine.core.config import EngineConfig
 from deepinfer_engine.core.grammars import GrammarCompiler
+from deepinfer_engine.core.loop import EngineLoop
 from deepinfer_engine.core.loops import engine_loop
 from deepinfer_engine.core.plan import Chunk, Progress
 from deepinfer_engine.core.prefix_store import PrefixStore
@@ -56,7 +57,9 @@ class LocalEngine:
         config: EngineConfig | None = None,
         grammars: GrammarCompiler | None = None,
         name: str = "local",
+        make_loop: Callable[..., EngineLoop] = engine_loop,
     ) -> None:
+        """make_loop: called as `engine_loop`."""
         self._grammars = grammars
         self._compiler = FairCompiler(grammars)
         self._runner = runner
@@ -71,7 +74,7 @@ class LocalEngine:
         self._mailboxes: dict[asyncio.AbstractEventLoop, Mailbox] = {}
         self._failure: BaseException | None = None
         self._closed = False
-        self.loop = engine_loop(
+        self.loop = make_loop(
             runner,
             config,
             "both",
