@@ -105,6 +105,9 @@ class CopyBudget:
         pays = gained * table.cost(sequences) >= ((1 + LEAST_GAIN) * sequences * table.cost(fed))
         return chosen if pays else none
 
+    def sits_out(self, sequences: int) -> None:
+        """Nothing to do: families without a draft module share no experts, and so no steps."""
+
     def observe(self, lengths: IntArray, accepted: IntArray) -> None:
         """Nothing to do: the next look at the text sees what came true."""
 

@@ -20,7 +20,12 @@ from deepinfer_engine.core.runner import CacheLayout, DecodeRow, IntArray, Prefi
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from deepinfer_engine.adapters.dspark import CounterRng, Proposal, SamplingBatch
+    from deepinfer_engine.adapters.dspark import (
+        CounterRng,
+        GroupReducer,
+        Proposal,
+        SamplingBatch,
+    )
     from deepinfer_engine.model.sequence_rows import SequenceRows
 
 CodecKind = Literal["deepseek_v41", "template"]
@@ -114,6 +119,11 @@ class ExpertLeader(Protocol):
 
     @property
     def seat(self) -> ExpertSeat: ...
+
+    @property
+    def sums(self) -> GroupReducer | None:
+        """Of processes that draft for sequences of their own: they choose budgets together."""
+        ...
 
     def lead(self, model: LoadedModel) -> LoadedModel:
         """This process's model and those of the others as one. Raises EngineError."""

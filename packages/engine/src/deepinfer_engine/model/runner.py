@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from deepinfer_engine.adapters.dspark import Proposal, SamplingBatch
+from deepinfer_engine.adapters.dspark import GroupReducer, Proposal, SamplingBatch
 from deepinfer_engine.core.device import CPU, Device
 from deepinfer_engine.core.pictures import text_only
 from deepinfer_engine.core.runner import (
@@ -114,10 +114,12 @@ def build_runner(
         window_rows=model.window_rows,
         window_layers=model.window_layers,
     )
-    times = StepTimes.load(steps_home(), step_key(model, dtype, device))
+    sums = None if group is None or not chosen else group.sums
+    # What was measured is a step of one process; and all of a group need the same table.
+    times = None if sums else StepTimes.load(steps_home(), step_key(model, dtype, device))
     # Of a step in several processes this thread's own work is a part: there the clock is time.
     clock = time.thread_time if group is None else time.perf_counter
-    return TorchRunner(model, caps, device, times, clock, coupled=coupled)
+    return TorchRunner(model, caps, device, times, clock, coupled=coupled, group=sums)
 
 
 def _draft_lengths(model: LoadedModel) -> tuple[int, int]:
@@ -140,10 +142,12 @@ class TorchRunner:
         clock: Callable[[], float] = time.thread_time,
         *,
         coupled: bool | None = None,
+        group: GroupReducer | None = None,
     ) -> None:
         """Without a draft module of the model drafts are copied from the text.
 
         times: measured step times; they and those of its own steps decide how many drafts pay.
+        group: see `DraftBudget`.
         clock: seconds, by default of this thread's work: neighbours do not count."""
         self._model = model
         self._caps = caps
@@ -154,7 +158,9 @@ class TorchRunner:
         self._sampler = Sampler(caps.eos_token_ids, coupled=coupled is not False)
         length = max(caps.nextn, 1)
         self._budget = (
-            CopyBudget(length) if own is None else DraftBudget(times or StepTimes.assumed(), length)
+            CopyBudget(length)
+            if own is None
+            else DraftBudget(times or StepTimes.assumed(), length, group)
         )
 
     @property
@@ -197,6 +203,8 @@ class TorchRunner:
                 fed = [self._rows_of(r, proposal.tokens[i, : lens[i]]) for i, r in enumerate(rows)]
                 n = len(rows) + int(lens.sum())
                 step = sampling, lens, proposal
+            else:
+                self._budget.sits_out(0)
             read = _ReadRows(chunks, n)
             fed += [self._model.rows_of(c) for c in chunks]
             logits = self._model.forward(fed, read.wanted if chunks else None)
@@ -232,6 +240,7 @@ class TorchRunner:
         most = np.array([r.max_draft for r in rows], dtype=np.int64)
         drafts = self._drafts
         if drafts is None or not most.any() or not self._budget.pays(len(rows)):
+            self._budget.sits_out(len(rows))
             return np.zeros_like(most), Proposal.empty(len(rows))
         rng = self._sampler.rng
         proposal = drafts.propose(rows, most, self._caps.nextn, sampling, rng)

@@ -15,7 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from deepinfer_engine.adapters.dspark import BudgetScheduler, Proposal, StepTable, TableError
+from deepinfer_engine.adapters.dspark import (
+    BudgetScheduler,
+    GroupReducer,
+    Proposal,
+    StepTable,
+    TableError,
+)
 from deepinfer_engine.core.runner import IntArray
 
 FOREVER_S = 1e12
@@ -93,10 +99,16 @@ class Seen:
 class DraftBudget:
     """Decides step by step. Learns from what was accepted."""
 
-    def __init__(self, times: StepTimes, length: int) -> None:
+    def __init__(self, times: StepTimes, length: int, group: GroupReducer | None = None) -> None:
+        """group: of processes that run one step together and wait for the fullest of them. They
+        choose one size for the step and each fills up to it: then `lengths` or `sits_out` is called
+        once a step, in all of them."""
         self._times = times
         self._length = length
-        self._scheduler = BudgetScheduler(times.forward, length, draft_ms=times.drafting.cost)
+        self._group = group
+        self._scheduler = BudgetScheduler(
+            times.forward, length, group=group, draft_ms=times.drafting.cost
+        )
         self._tried, self._true = np.zeros(length), np.zeros(length)
         """Drafts at each offset behind drafts that came true, and those of them that did too."""
         self._seen: dict[tuple[int, bool], Seen] = {}
@@ -122,11 +134,18 @@ class DraftBudget:
         """Drafts to verify of each sequence, at most `most`."""
         confidence = proposal.conf
         if confidence is None:
+            self.sits_out(len(most))
             return most
         expected = np.broadcast_to(self._accepted(), confidence.shape)
         total = self._scheduler.budget(expected, most)
         chosen = self._scheduler.allocate(total, confidence, most)
         return np.asarray(chosen, dtype=np.int64)
+
+    def sits_out(self, sequences: int) -> None:
+        """A step in which so many sequences have no drafts."""
+        if self._group is not None:
+            none = np.zeros(sequences, dtype=np.int64)
+            self._scheduler.budget(np.zeros((sequences, self._length)), none)
 
     def observe(self, lengths: IntArray, accepted: IntArray) -> None:
         """What became of a step's drafts."""

@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from deepinfer_engine.adapters.dspark import GroupReducer
 from deepinfer_engine.adapters.eplb import StepEvent
 from deepinfer_engine.errors import CheckpointError, ConfigError, EngineError, EngineLost
 from deepinfer_engine.model.family import LoadedModel
@@ -79,6 +80,9 @@ class Balance:
 
 class ExpertGroup:
     """Owner of the other processes. Made from the main thread: they end with the thread's."""
+
+    sums: GroupReducer | None = None
+    """See `ExpertLeader.sums`; here one process drafts for all."""
 
     def __init__(self, setup: Setup) -> None:
         """setup: that of rank 0, without `store` and `pools`. Starts the others; raises ConfigError

@@ -16,6 +16,7 @@ from torch import Tensor
 from deepinfer_engine.model.family import LoadedModel
 from deepinfer_engine.model.sequence_rows import SequenceRows
 from deepinfer_engine.parallel import memory, network
+from deepinfer_engine.parallel.ballot import GlooSums
 from deepinfer_engine.parallel.channel import Channel
 from deepinfer_engine.parallel.leader import ExpertGroup
 from deepinfer_engine.parallel.messages import Setup
@@ -45,6 +46,7 @@ class ReplicaSeat:
         self._setup, self._channel = setup, channel
         # Every rank has caches of its own.
         self.seat = Seat(setup.rank, setup.size, memory.create(), setup.balancing)
+        self.sums = GlooSums()
 
     def lead(self, model: LoadedModel) -> ReplicaModel:
         """Join the group, once the first rank knows that this one has loaded."""
@@ -61,6 +63,7 @@ class ReplicaGroup(ExpertGroup):
     def __init__(self, setup: Setup, module: str, spec: dict[str, Any]) -> None:
         """module: what the others run; spec: their engine's."""
         self._module, self._spec = module, spec
+        self.sums = GlooSums()
         super().__init__(setup)
 
     def lead(self, model: LoadedModel) -> ReplicaModel:

@@ -196,3 +196,47 @@ def test_a_damaged_table_counts_as_none(tmp_path: Path, name: str) -> None:
     for file in tmp_path.iterdir():
         file.write_text("{")
     assert StepTimes.load(tmp_path, {"model": "a"}) is None
+
+
+class Pair:
+    """The sums of two processes, which call them in turn: the second says what the first missed."""
+
+    def __init__(self, other: np.ndarray | None = None) -> None:
+        self.other, self.told = other, list[np.ndarray]()
+
+    def all_reduce_sum(self, values: np.ndarray) -> np.ndarray:
+        self.told.append(values)
+        return values if self.other is None else values + self.other
+
+
+def test_processes_of_a_group_fill_up_to_the_size_that_pays_for_all() -> None:
+    """A step takes as long as its fullest process: one with little to do drafts as much as the
+    others' size has room for."""
+    sure = drafts(np.full((1, 3), 0.9))
+    alone = DraftBudget(STEEP, 3).lengths(sure, np.array([3])).tolist()
+    quiet = Pair()
+    DraftBudget(STEEP, 3, quiet).lengths(drafts(np.full((8, 3), 0.9)), all_(8, 3))
+    beside = DraftBudget(STEEP, 3, Pair(quiet.told[0])).lengths(sure, np.array([3])).tolist()
+    assert alone == [1]
+    assert beside == [3], "the step waits for eight sequences anyway"
+
+
+def test_every_step_of_a_group_is_one_sum_drafts_or_not(tiny_dir: Path) -> None:
+    built = build_runner(tiny_dir, dtype="float64", num_blocks=8, num_state_slots=4)
+    sums = Pair()
+    runner = TorchRunner(built.model, built.caps, CPU, FLAT, lambda: 0.0, group=sums)
+    greedy = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+    history = list(range(5, 25))
+    chunk = PrefillChunk(np.array(history), 0, (), [1, 2], 1, greedy, True, prompt=history)
+    (first,) = runner.prefill([chunk])
+    assert first is not None
+    history += first.tokens
+    assert len(sums.told) == 1
+    runner.mixed((), ())
+    assert len(sums.told) == 2
+    for drafts_wanted in (5, 0, 5, 5):
+        before = len(sums.told)
+        (row,) = runner.decode([DecodeRow(history, 20, [1, 2], 1, greedy, drafts_wanted)])
+        history += row.tokens
+        assert len(sums.told) == before + 1
+    assert len({len(told) for told in sums.told}) == 1
