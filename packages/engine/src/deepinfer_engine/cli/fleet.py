@@ -39,10 +39,9 @@ def drain(
 ) -> int:
     """Give a worker, or a whole server, nothing new, and wait until what it runs has ended."""
     if admin_key_file is not None:
-        try:
-            admin_key = admin_key_file.read_text(encoding="utf-8").partition("\n")[0].strip()
-        except OSError as exc:
-            raise ConfigError(f"cannot read {admin_key_file}: {exc.strerror}") from exc
+        from deepinfer_engine.server.auth import read_secret
+
+        admin_key = read_secret(admin_key_file)
     if not admin_key:
         raise ConfigError("draining wants the admin key: --admin-key-file or DEEPINFER_ADMIN_KEY")
     order = {"worker": worker, "on": not undo, "move": move}

@@ -168,6 +168,15 @@ def test_config_schema_is_json_schema(tmp_path):
     assert "port" in schema["properties"]
 
 
+@pytest.mark.parametrize("content", [None, b"\xff\xfe", b"\nlate\n"])
+def test_a_key_file_that_holds_no_key_is_named(content, tmp_path):
+    key = tmp_path / "admin.key"
+    if content is not None:
+        key.write_bytes(content)
+    result = deepinfer("drain", "127.0.0.1:1", "--admin-key-file", str(key), cwd=tmp_path)
+    assert_one_line(result, 3, "admin.key")
+
+
 def test_generate_names_an_input_that_cannot_be_read(tmp_path):
     result = deepinfer("generate", "none.jsonl", "out.jsonl", cwd=tmp_path)
     assert_one_line(result, 3, "none.jsonl")
