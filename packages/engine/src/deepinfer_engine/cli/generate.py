@@ -201,6 +201,8 @@ def answered(target: Path, lines: dict[int, Line]) -> set[int]:
         if not target.parent.is_dir():
             raise ConfigError(f"the directory of {target} does not exist")
         return set()
+    if target.is_dir():
+        raise ConfigError(f"{target} is a directory; name a file in it")
     data = target.read_bytes()
     whole = data[: data.rfind(b"\n") + 1]
     done: dict[int, bytes] = {}

@@ -130,6 +130,8 @@ def test_a_file_of_something_else_is_not_touched(tmp_path, text):
 def test_a_target_in_no_directory_is_told_before_anything_is_loaded(tmp_path):
     with pytest.raises(ConfigError, match="does not exist"):
         answered(tmp_path / "none" / "out.jsonl", {})
+    with pytest.raises(ConfigError, match="is a directory"):
+        answered(tmp_path, {})
 
 
 @pytest.fixture
