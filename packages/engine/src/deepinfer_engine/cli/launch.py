@@ -226,6 +226,7 @@ def expert_group(settings: Settings) -> Generator[ExpertGroup | None]:
             deadline_s=settings.ep_timeout_s,
             pools={},
             balancing=Balancing(settings.ep_rebalance_steps, spare),
+            batch_invariant=settings.batch_invariant,
         )
     )
     try:

@@ -77,11 +77,6 @@ def build_runner(
     EngineLost where a process of the group ended.
     """
     seat = None if group is None else group.seat
-    if batch_invariant and group is not None:
-        raise ConfigError(
-            "batch_invariant: processes that share experts (ep, dp) do not have this mode; set "
-            "both to 1"
-        )
     options = LoadOptions(
         dtype, cache_quant, vision, replay, keep, device, weights, seat, batch_invariant
     )

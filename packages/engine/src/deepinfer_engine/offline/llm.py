@@ -69,7 +69,7 @@ class LLM:
         directory; None keeps them in this process, in `prefix_cache_bytes` (0 = not at all).
     num_blocks: KV blocks of 128 tokens; None: 1024, or as many as 2 GiB hold.
     batch_invariant: a token's logits have the same bits in any batch: greedy and seeded text is
-        then the same in any company in float32 and bfloat16 too. Slower; not with dp.
+        then the same in any company in float32 and bfloat16 too. Slower.
     dp: processes that each run some of the prompts and share the model's experts (V4.1); sizes
         above are those of each. To be made from the main thread. vote_policy: when the group reads
         prompts beside running answers, see `core.votes.Vote`.

@@ -85,6 +85,7 @@ def load(setup: Setup) -> tuple[LoadedModel, Seat]:
         replay=replay,
         keep=setup.keep,
         seat=seat,
+        batch_invariant=setup.batch_invariant,
     )
     directory = Path(setup.model)
     model = family_of(directory).load(

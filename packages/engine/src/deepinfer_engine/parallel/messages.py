@@ -43,6 +43,7 @@ class Setup:
     deadline_s: float
     pools: dict[str, int]
     balancing: Balancing
+    batch_invariant: bool = False
 
     def body(self) -> dict[str, Any]:
         return asdict(self)

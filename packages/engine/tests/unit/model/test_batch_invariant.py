@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import dense_checkpoint
@@ -21,6 +22,9 @@ from deepinfer_engine.model.names import model_directory
 from deepinfer_engine.model.runner import build_runner
 from deepinfer_engine.model.sequence_rows import SequenceRows
 from deepinfer_kernels import batch_invariant
+from deepinfer_kernels.native.library import unavailable
+
+pytestmark = pytest.mark.skipif(unavailable() is not None, reason=f"C++ forms: {unavailable()}")
 
 SEQUENCES, LENGTH = 6, 200
 DTYPES = ("float32", "bfloat16")
@@ -165,6 +169,19 @@ def test_a_seed_gives_one_text_offline_whatever_else_is_asked(tmp_path: Path) ->
         ]
 
 
+def test_processes_that_share_experts_keep_the_mode() -> None:
+    """Wherever an expert lies, its output is the same and is added in the token's order."""
+    params = SamplingParams(temperature=1, seed=7, max_tokens=6, ignore_eos=True)
+    prompts = [list(range(5 + i, 40 + 9 * i)) for i in range(4)]
+    options = {"num_blocks": 48, "max_num_seqs": 4, "prefix_cache_bytes": 0}
+    with LLM(dtype="float32", dp=2, batch_invariant=True, **options) as llm:  # type: ignore[arg-type]
+        together = [c.token_ids for c in llm.generate(prompts, replace(params, logprobs=1))]
+        bits = [c.logprobs for c in llm.generate(prompts, replace(params, logprobs=1))]
+        alone = [llm.generate([p], replace(params, logprobs=1))[0] for p in prompts]
+    assert [c.token_ids for c in alone] == together
+    assert [c.logprobs for c in alone] == bits
+
+
 def test_a_cache_written_in_another_mode_is_not_taken(tmp_path: Path) -> None:
     folder = dense_checkpoint.write_dense(tmp_path / "m")
     for model in (folder, model_directory(None)):
@@ -180,8 +197,6 @@ def test_a_cache_written_in_another_mode_is_not_taken(tmp_path: Path) -> None:
 def test_where_the_mode_cannot_be_kept_loading_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(ConfigError, match="batch_invariant: processes that share experts"):
-        LLM(batch_invariant=True, dp=2)
     with pytest.raises(ConfigError, match="batch_invariant must be True or False, got 1"):
         LLM(batch_invariant=1)  # type: ignore[arg-type]
     folder = dense_checkpoint.write_dense(tmp_path / "m")

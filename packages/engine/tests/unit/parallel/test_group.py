@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from dense_checkpoint import write_dense
 from tiny_checkpoint import write_tiny
 
@@ -21,6 +22,7 @@ from deepinfer_engine.core.runner import DecodeRow, PrefillChunk
 from deepinfer_engine.core.types import SamplingParams
 from deepinfer_engine.errors import CheckpointError, ConfigError, EngineLost
 from deepinfer_engine.model.runner import TorchRunner, build_runner
+from deepinfer_engine.model.sequence_rows import SequenceRows
 from deepinfer_engine.parallel.leader import ExpertGroup
 from deepinfer_engine.parallel.messages import Balancing, Setup
 from deepinfer_engine.parallel.seat import Seat
@@ -300,5 +302,30 @@ def test_what_another_process_cannot_load_is_told_here(model, tmp_path: Path) ->
     try:
         with pytest.raises(CheckpointError, match=r"process 1 of the expert group: .*config\.json"):
             group.lead(runner_of(model, None).model)
+    finally:
+        group.close()
+
+
+def test_every_process_keeps_batch_invariant_mode(model: Path) -> None:
+    """A sequence has the same bits whichever process runs its rows, and beside whom."""
+    ids = np.random.default_rng(3).integers(4, 320, size=(3, 60))
+    setup = replace(
+        setup_of(model, 2, Balancing()), dtype="float32", cache_quant="reference",
+        batch_invariant=True,
+    )  # fmt: skip
+
+    def rows(i: int) -> SequenceRows:
+        return SequenceRows(ids[i], 0, (), [1 + i], 1 + i)
+
+    group = ExpertGroup(setup)
+    try:
+        runner = build_runner(
+            model, num_blocks=BLOCKS, num_state_slots=SLOTS, vision=False, group=group,
+            batch_invariant=True,
+        )  # fmt: skip
+        together = runner.model.forward([rows(i) for i in range(3)], None).split(60)
+        for i, wanted in enumerate(together):
+            runner.clear_state(1 + i)
+            assert torch.equal(runner.model.forward([rows(i)], None), wanted), i
     finally:
         group.close()
