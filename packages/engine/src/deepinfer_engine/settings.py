@@ -42,7 +42,7 @@ Dtype = Literal["bfloat16", "float32", "float64"]
 CacheQuant = Literal["reference", "none"]
 Replay = Literal["off", "mask", "compact"]
 PersistState = Literal["last", "none", "all"]
-Transfer = Literal["auto", "tcp"]
+Transfer = Literal["auto", "tcp", "store"]
 RecoveryMode = Literal["exact", "bounded", "none"]
 
 
@@ -156,7 +156,8 @@ class Settings(BaseModel):
     transfer: Transfer = Field(
         "auto",
         description="auto: prompts reach decode workers of the same machine through shared memory; "
-        "tcp: over the socket always",
+        "tcp: over the socket always; store: as auto, and what is cached of a prompt its decode "
+        "worker loads from the cache that it shares with the prefill worker",
     )
     prefill: tuple[str, ...] = Field((), description="host:port of running prefill workers")
     decode: tuple[str, ...] = Field((), description="host:port of running decode workers")

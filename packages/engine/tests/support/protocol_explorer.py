@@ -66,9 +66,9 @@ def made(i: int, attempt: int) -> Outgoing:
         source.block_bytes(block)[:] = bytes([value]) * source.layout.block_bytes
     source.state_bytes(1)[:] = bytes([80 * i + 20 * attempt + 9]) * source.layout.state_bytes
     out = Outgoing(source, 0, attempt, len(TOKENS))
-    out.blocks([1, 2, 3], 2)
-    out.blocks([1, 2, 3], 3)
-    out.state(1)
+    list(out.blocks([1, 2, 3], 2))
+    list(out.blocks([1, 2, 3], 3))
+    list(out.state(1))
     return out
 
 

@@ -16,7 +16,7 @@ from pydantic import Field, create_model
 import deepinfer_kvtier as kvtier
 from deepinfer_engine.core.block_hashes import CacheChange, CacheTier, block_hashes
 from deepinfer_engine.core.pictures import Picture
-from deepinfer_engine.core.prefix_store import BorderState, Hit, Loaded, Tokens
+from deepinfer_engine.core.prefix_store import BorderState, Hit, Loaded, PrefixBlocks, Tokens
 from deepinfer_engine.core.runner import CacheLayout
 from deepinfer_engine.core.types import TrafficClass
 from deepinfer_engine.core.windows import Recovery, WindowSource
@@ -277,6 +277,20 @@ class KVTierStore:
             source = _WHERE.get(match.state.tier, "stored")
         generation = plan.replay_generation if plan.approximate else 0
         return self._hit(namespace, match, plan.n_blocks, source, generation)
+
+    def match_blocks(self, wanted: PrefixBlocks) -> Hit | None:
+        namespace = self._namespace(wanted.salt)
+        match = namespace.match(
+            wanted.tokens,
+            _media(wanted.pictures),
+            want=("block",),
+            leave_last=False,
+            accept_approximate=wanted.generation > 0,
+        )
+        if match.block_prefix == 0:
+            match.release()
+            return None
+        return self._hit(namespace, match, match.block_prefix, None)
 
     def _hit(
         self,

@@ -279,7 +279,11 @@ Decode = Annotated[
 ]
 TransferWay = Annotated[
     str | None,
-    typer.Option("--transfer", help="auto: shared memory on one machine; tcp: sockets always."),
+    typer.Option(
+        "--transfer",
+        help="auto: shared memory on one machine; tcp: sockets always; store: decode workers load "
+        "what is cached themselves.",
+    ),
 ]
 TtftShed = Annotated[
     float | None,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from functools import partial
 from typing import Literal
+
+import uvloop
 
 from deepinfer_engine.cli.launch import (
     build_grammars,
@@ -47,12 +48,13 @@ def run_worker(role: Literal["prefill", "decode"], settings: Settings, listen: s
         if role == "prefill":
             from deepinfer_engine.pd.prefill import serve_prefill
 
-            serve = partial(serve_prefill, shares_memory=settings.transfer == "auto")
+            way = settings.transfer
+            serve = partial(serve_prefill, shares_memory=way != "tcp", loads_stored=way == "store")
         else:
             from deepinfer_engine.pd.decode import serve_decode
 
             serve = partial(serve_decode, grammars=build_grammars(settings, runner))
-        asyncio.run(
+        uvloop.run(
             serve(
                 runner,
                 store,

@@ -50,6 +50,19 @@ class Loaded:
 
 
 @dataclass(frozen=True, slots=True)
+class PrefixBlocks:
+    """Whole blocks from a prompt's beginning, whose windows somebody else has.
+
+    generation: bounded replays behind it, at most; 0: exact ones alone.
+    """
+
+    tokens: Tokens
+    salt: str
+    pictures: Sequence[Picture] = ()
+    generation: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class BorderState:
     """The state at a border, to be put. persist: below memory, too."""
 
@@ -74,6 +87,10 @@ class PrefixStore(Protocol):
         pictures: Sequence[Picture] = (),
     ) -> Hit | None:
         """The longest prefix that can be continued, within the limit; leased until released."""
+        ...
+
+    def match_blocks(self, wanted: PrefixBlocks) -> Hit | None:
+        """As many of these blocks as are there, without a window; leased until released."""
         ...
 
     def load(self, hit: Hit, blocks: Sequence[memoryview], state: memoryview) -> Loaded:

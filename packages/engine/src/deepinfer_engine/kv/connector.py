@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from deepinfer_engine.core.block_hashes import CacheChange
 from deepinfer_engine.core.loop import LoadedCallback
-from deepinfer_engine.core.prefix_store import BorderState, Hit, PrefixStore
+from deepinfer_engine.core.prefix_store import BorderState, Hit, PrefixBlocks, PrefixStore
 from deepinfer_engine.core.runner import StepRunner
 from deepinfer_engine.core.sequence import LiveSequence
 from deepinfer_engine.core.windows import NOTHING, PersistState, Prefix
@@ -53,6 +53,8 @@ class KVConnector:
         self._unsettled: list[tuple[Callable[[], None], int]] = []
         """Puts that were handed over but may not be findable yet; the publishing thread's own."""
         self._counters: Counter[str] = Counter()
+        self.on_hit: Callable[[LiveSequence, Prefix], None] = lambda seq, prefix: None
+        """Hears, on a loading thread, what is cached of a prompt before it runs."""
 
     # -- loads ----------------------------------------------------------------------------------
 
@@ -68,7 +70,31 @@ class KVConnector:
             self._count(prefix_errors=1)
             prefix = NOTHING
         self._count(prefix_miss_tokens=seq.prompt_len - prefix.n_tokens)
+        self.on_hit(seq, prefix)
         loaded(seq, prefix)
+
+    def load_blocks(
+        self, wanted: PrefixBlocks, views: Sequence[memoryview], loaded: Callable[[int], None]
+    ) -> None:
+        """Fill the views; `loaded` hears on another thread how many leading ones are good."""
+        self._loader.submit(self._load_blocks, wanted, views, loaded)
+
+    def _load_blocks(
+        self, wanted: PrefixBlocks, views: Sequence[memoryview], loaded: Callable[[int], None]
+    ) -> None:
+        size, good = self._runner.layout.block_tokens, 0
+        try:
+            hit = self._store.match_blocks(wanted)
+            if hit is not None:
+                try:
+                    found = views[: hit.n_tokens // size]
+                    good = self._store.load(hit, found, memoryview(b"")).n_tokens // size
+                finally:
+                    self._store.release(hit)
+        except Exception:
+            log.exception("stored blocks could not be loaded; they are sent")
+            self._count(prefix_errors=1)
+        loaded(good)
 
     def _match(self, seq: LiveSequence, limit_tokens: int | None) -> Hit | None:
         try:

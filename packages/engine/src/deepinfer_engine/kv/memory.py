@@ -15,7 +15,7 @@ import numpy as np
 
 from deepinfer_engine.core.block_hashes import CacheChange, block_hashes
 from deepinfer_engine.core.pictures import Picture, overlapping
-from deepinfer_engine.core.prefix_store import BorderState, Hit, Loaded, Tokens
+from deepinfer_engine.core.prefix_store import BorderState, Hit, Loaded, PrefixBlocks, Tokens
 from deepinfer_engine.core.runner import CacheLayout
 from deepinfer_engine.core.types import TrafficClass
 
@@ -60,6 +60,15 @@ class MemoryStore:
             best * self._layout.block_tokens, {"memory": best}, tuple(digests[:best]), window
         )
 
+    def match_blocks(self, wanted: PrefixBlocks) -> Hit | None:
+        tokens = wanted.tokens
+        digests = self._digests(tokens, wanted.salt, len(tokens), wanted.pictures)
+        with self._lock:
+            there = [("block", digest) in self._records for digest in digests]
+        best = (*there, False).index(False)
+        size = self._layout.block_tokens
+        return Hit(best * size, {"memory": best}, tuple(digests[:best])) if best else None
+
     def load(self, hit: Hit, blocks: Sequence[memoryview], state: memoryview) -> Loaded:
         digests = hit.handle
         assert isinstance(digests, tuple)
@@ -69,7 +78,7 @@ class MemoryStore:
                 if record is None:
                     return Loaded(i * self._layout.block_tokens, False)
                 view[:] = record
-            if self._layout.state_bytes:
+            if hit.loads_state:
                 record = self._get(("state", digests[-1]))
                 if record is None:
                     return Loaded(hit.n_tokens, False)

@@ -13,7 +13,7 @@ from deepinfer_engine.core.constraint import ConstraintState, mask_behind
 from deepinfer_engine.core.durations import Durations
 from deepinfer_engine.core.grammars import GrammarCompiler
 from deepinfer_engine.core.plan import Chunk, Progress
-from deepinfer_engine.core.prefix_store import PrefixStore
+from deepinfer_engine.core.prefix_store import PrefixBlocks, PrefixStore
 from deepinfer_engine.core.runner import StepRunner
 from deepinfer_engine.core.sequence import LiveSequence
 from deepinfer_engine.core.types import SamplingParams
@@ -38,6 +38,7 @@ from deepinfer_engine.pd.messages import (
     read_logprobs,
     read_request,
     reading,
+    token_array,
     unpack_tokens,
     usage_body,
     xid_body,
@@ -179,6 +180,8 @@ class DecodeService(WorkerService):
                 self._reserve(peer, xid, body)
             case FrameType.MASK_WANTED if role == "prefill":
                 self._mask_wanted(peer, xid, body)
+            case FrameType.STORED if role == "prefill":
+                self._load(peer, xid, body)
             case FrameType.COMMIT if role == "prefill":
                 self._commit(peer, xid, body)
             case FrameType.ABORT:
@@ -251,10 +254,8 @@ class DecodeService(WorkerService):
         if offer is None:
             peer.send(FrameType.GONE, xid_body(xid))
             return
-        tokens = unpack_tokens(body["tokens"])
-        if tokens:
-            self._check_tokens(tokens, xid)
-        offer.asked = peer, tokens
+        self._check_tokens(body["tokens"], xid)
+        offer.asked = peer, unpack_tokens(body["tokens"])
         if offer.compiling is None:
             self._answer_mask(offer)
 
@@ -359,10 +360,39 @@ class DecodeService(WorkerService):
         else:
             self._start_if_ready(attempt, peer)
 
+    def _load(self, peer: Connection, xid: Xid, body: Body) -> None:
+        """Bring what is cached of a prompt from the store, and say how much that was."""
+        try:
+            self._check_tokens(body["tokens"], xid)
+            tokens = unpack_tokens(body["tokens"])
+            begun = self.landings.load_begins(peer, xid, tokens)
+        except TransferError as error:
+            self._break(self.landings.get(xid), peer, str(error))
+            return
+        if begun is None:
+            peer.send(FrameType.GONE, xid_body(xid))
+            return
+        attempt, views = begun
+        if self.connector is None:
+            self._load_ended(attempt, peer, 0)
+            return
+        request = read_request(self._offers[xid.key].body, xid, ())
+        self.connector.load_blocks(
+            PrefixBlocks(tokens, request.salt, request.pictures, body["generation"]),
+            views,
+            lambda blocks: self.post(self._load_ended, attempt, peer, blocks),
+        )
+
+    def _load_ended(self, attempt: Attempt, peer: Connection, blocks: int) -> None:
+        if self.landings.load_ended(attempt, blocks):
+            peer.send(FrameType.LOADED, {**xid_body(attempt.xid), "blocks": blocks})
+        self._place_queued()
+
     def _commit(self, peer: Connection, xid: Xid, body: Body) -> None:
         try:
+            self._check_tokens(body["tokens"], xid)
+            self._check_tokens(pack_tokens((body["first_token"],)), xid)
             commit = reading(_read_commit, body)
-            self._check_tokens((*commit.tokens, commit.first_token), xid)
             attempt = self.landings.commit(peer, xid, commit)
         except TransferError as error:
             self._break(self.landings.get(xid), peer, str(error))
@@ -372,9 +402,10 @@ class DecodeService(WorkerService):
         else:
             self._start_if_ready(attempt, peer)
 
-    def _check_tokens(self, tokens: tuple[int, ...], xid: Xid) -> None:
-        size = self.runner.caps.vocab_size
-        if not 0 <= min(tokens) <= max(tokens) < size:
+    def _check_tokens(self, packed: bytes, xid: Xid) -> None:
+        """As an array: a long prompt's units take hardly longer than Python's look at each."""
+        size, tokens = self.runner.caps.vocab_size, token_array(packed)
+        if tokens.size and not 0 <= tokens.min() <= tokens.max() < size:
             raise TransferError(f"{xid.key} was committed with tokens outside 0..{size - 1}")
 
     def refuse(self, peer: Connection, xid: Xid, message: str) -> None:

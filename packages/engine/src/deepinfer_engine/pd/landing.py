@@ -9,7 +9,8 @@ are nothing.
 
 Reserved memory has two owners, the request and the writer. It becomes free when both are gone;
 the writer is gone when everything landed, or when its grant is revoked, after which not a byte is
-written for it.
+written for it. Blocks that are loaded from a shared cache have a third one, the load, until it has
+ended: it writes from a thread that nobody stops.
 """
 
 from __future__ import annotations
@@ -73,6 +74,10 @@ class Attempt:
     blocks_written: set[int] = field(default_factory=set[int])
     state_ranges: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     corrupt_units: set[int] = field(default_factory=set[int])
+    stored: tuple[int, ...] = ()
+    """First tokens of the prompt, of which blocks were asked from the shared cache."""
+    loading: int = 0
+    """How many leading blocks a load is writing now."""
 
 
 class Landings:
@@ -84,7 +89,13 @@ class Landings:
         self._next_grant = first_grant
         self._by_grant: dict[int, Attempt] = {}
         self._by_key: dict[str, Attempt] = {}
-        self.counters = {"transfer_units": 0, "transfer_bytes": 0, "transfer_digest_errors": 0}
+        self._loads: set[Attempt] = set()
+        self.counters = {
+            "transfer_units": 0,
+            "transfer_bytes": 0,
+            "transfer_digest_errors": 0,
+            "transfer_stored_bytes": 0,
+        }
 
     def __iter__(self) -> Iterator[Attempt]:
         return iter(self._by_key.values())
@@ -97,7 +108,8 @@ class Landings:
 
     @property
     def writer_held_blocks(self) -> int:
-        return sum(len(a.reservation.blocks) for a in self._by_key.values() if a.writer_owns)
+        granted = sum(len(a.reservation.blocks) for a in self._by_key.values() if a.writer_owns)
+        return granted + sum(a.loading for a in self._loads if not a.writer_owns)
 
     def reserve(self, xid: Xid, prompt_len: int, priority: int = 0) -> Attempt | None:
         """Memory for a prompt, or None when not now. Raises what `Scheduler.check_fits` raises."""
@@ -147,10 +159,46 @@ class Landings:
         self._settle(attempt)
         return attempt
 
+    def load_begins(
+        self, writer: object, xid: Xid, tokens: tuple[int, ...]
+    ) -> tuple[Attempt, list[memoryview]] | None:
+        """Where the blocks of a prompt's first tokens are to be loaded; None: unknown attempt.
+
+        `load_ended` must follow, whatever becomes of the attempt.
+        """
+        attempt = self._written(xid)
+        if attempt is None:
+            return None
+        if attempt.writer is not None and attempt.writer is not writer:
+            raise TransferError(f"{xid.key} is loaded for a peer that does not write it")
+        n_blocks, rest = divmod(len(tokens), self._runner.layout.block_tokens)
+        if rest or not 0 < len(tokens) < attempt.reservation.prompt_len:
+            raise TransferError(f"{len(tokens)} stored tokens do not fit {xid.key}")
+        if attempt.stored or attempt.commit or attempt.blocks_written & set(range(n_blocks)):
+            raise TransferError(f"blocks of {xid.key} would be written a second time by a load")
+        attempt.writer, attempt.stored, attempt.loading = writer, tokens, n_blocks
+        attempt.stage = Stage.WRITING
+        self._loads.add(attempt)
+        reservation = attempt.reservation
+        self._loop.pin(reservation.blocks[:n_blocks], reservation.state_slot)
+        return attempt, [self._runner.block_bytes(b) for b in reservation.blocks[:n_blocks]]
+
+    def load_ended(self, attempt: Attempt, n_blocks: int) -> bool:
+        """So many leading blocks are there. False: nobody waits for them any more."""
+        reservation = attempt.reservation
+        self._loop.unpin(reservation.blocks[: attempt.loading], reservation.state_slot)
+        self._loads.remove(attempt)
+        attempt.loading = 0
+        if attempt.stage is not Stage.WRITING:
+            return False
+        attempt.blocks_written.update(range(n_blocks))
+        self.counters["transfer_stored_bytes"] += n_blocks * self._runner.layout.block_bytes
+        return True
+
     def commit(self, writer: object, xid: Xid, commit: Commit) -> Attempt | None:
         """Take the COMMIT; READY at once or when the last unit lands. None: unknown attempt."""
-        attempt = self._by_key.get(xid.key)
-        if attempt is None or not attempt.writer_owns or attempt.stage is Stage.ABORTING:
+        attempt = self._written(xid)
+        if attempt is None:
             return None
         if attempt.writer is not None and attempt.writer is not writer:
             raise TransferError(f"{xid.key} is committed by a peer that does not write it")
@@ -167,6 +215,8 @@ class Landings:
             raise TransferError(
                 f"{xid.key}: {commit.prefix.n_tokens} of the prompt cannot be cached"
             )
+        if attempt.loading or commit.tokens[: len(attempt.stored)] != attempt.stored:
+            raise TransferError(f"{xid.key} was committed with other tokens than are loaded")
         attempt.writer = writer
         attempt.commit = commit
         attempt.stage = Stage.COMMITTED
@@ -207,6 +257,13 @@ class Landings:
         """Attempts that this peer may still write."""
         return [a for a in self._by_grant.values() if a.writer is writer]
 
+    def _written(self, xid: Xid) -> Attempt | None:
+        """The attempt, while its writer has a grant."""
+        attempt = self._by_key.get(xid.key)
+        if attempt is None or not attempt.writer_owns or attempt.stage is Stage.ABORTING:
+            return None
+        return attempt
+
     def _forget_if_free(self, attempt: Attempt) -> None:
         if attempt.stage is Stage.ABORTING and not attempt.writer_owns:
             attempt.stage = Stage.GONE
@@ -223,6 +280,8 @@ class Landings:
                 or (header.token_first, header.token_count) != (first * size, tokens)
             ):
                 raise TransferError(f"unit {header.unit} of {key} does not fit its reservation")
+            if first < attempt.loading:
+                raise TransferError(f"unit {header.unit} writes blocks of {key} that are loaded")
             if not attempt.blocks_written.isdisjoint(range(first, end)):
                 raise TransferError(f"unit {header.unit} writes blocks of {key} a second time")
         elif header.group == GROUP_STATE:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from deepinfer_engine.core.pictures import Picture, picture_digest
 from deepinfer_engine.core.sampling_params import validate
@@ -51,6 +52,13 @@ def read_xid(body: Body) -> Xid:
 def pack_tokens(tokens: Sequence[int]) -> bytes:
     """Token ids as raw little-endian int32."""
     return np.asarray(tokens, dtype="<i4").tobytes()
+
+
+def token_array(data: bytes) -> npt.NDArray[np.int32]:
+    """Raises TransferError for bytes that are no whole ids."""
+    if len(data) % 4:
+        raise TransferError(f"{len(data)} bytes are no token ids")
+    return np.frombuffer(data, dtype="<i4")
 
 
 def unpack_tokens(data: bytes) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ import itertools
 import logging
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,7 +18,9 @@ from deepinfer_engine.core.durations import Durations
 from deepinfer_engine.core.plan import Chunk, Progress
 from deepinfer_engine.core.prefix_store import PrefixStore
 from deepinfer_engine.core.runner import StepRunner
+from deepinfer_engine.core.sequence import LiveSequence
 from deepinfer_engine.core.types import GenerateRequest
+from deepinfer_engine.core.windows import Prefix
 from deepinfer_engine.errors import ConfigError, EngineUnavailable, RequestError, TransferError
 from deepinfer_engine.pd import transport, wire
 from deepinfer_engine.pd.announcing import Announcing
@@ -70,6 +72,14 @@ class ChunkDone:
     state_slot: int
 
 
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What the cache had of a prompt: its first tokens."""
+
+    tokens: tuple[int, ...]
+    generation: int
+
+
 @dataclass(slots=True)
 class Pixels:
     """Bytes that a router has sent for a prompt to come."""
@@ -87,8 +97,8 @@ class Job:
     decode_address: str
     decode_epoch: int
     out: Outgoing
-    steps: asyncio.Queue[ChunkDone | Progress] = field(
-        default_factory=asyncio.Queue["ChunkDone | Progress"]
+    steps: asyncio.Queue[Found | ChunkDone | Progress] = field(
+        default_factory=asyncio.Queue["Found | ChunkDone | Progress"]
     )
     asking: asyncio.Task[None] | None = None
     """Set while the decode worker is asked what the first token may be."""
@@ -101,6 +111,10 @@ class Job:
     lease_until: float | None = None
     """When its memory goes though decode did not release it; None before COMMIT."""
     resent: set[int] = field(default_factory=set[int])
+    loading: int = 0
+    """How many leading blocks decode was asked to load from the cache itself."""
+    loaded: asyncio.Future[int] | None = None
+    """How many of them it has."""
 
 
 async def serve_prefill(
@@ -115,6 +129,7 @@ async def serve_prefill(
     looked: Callable[[str], None] = lambda trouble: None,
     announcing: Announcing | None = None,
     shares_memory: bool = True,
+    loads_stored: bool = False,
     ready: Callable[[str], None] = lambda address: None,
     stop: asyncio.Event | None = None,
     drain_timeout_s: float = 120.0,
@@ -126,7 +141,8 @@ async def serve_prefill(
     twice a second, from a thread of its own, why no step ends.
     `helpers`: processes that `runner` computes with; the worker ends when one of them does.
     `announcing`: routers that are told that this worker is there. `shares_memory`: whether units
-    to decode workers of this machine go through shared memory.
+    to decode workers of this machine go through shared memory. `loads_stored`: whether a decode
+    worker on the same store loads from it what is cached of a prompt, instead of being sent it.
     """
     service = PrefillService(
         runner,
@@ -139,6 +155,7 @@ async def serve_prefill(
     service.on_look = looked
     service.announcing = announcing
     service.shares_memory = shares_memory
+    service.loads_stored = loads_stored
     await service.serve(listen, ready=ready, stop=stop, drain_timeout_s=drain_timeout_s)
 
 
@@ -175,6 +192,10 @@ class PrefillService(WorkerService):
         self._handed_over = Durations("handover")
         self.shares_memory = True
         """Whether units to decode workers of this machine go through shared memory."""
+        self.loads_stored = False
+        """Whether a decode worker on the same store loads from it what is cached."""
+        if self.connector is not None:
+            self.connector.on_hit = self._found
         self._rings: dict[Connection, SendRing] = {}
         self._counters = {
             "transfer_units": 0,
@@ -214,6 +235,9 @@ class PrefillService(WorkerService):
             case FrameType.MASK if role == "decode":
                 if job is not None and job.mask is not None and not job.mask.done():
                     job.mask.set_result(body["mask"])
+            case FrameType.LOADED if role == "decode":
+                if job is not None:
+                    self._loaded(job, reading(lambda b: int(b["blocks"]), body))
             case FrameType.NACK if role == "decode":
                 if job is not None:
                     self._resend(job, reading(lambda b: int(b["unit"]), body))
@@ -376,7 +400,7 @@ class PrefillService(WorkerService):
             else:
                 job.steps.put_nowait(progress)
 
-    def _step_done(self, key: str, done: ChunkDone) -> None:
+    def _step_done(self, key: str, done: Found | ChunkDone) -> None:
         job = self._jobs.get(key)
         if job is not None:
             job.steps.put_nowait(done)
@@ -386,13 +410,19 @@ class PrefillService(WorkerService):
         try:
             decode = job.decode = await self._decode_link(job.decode_address, job.decode_epoch)
             where = ChunkDone(0, (), 0)
-            while isinstance(step := await job.steps.get(), ChunkDone):
+            while not isinstance(step := await job.steps.get(), Progress):
+                if isinstance(step, Found):
+                    self._have_loaded(job, decode, step)
+                    continue
                 where = step
                 full = where.num_tokens // self.runner.layout.block_tokens
                 job.sent_since = job.sent_since or time.monotonic()
                 await self._send(decode, job.out.blocks(where.blocks, full))
             job.sent_since = job.sent_since or time.monotonic()
             await self._send(decode, job.out.blocks(where.blocks, len(where.blocks)))
+            if job.loaded is not None:
+                left = job.out.between(where.blocks, await job.loaded, job.loading)
+                await self._send(decode, left)
             await self._send(decode, job.out.state(where.state_slot))
             await self._published()
             decode.send(FrameType.COMMIT, _commit_body(job, step))
@@ -405,6 +435,30 @@ class PrefillService(WorkerService):
             log.exception("sending the prompt of %s failed", job.xid.key)
             self._fail(job, "engine", f"sending the prompt failed: {error}")
 
+    def _found(self, seq: LiveSequence, prefix: Prefix) -> None:
+        """From a loading thread, before any chunk of this prompt runs."""
+        if self.loads_stored and prefix.n_tokens:
+            found = Found(tuple(seq.tokens[: prefix.n_tokens]), prefix.generation)
+            self.post(self._step_done, seq.key, found)
+
+    def _have_loaded(self, job: Job, decode: Connection, found: Found) -> None:
+        """A prompt that is computed again may be found again: what was sent stays sent."""
+        store = "" if self.connector is None else self.connector.shared_as
+        if not store or decode.hello.get("store") != store:
+            return
+        if job.loaded is None and not job.out.units:
+            job.loading = len(found.tokens) // self.runner.layout.block_tokens
+            job.out.blocks_made = job.loading
+            job.loaded = asyncio.get_running_loop().create_future()
+            body = {"tokens": pack_tokens(found.tokens), "generation": found.generation}
+            decode.send(FrameType.STORED, {**xid_body(job.xid), **body})
+
+    def _loaded(self, job: Job, blocks: int) -> None:
+        if job.loaded is None or job.loaded.done() or blocks > job.loading:
+            self._fail(job, "protocol", f"{blocks} blocks were loaded of {job.loading}")
+        else:
+            job.loaded.set_result(blocks)
+
     def _observe(self, job: Job, now: float) -> None:
         """Decode has everything: from the first byte that left, and from the last of the prompt."""
         if job.sent_since is not None:
@@ -412,7 +466,7 @@ class PrefillService(WorkerService):
         if job.committed_at is not None:
             self._handed_over.observe(now - job.committed_at)
 
-    async def _send(self, decode: Connection, units: list[Unit]) -> None:
+    async def _send(self, decode: Connection, units: Iterable[Unit]) -> None:
         ring = self._rings.get(decode)
         for unit in units:
             if ring is None or unit.header.nbytes > ring.size:

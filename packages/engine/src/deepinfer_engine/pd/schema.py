@@ -204,6 +204,20 @@ class Commit(Attempted):
     cached: Cached
 
 
+class Stored(Attempted):
+    """Prefill to decode: the cache that both read holds these first tokens, whole blocks; load
+    them. Units of the others come meanwhile."""
+
+    tokens: Ids
+    generation: Annotated[int, Field(ge=0, le=127)]
+
+
+class Loaded(Attempted):
+    """So many leading blocks of them are there; send the others. COMMIT comes after it."""
+
+    blocks: Count
+
+
 class Ready(Attempted):
     token: Count
     logprobs: Logprobs
@@ -354,6 +368,8 @@ MESSAGES: dict[FrameType, type[Message]] = {
     FrameType.PIXELS: Pixels,
     FrameType.MASK_WANTED: MaskWanted,
     FrameType.MASK: Mask,
+    FrameType.STORED: Stored,
+    FrameType.LOADED: Loaded,
     FrameType.COMMIT: Commit,
     FrameType.READY: Ready,
     FrameType.RELEASED: Attempted,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from deepinfer_engine.core.runner import StepRunner
@@ -11,8 +11,9 @@ from deepinfer_engine.pd import wire
 from deepinfer_engine.pd.landing import GROUP_BLOCKS, GROUP_STATE
 from deepinfer_engine.pd.wire import UnitHeader
 
-UNIT_BYTES = 1 << 20
-"""Aim for the size of a unit: large enough for few frames, small enough for a core's cache."""
+UNIT_BYTES = 2 << 20
+"""Aim for the size of a unit: large enough for few frames, small enough to be read again from a
+cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,26 +42,33 @@ class Outgoing:
                 f"{wire.MAX_DATA_BYTES}"
             )
 
-    def blocks(self, block_ids: Sequence[int], upto: int) -> list[Unit]:
-        """Units for blocks `blocks_made .. upto - 1` of this table."""
-        layout, made = self.runner.layout, list[Unit]()
+    def blocks(self, block_ids: Sequence[int], upto: int) -> Iterator[Unit]:
+        """Units for blocks `blocks_made .. upto - 1` of this table.
+
+        Each is made when it is asked for: sent at once, its bytes still lie in the cache that
+        their digest was computed from.
+        """
+        for unit in self.between(block_ids, self.blocks_made, upto):
+            self.blocks_made = unit.header.block_first + unit.header.block_count
+            yield unit
+
+    def between(self, block_ids: Sequence[int], begin: int, upto: int) -> Iterator[Unit]:
+        """Units for blocks `begin .. upto - 1`, which were left out before."""
+        layout = self.runner.layout
         step = max(1, UNIT_BYTES // layout.block_bytes)
-        for first in range(self.blocks_made, upto, step):
+        for first in range(begin, upto, step):
             end = min(upto, first + step)
             views = tuple(self.runner.block_bytes(b) for b in block_ids[first:end])
             start = first * layout.block_tokens
             tokens = min(self.prompt_len, end * layout.block_tokens) - start
-            made.append(self._unit(GROUP_BLOCKS, first, end - first, start, tokens, views))
-        self.blocks_made = max(self.blocks_made, upto)
-        return made
+            yield self._unit(GROUP_BLOCKS, first, end - first, start, tokens, views)
 
-    def state(self, slot: int) -> list[Unit]:
+    def state(self, slot: int) -> Iterator[Unit]:
         """Units for the whole state slot; it belongs to exactly `prompt_len` tokens."""
-        view, made = self.runner.state_bytes(slot), list[Unit]()
+        view = self.runner.state_bytes(slot)
         for first in range(0, len(view), UNIT_BYTES):
             part = view[first : first + UNIT_BYTES]
-            made.append(self._unit(GROUP_STATE, first, 0, 0, self.prompt_len, (part,)))
-        return made
+            yield self._unit(GROUP_STATE, first, 0, 0, self.prompt_len, (part,))
 
     def _unit(
         self,

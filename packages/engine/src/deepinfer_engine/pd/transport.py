@@ -29,9 +29,14 @@ MAX_UNSENT_BYTES = 64 << 20
 MAX_UNREAD_BYTES = 16 << 20
 """Frames received but not taken yet, beyond which the peer has to wait."""
 
+MAX_SPARE = 4
+"""Buffers that a connection keeps for units."""
+
 
 @dataclass(frozen=True, slots=True)
 class Frame:
+    """`data` of a UNIT is valid until the next frame is asked for: its memory is used again."""
+
     type: int
     data: memoryview
 
@@ -45,7 +50,8 @@ class Frame:
 class Connection(asyncio.BufferedProtocol):
     """One peer. `send` never blocks; `drain` waits while much is unsent.
 
-    Bodies are received straight into a buffer of their own size: no stream buffer, no slicing.
+    Bodies are received straight into a buffer of their own: no stream buffer, no slicing. Those of
+    units are used again and again, so that their pages are there and lie in a cache.
     """
 
     def __init__(self, made: Callable[[Connection], None] | None = None) -> None:
@@ -63,6 +69,10 @@ class Connection(asyncio.BufferedProtocol):
         self._filled = 0
         self._frames: deque[tuple[wire.FrameHeader, bytes, memoryview]] = deque()
         self._unread = 0
+        self._spare: list[memoryview] = []
+        """Buffers that hold nothing now."""
+        self._lent: memoryview | None = None
+        """That of the unit that `receive` gave last."""
         self._error: TransferError | None = None
         self._arrived = asyncio.Event()
         self._writable = asyncio.Event()
@@ -121,6 +131,9 @@ class Connection(asyncio.BufferedProtocol):
 
     async def receive(self) -> Frame | None:
         """The next frame; None at the end. TransferError on a frame that breaks the protocol."""
+        if self._lent is not None:
+            self._back(self._lent)
+            self._lent = None
         while not self._frames:
             if self._error is not None:
                 raise self._error
@@ -137,9 +150,29 @@ class Connection(asyncio.BufferedProtocol):
             raise TransferError(
                 f"a frame came {state}: give all workers and the router the same cluster key"
             )
-        if self._opens is not None:
+        buffer = data if header.type == FrameType.UNIT else None
+        if self._opens is not None and buffer is not None and len(buffer) >= wire.TAG_BYTES:
+            plain = self._buffer(len(buffer) - wire.TAG_BYTES)
+            self._opens.open_into(header.seq, raw, buffer, plain)
+            self._back(buffer)
+            buffer = data = plain
+        elif self._opens is not None:
             data = self._opens.open(header.seq, raw, data)
+        self._lent = buffer
         return Frame(header.type, data)
+
+    def _buffer(self, size: int) -> memoryview:
+        """Memory for a unit. What it holds is of another one."""
+        for i, spare in enumerate(self._spare):
+            if spare.nbytes >= size:
+                return self._spare.pop(i)[:size]
+        return memoryview(bytearray(size))
+
+    def _back(self, buffer: memoryview) -> None:
+        whole = memoryview(buffer.obj)
+        self._spare.append(whole)
+        if len(self._spare) > MAX_SPARE:
+            self._spare.remove(min(self._spare, key=len))
 
     def close(self) -> None:
         if self._transport is not None:
@@ -177,7 +210,10 @@ class Connection(asyncio.BufferedProtocol):
                 self.close()
                 self._arrived.set()
                 return
-            self._target, self._filled = memoryview(bytearray(self._frame.length)), 0
+            length = self._frame.length
+            unit = self._frame.type == FrameType.UNIT
+            self._target = self._buffer(length) if unit else memoryview(bytearray(length))
+            self._filled = 0
             if self._frame.length:
                 return
         self._frames.append((self._frame, bytes(self._head), self._target))

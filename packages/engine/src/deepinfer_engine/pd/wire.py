@@ -21,7 +21,7 @@ import xxhash
 
 from deepinfer_engine.errors import TransferError
 
-VERSION = 10
+VERSION = 11
 """Of frames and of every message: peers of another version refuse each other."""
 SEALED = 1
 MAX_CONTROL_BYTES = 16 << 20
@@ -52,6 +52,8 @@ class FrameType(IntEnum):
     MASK_WANTED = 23
     MASK = 24
     PROMPT_LOGPROBS = 25
+    STORED = 26
+    LOADED = 27
     UNIT = 30
     COMMIT = 31
     READY = 32

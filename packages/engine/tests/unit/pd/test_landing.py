@@ -24,9 +24,9 @@ def sent_by(request):
         source.block_bytes(block)[:] = bytes([10 * request + block]) * source.layout.block_bytes
     source.state_bytes(1)[:] = bytes([10 * request + 9]) * source.layout.state_bytes
     out = Outgoing(source, FIRST_GRANT + request, 1, len(TOKENS))
-    out.blocks([1, 2, 3], 2)
-    out.blocks([1, 2, 3], 3)
-    out.state(1)
+    list(out.blocks([1, 2, 3], 2))
+    list(out.blocks([1, 2, 3], 3))
+    list(out.state(1))
     return out
 
 
@@ -241,3 +241,108 @@ def test_large_state_travels_in_parts_that_cover_it_exactly(monkeypatch):
         world.send(unit)
     assert world.commit().stage is Stage.READY
     assert world.bytes_of(0) == {1, 2, 3, 9}
+
+
+def loading(world, blocks=2, i=0, **changes):
+    """Begin the load of the first blocks, and fill them as the store would."""
+    tokens = changes.get("tokens", TOKENS[: blocks * BLOCK])
+    begun = world.landings.load_begins(
+        changes.get("writer", world.writer), world.attempts[i].xid, tokens
+    )
+    if begun is not None:
+        for number, view in enumerate(begun[1], 1):
+            view[:] = bytes([10 * i + number]) * len(view)
+    return begun
+
+
+def without_blocks(upto):
+    """A request's units but those of its first blocks."""
+    out = sent_by(0)
+    source, table = out.runner, [1, 2, 3]
+    rest = Outgoing(source, FIRST_GRANT, 1, len(TOKENS))
+    rest.blocks_made = upto
+    list(rest.blocks(table, 3))
+    list(rest.state(1))
+    return rest
+
+
+def test_loaded_blocks_and_the_units_of_the_others_make_an_attempt_ready():
+    world = World(units=[without_blocks(2)])
+    attempt, views = loading(world)
+    assert len(views) == 2
+    world.send(0)
+    assert world.landings.load_ended(attempt, 2)
+    world.send(1)
+    assert world.commit().stage is Stage.READY
+    assert world.bytes_of(0) == {1, 2, 3, 9}
+
+
+def test_blocks_that_a_load_did_not_bring_are_sent():
+    world = World(units=[without_blocks(1)])
+    attempt, _ = loading(world)
+    assert world.landings.load_ended(attempt, 1)
+    for unit in range(2):
+        world.send(unit)
+    assert world.commit().stage is Stage.READY
+    assert world.landings.counters["transfer_stored_bytes"] == world.runner.layout.block_bytes
+
+
+def test_blocks_that_neither_a_load_nor_a_unit_brought_are_missed():
+    world = World(units=[without_blocks(2)])
+    attempt, _ = loading(world)
+    world.landings.load_ended(attempt, 1)
+    for unit in range(2):
+        world.send(unit)
+    with pytest.raises(TransferError, match="not what prefill committed"):
+        world.commit()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"tokens": TOKENS},
+        {"tokens": TOKENS[: BLOCK + 1]},
+        {"tokens": ()},
+        {"writer": object()},
+        "again",
+        "behind a unit",
+    ],
+    ids=["whole prompt", "half a block", "nothing", "of another", "again", "behind a unit"],
+)
+def test_a_load_that_its_writer_could_not_have_meant_breaks_the_attempt(changes):
+    world = World(units=[without_blocks(1)])
+    if changes == "again":
+        world.landings.load_ended(loading(world, 1)[0], 1)
+        changes = {}
+    else:
+        world.send(0)
+        changes = {} if changes == "behind a unit" else changes
+    with pytest.raises(TransferError):
+        loading(world, **changes)
+
+
+def test_while_a_load_writes_nobody_else_does_and_nothing_is_committed():
+    world = World()
+    attempt, _ = loading(world, 1)
+    with pytest.raises(TransferError, match="that are loaded"):
+        world.send(0)
+    with pytest.raises(TransferError, match="loaded"):
+        world.commit()
+    world.landings.load_ended(attempt, 0)
+    for unit in range(3):
+        world.send(unit)
+    with pytest.raises(TransferError, match="loaded"):
+        world.commit(tokens=(TOKENS[0] + 1, *TOKENS[1:]))
+    assert world.commit().stage is Stage.READY
+
+
+def test_memory_of_an_attempt_that_ended_is_not_free_while_a_load_writes_it():
+    world = World()
+    attempt, views = loading(world)
+    world.landings.abort(attempt)
+    world.landings.revoke(attempt)
+    assert attempt.stage is Stage.GONE
+    assert world.held() == world.landings.writer_held_blocks == len(views) == 2
+    assert loading(world) is None
+    assert not world.landings.load_ended(attempt, 2), "nobody waits for it"
+    assert world.held() == world.landings.writer_held_blocks == 0

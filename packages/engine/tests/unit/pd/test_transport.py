@@ -339,6 +339,34 @@ def test_a_frame_out_of_sequence_ends_the_connection():
     run(body())
 
 
+@pytest.mark.parametrize("key", [None, b"secret"])
+def test_units_arrive_whole_whatever_was_in_their_memory_before(key):
+    """Twenty are on the way before the first is taken, of lengths that fit each other's buffers."""
+    sizes = [(7 * n) % 20 * 5000 for n in range(20)]
+    sent = [bytes([n + 1]) * size for n, size in enumerate(sizes)]
+
+    async def body():
+        got: asyncio.Queue = asyncio.Queue()
+        go = asyncio.Event()
+
+        async def reads(peer):
+            await go.wait()
+            while (frame := await peer.receive()) is not None:
+                header = wire.UnitHeader.unpack(frame.data)
+                got.put_nowait((header.unit, bytes(frame.data[wire.UNIT_HEADER_BYTES :])))
+
+        async with listener(reads, key) as (address, _):
+            peer = await transport.connect(address, HELLO, key)
+            for n, data in enumerate(sent):
+                header = wire.UnitHeader(1, 1, 0, n, 0, 1, 0, 1, len(data), 0)
+                peer.send_unit(header, [memoryview(data)])
+            go.set()
+            assert [await got.get() for _ in sent] == list(enumerate(sent))
+            await close(peer)
+
+    run(body())
+
+
 @pytest.mark.parametrize("address", ["", "host", "host:", ":80", "host:99999", "host:x"])
 def test_an_address_without_host_or_port_is_refused(address):
     with pytest.raises(ConfigError, match="host:port"):

@@ -125,9 +125,9 @@ class Computed:
         (output,) = runner.prefill([chunk])
         self.xid, self.tokens, self.first = xid, tokens, output.tokens[0]
         self.out = Outgoing(runner, grant_id, xid.attempt, len(tokens))
-        self.out.blocks(table, n_blocks - 1)
-        self.out.blocks(table, n_blocks)
-        self.out.state(1)
+        list(self.out.blocks(table, n_blocks - 1))
+        list(self.out.blocks(table, n_blocks))
+        list(self.out.state(1))
 
     def unit(self, peer, n, *, flip=None):
         unit = self.out.units[n]
