@@ -19,19 +19,28 @@ QUEUE_WEIGHT = 0.5
 now what was cached, and the next turns pay again wherever they miss it: at 1, a fleet at its limit
 computed half as much again (the workload of `benches/router_workload.py`)."""
 AFFINITY_TOKENS = 256
+FULL = 0.85
+"""A decode worker whose memory is fuller will have to park or refuse answers that grow."""
+PRESSURE = 400.0
+"""What that weighs: at nine tenths as much as a whole memory of tokens, at the brim as nine."""
 
 
-class Loaded(Protocol):
+class Holding(Protocol):
     @property
     def address(self) -> str: ...
 
     @property
-    def load(self) -> float:
-        """What this router has given it and not got back yet, in tokens."""
+    def held(self) -> float:
+        """Tokens in its memory: every step reads them."""
+        ...
+
+    @property
+    def capacity(self) -> float:
+        """Tokens that fit."""
         ...
 
 
-W = TypeVar("W", bound=Loaded)
+W = TypeVar("W", bound=Holding)
 T = TypeVar("T")
 
 
@@ -94,6 +103,13 @@ def by_ttft(candidates: Sequence[Candidate[T]], key: bytes) -> Candidate[T]:
     )
 
 
-def by_load(workers: Sequence[W], key: bytes) -> W:
-    """The least loaded worker; equal loads are told apart by the key, not by position."""
-    return min(workers, key=lambda w: (w.load, rendezvous(w.address, key)))
+def by_room(workers: Sequence[W], tokens: float, key: bytes) -> W:
+    """The worker whose steps will have least to read with this prompt, and whose memory is not
+    full; equal ones are told apart by the key, not by position."""
+
+    def cost(worker: W) -> float:
+        after = worker.held + tokens
+        over = max(0.0, after / worker.capacity - FULL)
+        return after + PRESSURE * over * over * worker.capacity if over else after
+
+    return min(workers, key=lambda w: (cost(w), rendezvous(w.address, key)))

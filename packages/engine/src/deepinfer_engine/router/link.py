@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import logging
+import math
 import time
 from collections.abc import Generator
 from dataclasses import dataclass, field
@@ -138,6 +139,10 @@ class WorkerLink:
     """Of a prefill worker."""
     index: PrefixIndex | None = None
     """Where what it says of its cache goes."""
+    _beats: int = 0
+    """Reports heard."""
+    _since: float = 0.0
+    """Load given, and not got back, since the last one."""
     _told: int = 0
     """Number of its last message about that."""
     _streams: dict[str, Mailbox] = field(default_factory=dict[str, Mailbox])
@@ -156,6 +161,19 @@ class WorkerLink:
     def ready(self) -> bool:
         away = self.draining or self.leaving or self.stuck
         return self.connection is not None and not away
+
+    @property
+    def held(self) -> float:
+        """Tokens in its memory: what it said last, whoever gave it that, and what it was given
+        since; at least what this router has there."""
+        size = 0 if self.info is None else self.info.block_tokens
+        said = self.gauges.get("blocks_owned", 0.0) * size
+        return max(self.load, said + self._since if self.gauges else 0.0)
+
+    @property
+    def capacity(self) -> float:
+        """Tokens that fit when nothing else is there; without end where it has not said."""
+        return math.inf if self.info is None else float(self.info.capacity_tokens)
 
     @property
     def running(self) -> int:
@@ -209,11 +227,15 @@ class WorkerLink:
         """Deliver this attempt's messages to `mailbox`, and count its load, until left."""
         self._streams[xid.key] = mailbox
         self.load += load
+        self._since += load
+        beats = self._beats
         self.requests += 1
         try:
             yield
         finally:
             self.load -= load
+            if beats == self._beats:
+                self._since -= load
             del self._streams[xid.key]
             if self.leaving:
                 self.changed.set()
@@ -357,7 +379,7 @@ class WorkerLink:
             case FrameType.HEARTBEAT:
                 self.counters, self.gauges = dict(body["counters"]), dict(body["gauges"])
                 self.draining, self.stuck = body["draining"], body["trouble"]
-                self.changed.set()
+                self._reported()
             case FrameType.CACHE:
                 self._cached(body)
             case FrameType.FLUSHED:
@@ -372,6 +394,11 @@ class WorkerLink:
                 mailbox = self._streams.get(read_xid(body).key)
                 if mailbox is not None:
                     mailbox.put_nowait(Mail(self, kind, body))
+
+    def _reported(self) -> None:
+        self._beats += 1
+        self._since = 0.0
+        self.changed.set()
 
     def _cached(self, body: Body) -> None:
         if self.index is None:
@@ -398,7 +425,7 @@ class WorkerLink:
         self.connection, self.info = connection, info
         self.draining, self.trouble, self.stuck, self.refusals = False, "", "", 0
         self.counters, self.gauges = {}, {}
-        self.changed.set()
+        self._reported()
 
     def _down(self, connection: Connection) -> None:
         connection.close()

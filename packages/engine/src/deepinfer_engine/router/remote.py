@@ -31,7 +31,7 @@ from deepinfer_engine.pd.wire import FrameType, Xid
 from deepinfer_engine.router.attempt import Placement, Retry, run_attempt
 from deepinfer_engine.router.breaker import RetryBudget
 from deepinfer_engine.router.changes import Changes
-from deepinfer_engine.router.choose import affinity_key, by_load
+from deepinfer_engine.router.choose import affinity_key, by_room
 from deepinfer_engine.router.client import ModelInfo, WorkerStatus
 from deepinfer_engine.router.discovery import Directory, Members
 from deepinfer_engine.router.index import PrefixIndex
@@ -379,7 +379,7 @@ class RemoteEngine:
         refused: Collection[WorkerLink],
         failed: Collection[WorkerLink],
     ) -> Placement:
-        """Decode first, by load; then prefill that can send to it, by when its first token comes.
+        """Decode first, by what it holds; then prefill that can send to it, by its first token.
 
         Workers that failed this request before are taken only where there is no other.
         """
@@ -405,7 +405,7 @@ class RemoteEngine:
         if not reach:
             raise EngineUnavailable(self._pairs.summary(prefills, decodes))
         key = affinity_key(request)
-        decode = by_load([d for d in reach if d not in failed] or list(reach), key)
+        decode = by_room([d for d in reach if d not in failed] or list(reach), tokens, key)
         alike = reach[decode]
         fresh = [p for p in alike if p not in failed] or alike
         self._was_ready = True

@@ -16,7 +16,7 @@ from deepinfer_engine.router.choose import (
     QUEUE_WEIGHT,
     Candidate,
     affinity_key,
-    by_load,
+    by_room,
     by_ttft,
 )
 from deepinfer_engine.router.scoring import check_wait
@@ -25,11 +25,13 @@ from deepinfer_engine.router.scoring import check_wait
 @dataclass
 class Worker:
     address: str
-    load: float = 0.0
+    held: float = 0.0
+    capacity: float = 1000.0
 
 
-def fleet(loads):
-    return [Worker(f"10.0.0.{i}:9000", load) for i, load in enumerate(loads)]
+def fleet(held, capacities=None):
+    rows = zip(held, capacities or [1000.0] * len(held), strict=True)
+    return [Worker(f"10.0.0.{i}:9000", *row) for i, row in enumerate(rows)]
 
 
 def candidates(loads, costs=None, queues=None):
@@ -132,11 +134,26 @@ def test_a_shared_beginning_does_not_send_everything_to_one_worker():
 
 @pytest.mark.parametrize("loads", [[5, 3, 9], [3, 5, 9], [9, 5, 3]])
 def test_decode_goes_where_least_is_loaded(loads):
-    assert by_load(fleet(loads), key(1)).load == 3
+    assert by_room(fleet(loads), 10, key(1)).held == 3
+
+
+@pytest.mark.parametrize(
+    ("held", "capacities", "chosen"),
+    [
+        ([800, 850], [1000, 4000], 1),
+        ([100, 850], [1000, 4000], 0),
+        ([900, 1900], [1000, 4000], 1),
+        ([900, 950], [1000, 1000], 0),
+    ],
+    ids=["full before long", "both have room", "no room at all", "both are full"],
+)
+def test_decode_goes_where_there_is_room(held, capacities, chosen):
+    workers = fleet(held, capacities)
+    assert by_room(workers, 100, key(1)) is workers[chosen]
 
 
 def test_equal_loads_are_not_broken_by_position():
-    chosen = {by_load(fleet([0, 0, 0, 0]), key(n)).address for n in range(100)}
+    chosen = {by_room(fleet([0, 0, 0, 0]), 10, key(n)).address for n in range(100)}
     assert len(chosen) == 4
 
 

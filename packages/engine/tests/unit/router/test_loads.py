@@ -10,7 +10,7 @@ import pytest
 
 from deepinfer_engine.pd.wire import Xid
 from deepinfer_engine.router.changes import Changes
-from deepinfer_engine.router.choose import BOUND, Candidate, by_load, by_ttft
+from deepinfer_engine.router.choose import BOUND, Candidate, by_room, by_ttft
 from deepinfer_engine.router.link import WorkerLink
 
 WORKERS, AT_ONCE, SESSIONS = 4, 64, 500
@@ -52,7 +52,7 @@ def test_loads_neither_drift_nor_decay_and_come_back_to_zero(requests):
         tokens = chance.choice((16, 300, 8000))
         key = keys[chance.randrange(SESSIONS)]
         if number % 2:
-            link = by_load(links, key)
+            link = by_room(links, float(tokens), key)
             assert link.load == min(other.load for other in links)
         else:
             loads = [other.load for other in links]

@@ -647,6 +647,30 @@ def test_a_worker_that_stands_still_gets_no_requests():
     run(body())
 
 
+def test_what_another_router_has_given_a_decode_worker_counts():
+    async def body():
+        async with cluster(decodes=2) as it:
+            other = await RemoteEngine.connect(
+                prefill=[w.address for w in it.prefills],
+                decode=[w.address for w in it.decodes],
+                cluster_key=KEY,
+                ready_timeout_s=PATIENCE_S,
+            )
+            stream = other.generate(request("long", prompt(1, 9 * BLOCK), LONG))
+            await hear(stream, 2)
+            (busy,) = [w for w in it.decodes if w.service.unfinished()]
+            link = it.engine._links["decode", busy.address]
+            await until(lambda: link.held >= 9 * BLOCK)
+            for i in range(6):
+                await ask(it.engine, request(f"r{i}", prompt(i, 5)))
+            assert link.requests == 0
+            await stream.aclose()
+            await other.close()
+            await until(it.idle)
+
+    run(body())
+
+
 def test_a_failing_decode_step_loses_its_streams():
     class Broken(type(toy())):
         def decode(self, rows):
