@@ -59,13 +59,15 @@ class Accounts:
         return bool(others) and own > _MUCH_LESS * sum(much) / max(len(much), 1)
 
     def spends_less(self, client: str) -> bool:
-        """Whether it used less than half of what the others did on average, where that is more than
-        a little: its pages need not give way to theirs. While nobody has used much, who is new has
-        no claim."""
+        """Whether it is known by some pages, and used less than half of what the others did on
+        average, where that is more than a little: its pages need not give way to theirs. Who is new
+        has no such claim: an attack begins with many who are."""
         now = self._clock()
         others = self._others(client, now)
         average = sum(others) / len(others) if others else 0.0
-        return average > LITTLE_SECONDS and self._now(client, now) < _MUCH_LESS * average
+        if average <= LITTLE_SECONDS or self._now(client, now, self._pages) < _KNOWN_PAGES:
+            return False
+        return self._now(client, now) < _MUCH_LESS * average
 
     def modest(self, client: str) -> bool:
         """Whether it used much less than the others, or its pages are known to be short: while an

@@ -12,7 +12,7 @@ import re
 from collections import Counter
 from itertools import islice
 
-from lxml import etree, html
+from lxml import html
 
 from deepinfer_search_fetch.extract.stylesheets import Sheets, read_sheets
 from deepinfer_search_fetch.extract.tree import APART, BLOCK_TAGS
@@ -48,10 +48,8 @@ _SHELL_SHARE = 0.5
 _BLOCK_DISPLAYS = frozenset({"block", "flex", "grid", "table", "list-item", "flow-root"})
 _NOSCRIPT_CHARS = 400
 _NOSCRIPT_ELEMENTS = 5
+_ANY_TAB = "boolean(descendant-or-self::*[@role = 'tab'])"
 _ROOT_IDS = frozenset({"root", "app", "__next", "__nuxt", "react-root", "application"})
-
-
-_TABS = etree.XPath("boolean(descendant-or-self::*[@role = 'tab'])")
 
 
 def remove_invisible(tree: html.HtmlElement) -> dict[str, int]:
@@ -65,7 +63,7 @@ class _Filter:
         _open_shadow_roots(tree)
         self._sheets: Sheets = read_sheets(tree)
         self._controlled = _controlled_ids(tree)
-        self._has_tabs = bool(_TABS(tree))
+        self._has_tabs = bool(tree.xpath(_ANY_TAB))
         self._counts: Counter[str] = Counter()
         self._total = 0
         self._doomed: list[tuple[html.HtmlElement, str]] = []
