@@ -2,11 +2,12 @@
 
     python packages/engine/tests/support/soak.py --seconds 600 --overlap
 
-Workers are killed and stopped at random; the router is spared. Beside well-behaved clients, whose
-every text is compared with the one from before, there are clients that leave, do not read, send
-half headers and half bodies, prompts far too long and schemas that cost. With `--overlap` both
-workers of a role may be away at once; without it one of them is always left, so that nothing
-depends on how fast this machine starts processes.
+Workers are killed and stopped at random; the router is spared. Prompts go through shared memory,
+what is cached of them is loaded by decode, streams move between workers. Beside well-behaved
+clients, whose every text is compared with the one from before, there are clients that leave, do not
+read, send half headers and half bodies, prompts far too long and schemas that cost. With
+`--overlap` both workers of a role may be away at once; without it one of them is always left, so
+that nothing depends on how fast this machine starts processes.
 """
 
 from __future__ import annotations
@@ -61,6 +62,9 @@ class Report:
     rss_most: int = 0
     rss_end: int = 0
     migrations: float = 0
+    shared_bytes: float = 0
+    stored_bytes: float = 0
+    """Of prompts, through shared memory and by decode from the cache; of the workers left."""
 
     def problems(self) -> list[str]:
         found = [f"{name} is {value}" for name, value in self.leaked.items()]
@@ -336,6 +340,8 @@ class Soak:
                     self.report.timed_out[name.removeprefix(ended)] = int(float(value))
         worker = "deepinfer_worker_"
         self.report.migrations = values[worker + "router_migrations_total"]
+        self.report.shared_bytes = values[worker + "transfer_shared_bytes_total"]
+        self.report.stored_bytes = values[worker + "transfer_stored_bytes_total"]
         self.report.grammars = values[worker + "grammar_compilations_total"]
         left = {
             "workers away": 4.0 - sum(w["ready"] for w in health["workers"]),

@@ -14,6 +14,7 @@ import logging
 import os
 import secrets
 import sys
+import tempfile
 from pathlib import Path
 
 import uvloop
@@ -32,7 +33,7 @@ ROLES = {"prefill-1": "prefill", "prefill-2": "prefill", "decode-1": "decode", "
 PR_SET_CHILD_SUBREAPER = 36
 
 
-async def main(timeout_s: float) -> None:
+async def main(timeout_s: float, cache: str) -> None:
     # What a killed worker leaves behind comes to this process, where it is seen.
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     key, addresses, engine = secrets.token_bytes(32), {}, None
@@ -49,7 +50,7 @@ async def main(timeout_s: float) -> None:
 
     supervisor = Supervisor(
         [ChildSpec(name, [sys.executable, script, role]) for name, role in ROLES.items()],
-        environ={**os.environ, CLUSTER_KEY_ENV: key.hex()},
+        environ={**os.environ, CLUSTER_KEY_ENV: key.hex(), "SOAK_CACHE": cache},
         on_notice=hear,
         silence_s=5.0,
     )
@@ -71,4 +72,5 @@ async def main(timeout_s: float) -> None:
 
 if __name__ == "__main__":
     logging.basicConfig(level=os.environ.get("SOAK_LOG", "CRITICAL"), stream=sys.stderr)
-    uvloop.run(main(float(sys.argv[1]) if len(sys.argv) > 1 else 10.0))
+    with tempfile.TemporaryDirectory() as folder:
+        uvloop.run(main(float(sys.argv[1]) if len(sys.argv) > 1 else 10.0, folder))

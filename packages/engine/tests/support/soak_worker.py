@@ -1,11 +1,11 @@
 """A supervised worker on the toy runner: `python soak_worker.py ROLE --listen ADDRESS`.
 
+The cache in `SOAK_CACHE` is shared: decode loads what is cached of a prompt by itself.
 Holds answers to schemas where xgrammar is installed, with little time for each.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import sys
@@ -15,8 +15,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import uvloop
+
 sys.path.insert(0, str(Path(__file__).parent))
 
+from deepinfer_engine.adapters.kvtier import StoreSettings, open_store
 from deepinfer_engine.codec.choose import open_grammars
 from deepinfer_engine.core.config import EngineConfig
 from deepinfer_engine.core.grammars import GrammarCompiler
@@ -58,11 +61,18 @@ def main() -> None:
     runner = PacedRunner(
         num_blocks=512, num_state_slots=64, block_tokens=16, vocab_size=1536, max_model_len=2048
     )
-    serve = serve_prefill if role == "prefill" else partial(serve_decode, grammars=grammars(runner))
-    asyncio.run(
+    serve = (
+        partial(serve_prefill, loads_stored=True)
+        if role == "prefill"
+        else partial(serve_decode, grammars=grammars(runner))
+    )
+    # A low rate of computing: what is cached is loaded, however slow the disk of a busy machine.
+    cache = StoreSettings(Path(os.environ["SOAK_CACHE"]), prefill_rate=1.0)
+    store = open_store(cache, runner.layout)
+    uvloop.run(
         serve(
             runner,
-            None,
+            store,
             listen,
             config=EngineConfig(),
             cluster_key=cluster_key_from_environ(os.environ),

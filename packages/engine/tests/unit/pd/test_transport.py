@@ -7,7 +7,7 @@ import contextlib
 import itertools
 
 import pytest
-from toy_engine import identity, run
+from toy_engine import identity, run, until
 
 from deepinfer_engine.errors import ConfigError, TransferError
 from deepinfer_engine.pd import transport, wire
@@ -362,6 +362,34 @@ def test_units_arrive_whole_whatever_was_in_their_memory_before(key):
                 peer.send_unit(header, [memoryview(data)])
             go.set()
             assert [await got.get() for _ in sent] == list(enumerate(sent))
+            await close(peer)
+
+    run(body())
+
+
+@pytest.mark.parametrize("key", [None, b"secret"])
+def test_a_unit_stays_as_it_is_until_the_next_one_is_asked_for(key):
+    """Three others of its size arrive meanwhile."""
+
+    async def body():
+        held, done = asyncio.Event(), asyncio.Event()
+        seen = []
+
+        async def reads(peer):
+            frame = await peer.receive()
+            held.set()
+            await until(lambda: len(peer._frames) == 3)
+            seen.append(bytes(frame.data[wire.UNIT_HEADER_BYTES :]))
+            done.set()
+
+        async with listener(reads, key) as (address, _):
+            peer = await transport.connect(address, HELLO, key)
+            for n in range(4):
+                header = wire.UnitHeader(1, 1, 0, n, 0, 1, 0, 1, 5000, 0)
+                peer.send_unit(header, [memoryview(bytes([n + 1]) * 5000)])
+                await held.wait()
+            await done.wait()
+            assert seen == [bytes([1]) * 5000]
             await close(peer)
 
     run(body())
