@@ -28,7 +28,8 @@ def run(rank: int, store: str) -> None:
         [np.repeat(100.0 * layer + start[layer, own], WIDTH).reshape(-1, WIDTH)]
         for layer in range(LAYERS)
     ]
-    transport = GlooTransport()
+    # The longest wait for a peer: on a busy machine four processes do not keep step.
+    transport = GlooTransport(deadline_s=120)
     balancer = Balancer(
         LAYERS,
         EXPERTS,
