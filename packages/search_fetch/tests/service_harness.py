@@ -80,7 +80,7 @@ def read_reply(connection: socket.socket) -> Reply:
 
 def call(port: int, method: str, path: str, body: Any = None, **headers: str) -> Reply:
     """One request on a connection of its own. Raises OSError when nobody listens."""
-    with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+    with socket.create_connection(("127.0.0.1", port), timeout=120) as connection:
         connection.sendall(request_bytes(method, path, body, **headers))
         return read_reply(connection)
 
