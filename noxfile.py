@@ -818,7 +818,7 @@ def extraction(session: nox.Session) -> None:
     folder = Path(os.environ.get("EXTRACTION_CORPUS", ROOT / "../shared/data/extraction"))
     if not folder.is_dir():
         session.skip(f"no evaluation pages at {folder}: set EXTRACTION_CORPUS to their folder")
-    install(session, "search_fetch[train]")
+    install(session, "search_fetch[train,test]")  # structure: its tests' fixtures
     bench = "packages/search_fetch/benches/gate_extraction.py"
     session.run("python", bench, str(folder), "--cross-validate", "--floors", *session.posargs)
 
