@@ -43,7 +43,7 @@ needs_chromium = pytest.mark.skipif(
 @pytest.fixture
 def render_config(config: Config) -> Config:
     user = "nobody" if os.geteuid() == 0 else None
-    return config.model_copy(update={"render_user": user, "render_seconds": 8.0})
+    return config.model_copy(update={"render_user": user, "render_seconds": 30.0})
 
 
 def fetch(
@@ -172,7 +172,7 @@ def test_a_page_that_runs_away_is_killed_and_the_next_one_works(
     site.page("/data.json", f'{{"text": "{WORDS}"}}', content_type="application/json")
     config = render_config.model_copy(
         update={
-            "render_seconds": 2.0 if kind == "spins" else 8.0,
+            "render_seconds": 2.0 if kind == "spins" else 30.0,
             "render_memory_bytes": 500_000_000,
         }
     )
@@ -277,7 +277,7 @@ def test_rows_57_and_59_no_door_of_a_rendered_page_leads_to_a_private_service(
         site.page("/", script_page(script))
         site.page("/sw.js", "0", content_type="text/javascript")
         config = render_config.model_copy(
-            update={"ports": (*render_config.ports, target.port), "render_seconds": 6.0}
+            update={"ports": (*render_config.ports, target.port), "render_seconds": 30.0}
         )
         client = make_client(config, {"rebind.test": [["127.0.0.1"]]})
         response = fetch(client, site, render="always", mode="full", wait_for=3000)
