@@ -227,6 +227,7 @@ def hub(tmp_path: Path) -> Iterator[dict[str, str]]:
         "HF_HUB_DISABLE_XET": "1",
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "NO_PROXY": "127.0.0.1",
+        "HF_HUB_OFFLINE": "0",  # the oracle tests, or the user, may have set it
     }
     server.shutdown()
     server.server_close()
