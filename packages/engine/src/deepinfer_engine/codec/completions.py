@@ -21,6 +21,7 @@ from deepinfer_engine.codec.grammars import form_constraint, with_form
 from deepinfer_engine.codec.protocol import NextTurn, Part, WireEvent
 from deepinfer_engine.codec.structured import Fields, read_form
 from deepinfer_engine.core.pictures import Picture
+from deepinfer_engine.core.sampling_params import MAX_LOGPROBS
 from deepinfer_engine.core.types import (
     FinishReason,
     SamplingParams,
@@ -31,7 +32,6 @@ from deepinfer_engine.core.types import (
 from deepinfer_engine.errors import EngineLost
 
 MAX_CHOICES = 128
-MAX_LOGPROBS = 20
 _DEFAULT_MAX_TOKENS = 16
 _MAX_SEED = (1 << 63) - 1
 _FIM = ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>")  # noqa: RUF001
