@@ -762,6 +762,19 @@ def mooncake(session: nox.Session) -> None:
 
 
 @nox.session
+def transfer_mooncake(session: nox.Session) -> None:
+    """`--transfer mooncake` with the library itself, its TCP on loopback; needs libibverbs1."""
+    session.env.update(OMP_NUM_THREADS="1")
+    install(session, "engine[test,mooncake]")
+    session.run(
+        "pytest",
+        "packages/engine/tests/unit/pd/test_remote_writes.py",
+        "packages/engine/tests/integration/test_mooncake_transfer.py",
+        *session.posargs,
+    )
+
+
+@nox.session
 def cache_tiers(session: nox.Session) -> None:
     """`deepinfer serve` on every store: folders, S3 (a mock), Mooncake, Redis. Four minutes."""
     session.env.update(OMP_NUM_THREADS="1")

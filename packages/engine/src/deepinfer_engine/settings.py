@@ -42,7 +42,7 @@ Dtype = Literal["bfloat16", "float32", "float64"]
 CacheQuant = Literal["reference", "none"]
 Replay = Literal["off", "mask", "compact"]
 PersistState = Literal["last", "none", "all"]
-Transfer = Literal["auto", "tcp", "store"]
+Transfer = Literal["auto", "tcp", "store", "mooncake"]
 RecoveryMode = Literal["exact", "bounded", "none"]
 
 
@@ -157,7 +157,16 @@ class Settings(BaseModel):
         "auto",
         description="auto: prompts reach decode workers of the same machine through shared memory; "
         "tcp: over the socket always; store: as auto, and what is cached of a prompt its decode "
-        "worker loads from the cache that it shares with the prefill worker",
+        "worker loads from the cache that it shares with the prefill worker; mooncake: by writes "
+        "of Mooncake's transfer engine (at prefill and decode workers, extra mooncake)",
+    )
+    transfer_rdma: str | None = Field(
+        None, description="mooncake: RDMA device; unset = the library's own TCP"
+    )
+    trust_transfer_network: bool = Field(
+        False,
+        description="mooncake: everybody who reaches this machine may see and change prompts on "
+        "their way: the library asks for no key, seals nothing and listens on every interface",
     )
     prefill: tuple[str, ...] = Field((), description="host:port of running prefill workers")
     decode: tuple[str, ...] = Field((), description="host:port of running decode workers")

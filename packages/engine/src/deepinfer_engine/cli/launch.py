@@ -81,13 +81,23 @@ _WORKER_SETTINGS = (
     "ep_rebalance_steps",
     "ep_timeout_s",
     "transfer",
+    "transfer_rdma",
+    "trust_transfer_network",
     "drain_timeout_s",
     "log_level",
 )
 _FLAGS = {"cache_tiers": "--cache-tier"}
 # Flags with a form for yes, too; the others are there for no alone.
 _TOLD_EITHER_WAY = frozenset(
-    {"overlap", "coupled", "batch_invariant", "cache_local", "cache_shared", "window_exchange"}
+    {
+        "overlap",
+        "coupled",
+        "batch_invariant",
+        "cache_local",
+        "cache_shared",
+        "window_exchange",
+        "trust_transfer_network",
+    }
 )
 
 

@@ -282,7 +282,17 @@ TransferWay = Annotated[
     typer.Option(
         "--transfer",
         help="auto: shared memory on one machine; tcp: sockets always; store: decode workers load "
-        "what is cached themselves.",
+        "what is cached themselves; mooncake: its transfer engine's one-sided writes.",
+    ),
+]
+TransferRdma = Annotated[
+    str | None, typer.Option(help="RDMA device of --transfer mooncake; default: its TCP.")
+]
+TrustTransfer = Annotated[
+    bool | None,
+    typer.Option(
+        "--trust-transfer-network/--no-trust-transfer-network",
+        help="Allow --transfer mooncake: without keys, unsealed, listening on all interfaces.",
     ),
 ]
 TtftShed = Annotated[
@@ -424,6 +434,8 @@ def serve(
     accept_workers: AcceptWorkers = None,
     ttft_shed_s: TtftShed = None,
     transfer: TransferWay = None,
+    transfer_rdma: TransferRdma = None,
+    trust_transfer_network: TrustTransfer = None,
     served_model_name: Names = None,
     cache_dir: CacheDir = None,
     no_cache: NoCache = False,
@@ -552,6 +564,8 @@ def prefill(
     listen: Listen = "127.0.0.1:0",
     register_at: RegisterAt = None,
     transfer: TransferWay = None,
+    transfer_rdma: TransferRdma = None,
+    trust_transfer_network: TrustTransfer = None,
     advertise: Advertise = None,
     model: Model = None,
     ep: OwnEp = None,
@@ -604,6 +618,8 @@ def decode(
     listen: Listen = "127.0.0.1:0",
     register_at: RegisterAt = None,
     transfer: TransferWay = None,
+    transfer_rdma: TransferRdma = None,
+    trust_transfer_network: TrustTransfer = None,
     advertise: Advertise = None,
     model: Model = None,
     ep: OwnEp = None,

@@ -43,6 +43,7 @@ from deepinfer_engine.pd.messages import (
     usage_body,
     xid_body,
 )
+from deepinfer_engine.pd.remote_writes import Landing, RemoteWrites
 from deepinfer_engine.pd.service import Helpers, ModelIdentity, WorkerService, abort_body, xid_of
 from deepinfer_engine.pd.shared import ReceiveRing, place_of
 from deepinfer_engine.pd.transport import Connection, Frame
@@ -94,6 +95,7 @@ async def serve_decode(
     helpers: Helpers | None = None,
     looked: Callable[[str], None] = lambda trouble: None,
     announcing: Announcing | None = None,
+    writes: RemoteWrites | None = None,
     ready: Callable[[str], None] = lambda address: None,
     stop: asyncio.Event | None = None,
     drain_timeout_s: float = 120.0,
@@ -104,7 +106,8 @@ async def serve_decode(
     the end. Raises ConfigError for an unusable address, or a non-loopback one without
     `cluster_key`. `looked` hears twice a second, from a thread of its own, why no step ends.
     `helpers`: processes that `runner` computes with; the worker ends when one of them does.
-    `announcing`: routers that are told that this worker is there.
+    `announcing`: routers that are told that this worker is there. `writes`: with it, prefill
+    workers that ask for a place to write to are lent one.
     """
     service = DecodeService(
         runner,
@@ -117,6 +120,7 @@ async def serve_decode(
     )
     service.on_look = looked
     service.announcing = announcing
+    service.writes = writes
     await service.serve(listen, ready=ready, stop=stop, drain_timeout_s=drain_timeout_s)
 
 
@@ -148,8 +152,10 @@ class DecodeService(WorkerService):
         self.landings = Landings(self.loop, runner, first_grant=self.epoch & 0xFFFFFFFFFFFF)
         self._offers: dict[str, Offer] = {}
         """Every request known here, by attempt key."""
-        self._rings: dict[Connection, ReceiveRing] = {}
-        """Shared memory that prefill workers of this machine put units in."""
+        self.writes: RemoteWrites | None = None
+        """Set before `serve`: what lends places to prefill workers that ask."""
+        self._rings: dict[Connection, ReceiveRing | Landing] = {}
+        """Memory that prefill workers put units in: shared, or lent to them."""
         self._hold_at = 0.0
         self._queue: list[Offer] = []
         """Offers that wait for memory."""
@@ -166,6 +172,9 @@ class DecodeService(WorkerService):
             return
         if kind is FrameType.SHARED and role == "prefill":
             self._open_ring(peer, frame.body())
+            return
+        if kind is FrameType.LANDING_WANTED and role == "prefill":
+            self._lend(peer)
             return
         if kind is FrameType.PING and role == "prefill":
             body = frame.body()
@@ -335,10 +344,23 @@ class DecodeService(WorkerService):
         else:
             peer.send(FrameType.SHARED_OPEN, {"open": True})
 
+    def _lend(self, peer: Connection) -> None:
+        if peer in self._rings:
+            raise TransferError("a second landing place on one connection")
+        if self.writes is None:
+            peer.send(FrameType.LANDING, {"reason": "this worker has no --transfer mooncake"})
+            return
+        try:
+            self._rings[peer] = landing = Landing(self.writes)
+        except TransferError as error:
+            peer.send(FrameType.LANDING, {"reason": str(error)})
+        else:
+            peer.send(FrameType.LANDING, landing.offer())
+
     def _unit_in_ring(self, peer: Connection, frame: Frame) -> None:
         ring = self._rings.get(peer)
         if ring is None:
-            raise TransferError("a unit in shared memory that is not open")
+            raise TransferError("a unit in memory that is not open, or not lent")
         header, start = place_of(frame.data)
         payload = ring.payload(header, start)
         try:

@@ -15,7 +15,7 @@ ended: it writes from a thread that nobody stops.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -140,7 +140,9 @@ class Landings:
             raise TransferError(f"{attempt.xid.key} is written by two peers")
         attempt.writer = writer
         self._check_unit(attempt, header)
-        if wire.unit_digest([payload]) != header.digest:
+        # What lies there is judged, not what came: a payload in memory that others write may change
+        # while it is read.
+        if wire.unit_digest(self._put(attempt, header, payload)) != header.digest:
             self.counters["transfer_digest_errors"] += 1
             if header.unit in attempt.corrupt_units:
                 raise TransferError(
@@ -148,7 +150,7 @@ class Landings:
                 )
             attempt.corrupt_units.add(header.unit)
             return attempt
-        self._write(attempt, header, payload)
+        self._count(attempt, header)
         attempt.corrupt_units.discard(header.unit)
         attempt.units_seen += 1
         attempt.combined = wire.add_to_combined(attempt.combined, header.unit, header.digest)
@@ -294,17 +296,29 @@ class Landings:
         else:
             raise TransferError(f"unit {header.unit} of {key} has unknown group {header.group}")
 
-    def _write(self, attempt: Attempt, header: UnitHeader, payload: memoryview) -> None:
+    def _put(
+        self, attempt: Attempt, header: UnitHeader, payload: memoryview
+    ) -> Sequence[memoryview]:
+        """Copy a unit to where it belongs."""
+        reserved = attempt.reservation
         if header.group == GROUP_STATE:
             first, end = header.block_first, header.block_first + header.nbytes
-            self._runner.state_bytes(attempt.reservation.state_slot)[first:end] = payload
-            attempt.state_ranges.append((first, end))
-            return
-        stride = self._runner.layout.block_bytes
-        for i in range(header.block_count):
-            block = attempt.reservation.blocks[header.block_first + i]
-            self._runner.block_bytes(block)[:] = payload[i * stride : (i + 1) * stride]
-            attempt.blocks_written.add(header.block_first + i)
+            views = [self._runner.state_bytes(reserved.state_slot)[first:end]]
+        else:
+            first, end = header.block_first, header.block_first + header.block_count
+            views = [self._runner.block_bytes(b) for b in reserved.blocks[first:end]]
+        at = 0
+        for view in views:
+            view[:] = payload[at : at + len(view)]
+            at += len(view)
+        return views
+
+    def _count(self, attempt: Attempt, header: UnitHeader) -> None:
+        first = header.block_first
+        if header.group == GROUP_STATE:
+            attempt.state_ranges.append((first, first + header.nbytes))
+        else:
+            attempt.blocks_written.update(range(first, first + header.block_count))
 
     def _covered(self, attempt: Attempt) -> bool:
         state = sum(end - first for first, end in attempt.state_ranges)

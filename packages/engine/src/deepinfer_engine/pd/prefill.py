@@ -38,6 +38,7 @@ from deepinfer_engine.pd.messages import (
     xid_body,
 )
 from deepinfer_engine.pd.quoting import quoted
+from deepinfer_engine.pd.remote_writes import RemoteWrites, WriteRing
 from deepinfer_engine.pd.sending import Outgoing, Unit
 from deepinfer_engine.pd.service import (
     Helpers,
@@ -57,7 +58,7 @@ PROBE_S = 5.0
 LOGPROBS_A_PIECE = 4096
 """Prompt tokens whose log-probabilities go in one message."""
 SHARE_S = 5.0
-_OF_RINGS = (FrameType.SHARED_OPEN, FrameType.UNITS_READ, FrameType.HELD)
+_OF_RINGS = (FrameType.SHARED_OPEN, FrameType.LANDING, FrameType.UNITS_READ, FrameType.HELD)
 LEASE_MORE_S = 20.0
 LEASE_S = 30.0
 """How long a prompt's KV is kept after COMMIT for a decode worker that says nothing."""
@@ -130,6 +131,7 @@ async def serve_prefill(
     announcing: Announcing | None = None,
     shares_memory: bool = True,
     loads_stored: bool = False,
+    writes: RemoteWrites | None = None,
     ready: Callable[[str], None] = lambda address: None,
     stop: asyncio.Event | None = None,
     drain_timeout_s: float = 120.0,
@@ -143,6 +145,7 @@ async def serve_prefill(
     `announcing`: routers that are told that this worker is there. `shares_memory`: whether units
     to decode workers of this machine go through shared memory. `loads_stored`: whether a decode
     worker on the same store loads from it what is cached of a prompt, instead of being sent it.
+    `writes`: units go by one-sided writes to decode workers that lend a place for them.
     """
     service = PrefillService(
         runner,
@@ -156,6 +159,7 @@ async def serve_prefill(
     service.announcing = announcing
     service.shares_memory = shares_memory
     service.loads_stored = loads_stored
+    service.writes = writes
     await service.serve(listen, ready=ready, stop=stop, drain_timeout_s=drain_timeout_s)
 
 
@@ -196,11 +200,14 @@ class PrefillService(WorkerService):
         """Whether a decode worker on the same store loads from it what is cached."""
         if self.connector is not None:
             self.connector.on_hit = self._found
-        self._rings: dict[Connection, SendRing] = {}
+        self.writes: RemoteWrites | None = None
+        """With it, units go by one-sided writes, and none through shared memory."""
+        self._rings: dict[Connection, SendRing | WriteRing] = {}
         self._counters = {
             "transfer_units": 0,
             "transfer_bytes": 0,
             "transfer_shared_bytes": 0,
+            "transfer_remote_bytes": 0,
             "transfer_resends": 0,
         }
 
@@ -280,10 +287,12 @@ class PrefillService(WorkerService):
             raise TransferError(f"{kind.name} of a ring that was not offered")
         if kind is FrameType.UNITS_READ:
             ring.read(body["count"])
-        elif not ring.taken.done():
-            if not body["open"]:
-                log.info("units to %s go over the socket: %s", peer.name, quoted(body["reason"]))
-            ring.taken.set_result(body["open"])
+        elif isinstance(ring, WriteRing) and kind is FrameType.LANDING:
+            ring.lent(body)
+        elif isinstance(ring, SendRing) and kind is FrameType.SHARED_OPEN:
+            ring.opened(body)
+        else:
+            raise TransferError(f"{kind.name} of another ring than was offered")
 
     # -- a prompt arrives -----------------------------------------------------------------------
 
@@ -469,11 +478,11 @@ class PrefillService(WorkerService):
     async def _send(self, decode: Connection, units: Iterable[Unit]) -> None:
         ring = self._rings.get(decode)
         for unit in units:
-            if ring is None or unit.header.nbytes > ring.size:
-                decode.send_unit(unit.header, unit.views)
+            fits = ring is not None and unit.header.nbytes <= ring.size
+            if ring is not None and fits and await ring.send(unit.header, unit.views):
+                self._counters[ring.counter] += unit.header.nbytes
             else:
-                await ring.send(unit.header, unit.views)
-                self._counters["transfer_shared_bytes"] += unit.header.nbytes
+                decode.send_unit(unit.header, unit.views)
             self._counters["transfer_units"] += 1
             self._counters["transfer_bytes"] += unit.header.nbytes
             await decode.drain()
@@ -518,7 +527,11 @@ class PrefillService(WorkerService):
             link.close()
             raise TransferError("prefill and decode workers run different cache layouts")
         self.spawn(self.serve_peer(link))
-        if self.shares_memory and link.peer_host and transport.is_loopback(link.peer_host):
+        if self.writes is not None:
+            ring = self._rings[link] = WriteRing(link, self.writes)
+            link.send(FrameType.LANDING_WANTED, {})
+            await self._taken(link, ring)
+        elif self.shares_memory and link.peer_host and transport.is_loopback(link.peer_host):
             await self._share(link)
         return link
 
@@ -531,6 +544,9 @@ class PrefillService(WorkerService):
             return
         self._rings[link] = ring
         link.send(FrameType.SHARED, ring.offer())
+        await self._taken(link, ring)
+
+    async def _taken(self, link: Connection, ring: SendRing | WriteRing) -> None:
         try:
             async with asyncio.timeout(SHARE_S):
                 taken = await ring.taken

@@ -244,8 +244,21 @@ class SharedOpen(Message):
     reason: str = ""
 
 
+class LandingWanted(Message):
+    """Prefill to decode: lend a place that one-sided writes reach."""
+
+
+class Landing(Message):
+    """Where it is, and who the library writes to; without a size there is none, and why."""
+
+    session: Name = ""
+    address: U64 = 0
+    size: Annotated[int, Field(ge=0, le=1 << 32)] = 0
+    reason: str = ""
+
+
 class UnitsRead(Message):
-    """So many units have been read from the ring since it began."""
+    """So many units have been read from the ring, or landing place, since it began."""
 
     count: Count
 
@@ -376,6 +389,8 @@ MESSAGES: dict[FrameType, type[Message]] = {
     FrameType.NACK: Nack,
     FrameType.SHARED: Shared,
     FrameType.SHARED_OPEN: SharedOpen,
+    FrameType.LANDING_WANTED: LandingWanted,
+    FrameType.LANDING: Landing,
     FrameType.UNITS_READ: UnitsRead,
     FrameType.HELD: Held,
     FrameType.TOKENS: Tokens,

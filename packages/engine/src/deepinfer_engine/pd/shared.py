@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import mmap
 import os
 import secrets
@@ -21,8 +22,11 @@ from collections.abc import Sequence
 
 from deepinfer_engine.errors import TransferError
 from deepinfer_engine.pd import wire
+from deepinfer_engine.pd.quoting import quoted
 from deepinfer_engine.pd.transport import Connection
 from deepinfer_engine.pd.wire import Body, FrameType, UnitHeader
+
+log = logging.getLogger(__name__)
 
 MARK_BYTES = 32
 RING_BYTES = 8 << 20
@@ -38,8 +42,57 @@ def place_of(data: memoryview) -> tuple[UnitHeader, int]:
     return header, int.from_bytes(data[wire.UNIT_HEADER_BYTES :], "little")
 
 
+class Places:
+    """Which parts of a ring hold units that decode has not read."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._unread: deque[tuple[int, int]] = deque()
+        """Start and end of each such unit, oldest first."""
+        self._next = 0
+        self._read = 0
+        self._freed = asyncio.Event()
+
+    def take(self, size: int) -> int | None:
+        """Where so many bytes go, in one piece; None: they do not fit now."""
+        start = self._room(size)
+        if start is not None:
+            self._unread.append((start, start + size))
+            self._next = start + size
+        return start
+
+    def read(self, count: int) -> None:
+        """Decode has read so many units since the ring began. Raises TransferError."""
+        if not self._read <= count <= self._read + len(self._unread):
+            raise TransferError(f"{count} units were read of {self._read + len(self._unread)}")
+        while self._read < count:
+            self._unread.popleft()
+            self._read += 1
+        self.wake()
+
+    async def wait(self) -> None:
+        """Until something may fit, or there will be no room any more."""
+        self._freed.clear()
+        await self._freed.wait()
+
+    def wake(self) -> None:
+        self._freed.set()
+
+    def _room(self, size: int) -> int | None:
+        if not self._unread:
+            return 0 if size <= self._size else None
+        oldest, at = self._unread[0][0], self._next
+        if at > oldest:
+            if at + size <= self._size:
+                return at
+            return 0 if size < oldest else None
+        return at if at + size < oldest else None
+
+
 class SendRing:
     """Prefill's end. Belongs to one connection, and ends with it."""
+
+    counter = "transfer_shared_bytes"
 
     def __init__(self, connection: Connection, size: int = RING_BYTES) -> None:
         """Raises OSError where the system has no memfd."""
@@ -51,48 +104,44 @@ class SendRing:
         self._map = mmap.mmap(self._fd, MARK_BYTES + size)
         self._map[:MARK_BYTES] = self._mark
         self._view = memoryview(self._map)
-        self._unread: deque[tuple[int, int]] = deque()
-        """Start and end of each unit that decode has not read yet, oldest first."""
-        self._next = 0
-        self._read = 0
-        self._freed = asyncio.Event()
+        self._places = Places(size)
         self.taken: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         """Whether decode could open it."""
 
     def offer(self) -> Body:
         return {"pid": os.getpid(), "fd": self._fd, "mark": self._mark, "size": self.size}
 
-    async def send(self, header: UnitHeader, views: Sequence[memoryview]) -> None:
+    def opened(self, body: Body) -> None:
+        """What decode says to the offer."""
+        if not self.taken.done():
+            if not body["open"]:
+                told = self._connection.name, quoted(body.get("reason", ""))
+                log.info("units to %s go over the socket: %s", *told)
+            self.taken.set_result(body["open"])
+
+    async def send(self, header: UnitHeader, views: Sequence[memoryview]) -> bool:
         """Copy a unit and announce it, when there is room. Raises ConnectionError when decode is
         gone."""
         while True:
             if self._connection.closed or self._fd < 0:
                 raise ConnectionResetError("the connection is closed")
-            start = self._room(header.nbytes)
+            start = self._places.take(header.nbytes)
             if start is not None:
                 break
-            self._freed.clear()
-            await self._freed.wait()
+            await self._places.wait()
         at = MARK_BYTES + start
         for view in views:
             self._view[at : at + len(view)] = view
             at += len(view)
-        self._unread.append((start, start + header.nbytes))
-        self._next = start + header.nbytes
         self._connection.send_raw(FrameType.UNIT_AT, header.pack() + start.to_bytes(8, "little"))
+        return True
 
     def read(self, count: int) -> None:
-        """Decode has read so many units since the ring began. Raises TransferError."""
-        if not self._read <= count <= self._read + len(self._unread):
-            raise TransferError(f"{count} units were read of {self._read + len(self._unread)}")
-        while self._read < count:
-            self._unread.popleft()
-            self._read += 1
-        self._freed.set()
+        self._places.read(count)
 
     def close(self) -> None:
         """Who waits for room hears that there will be none."""
-        self._freed.set()
+        self._places.wake()
         if not self.taken.done():
             self.taken.set_result(False)
         with contextlib.suppress(BufferError):
@@ -101,17 +150,6 @@ class SendRing:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
-
-    def _room(self, size: int) -> int | None:
-        """Where so many bytes fit now, in one piece."""
-        if not self._unread:
-            return 0 if size <= self.size else None
-        oldest, at = self._unread[0][0], self._next
-        if at > oldest:
-            if at + size <= self.size:
-                return at
-            return 0 if size < oldest else None
-        return at if at + size < oldest else None
 
 
 class ReceiveRing:

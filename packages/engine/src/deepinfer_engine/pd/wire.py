@@ -21,7 +21,7 @@ import xxhash
 
 from deepinfer_engine.errors import TransferError
 
-VERSION = 11
+VERSION = 12
 """Of frames and of every message: peers of another version refuse each other."""
 SEALED = 1
 MAX_CONTROL_BYTES = 16 << 20
@@ -65,6 +65,8 @@ class FrameType(IntEnum):
     SHARED_OPEN = 38
     HELD = 39
     TOKENS = 40
+    LANDING_WANTED = 41
+    LANDING = 42
     ABORT = 50
     ABORT_ACK = 51
     STATUS = 52

@@ -40,8 +40,8 @@ def test_two_requests_of_three_units_with_accidents(requests, accidents):
 
 
 MUTATIONS = {
-    "a damaged unit is written": (
-        "if wire.unit_digest([payload]) != header.digest:",
+    "a damaged unit counts": (
+        "if wire.unit_digest(self._put(attempt, header, payload)) != header.digest:",
         "if False:",
     ),
     "a unit with another attempt's number is taken": (

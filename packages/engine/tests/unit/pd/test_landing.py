@@ -346,3 +346,24 @@ def test_memory_of_an_attempt_that_ended_is_not_free_while_a_load_writes_it():
     assert loading(world) is None
     assert not world.landings.load_ended(attempt, 2), "nobody waits for it"
     assert world.held() == world.landings.writer_held_blocks == 0
+
+
+def test_a_payload_that_changes_while_it_is_copied_does_not_count():
+    """As in memory that a peer writes: what lies in the blocks is judged, not what came."""
+    world = World()
+    made = world.units[0].units[0]
+    payload = bytearray(b"".join(made.views))
+    places = world.runner.block_bytes
+
+    def late(block):
+        payload[0] = 99
+        return places(block)
+
+    world.runner.block_bytes = late
+    attempt = world.landings.unit(world.writer, made.header, memoryview(payload))
+    assert attempt.corrupt_units == {0}
+    world.runner.block_bytes = places
+    for unit in range(3):
+        attempt = world.send(unit)
+    assert world.commit().stage is Stage.READY
+    assert world.bytes_of(0) == {1, 2, 3, 9}

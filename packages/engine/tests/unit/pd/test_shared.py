@@ -204,8 +204,8 @@ def test_a_unit_at_a_place_outside_ends_the_connection_and_its_request_is_tried_
             self._connection.send_raw(
                 shared.FrameType.UNIT_AT, header.pack() + (1 << 50).to_bytes(8, "little")
             )
-            return
-        await send(self, header, views)
+            return True
+        return await send(self, header, views)
 
     monkeypatch.setattr(SendRing, "send", lying)
 
