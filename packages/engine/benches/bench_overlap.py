@@ -7,10 +7,13 @@
 
 The fake device takes a set time for a step, computes nothing and holds no interpreter lock, like an
 accelerator; everything else is the real engine: scheduler, arrays, commits, streams read by as many
-asyncio tasks. Hidden is the share of the host's work that the device does not wait for; the bubble
-is the part of a step in which the device is idle. A real model on the CPU shares cores and the
-interpreter with its host, so its row is a ratio of tokens a second and stands beside, not for, the
-other.
+asyncio tasks. The host's work is the processor time of the process a step, streams and readers
+included. What the device itself takes to make values of its outputs, on a processor that slept, is
+measured with nothing around it (`alone`) and taken off. Hidden is the share of the host's work that
+the device does not wait for, and beside it, of what it waits for without overlap; the bubble is the
+part of a step in which the device is idle, `alone` included. A real model on the CPU shares cores
+and the interpreter with its host, so its row is a ratio of tokens a second and stands beside, not
+for, the other.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -54,6 +58,7 @@ class TimedDevice:
         self.step_s = step_ms / 1e3
         self.busy_s = 0.0
         self.spans: list[tuple[float, float]] = []
+        self.cpu: list[float] = []
         self.caps = Caps(129_280, 1 << 20, NEXTN, 3, (1,), 64 * sequences, 1 + 2 * sequences)
         self.layout = CacheLayout(128, 16, 0, (), (), "timed")
 
@@ -61,6 +66,7 @@ class TimedDevice:
         return [StepOutput((7,)) if chunk.sample else None for chunk in chunks]
 
     def decode(self, rows: Sequence[DecodeRow]) -> list[StepOutput]:
+        self.cpu.append(time.process_time())
         began = time.perf_counter()
         time.sleep(self.step_s)
         self.spans.append((began, time.perf_counter()))
@@ -107,8 +113,25 @@ async def stream_all(
     return sum(got), took
 
 
-def pause(step_ms: float, sequences: int, *, overlap: bool) -> tuple[float, float]:
-    """Median ms between two steps of the device, and of a step."""
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Medians, ms: the device's idle time between two steps, and a step. Of the host, the mean."""
+
+    idle: float
+    busy: float
+    host: float
+
+    @classmethod
+    def of(cls, device: TimedDevice) -> Pause:
+        spans, cpu = device.spans[10:-5], device.cpu[10:-5]
+        idle = [1e3 * (b[0] - a[1]) for a, b in itertools.pairwise(spans)]
+        busy = [1e3 * (end - start) for start, end in spans]
+        host = 1e3 * (cpu[-1] - cpu[0]) / (len(cpu) - 1)
+        return cls(statistics.median(idle), statistics.median(busy), host)
+
+
+def pause(step_ms: float, sequences: int, *, overlap: bool) -> Pause:
+    """With the engine around the device."""
     device = TimedDevice(step_ms, sequences)
     config = EngineConfig(
         max_num_seqs=sequences,
@@ -119,22 +142,34 @@ def pause(step_ms: float, sequences: int, *, overlap: bool) -> tuple[float, floa
     )
     prompts = [[1 + i, *range(2, 200)] for i in range(sequences)]
     asyncio.run(stream_all(device, config, prompts, 4 * MEASURED))
-    spans = device.spans[10:-5]
-    pauses = [1e3 * (b[0] - a[1]) for a, b in itertools.pairwise(spans)]
-    busy = [1e3 * (end - start) for start, end in spans]
-    return statistics.median(pauses), statistics.median(busy)
+    return Pause.of(device)
+
+
+def alone(step_ms: float, sequences: int) -> Pause:
+    """The device step by step, with nothing around it."""
+    device = TimedDevice(step_ms, sequences)
+    rows = [DecodeRow([1], 1, [1], 0, SamplingParams(), NEXTN) for _ in range(sequences)]
+    for _ in range(MEASURED):
+        device.decode(rows)
+    return Pause.of(device)
 
 
 def timed_device() -> None:
     print(f"fake device, {NEXTN} drafts, each sequence a stream; ms, medians of {MEASURED} steps")
-    print("sequences  device  idle, plain  idle, overlapped  hidden  bubble")
+    print("                   idle                       host    hidden,     hidden,")
+    print("sequences  device  alone  plain  overlapped    its work  of work  of waiting  bubble")
     for sequences in SEQUENCES:
         for step_ms in STEPS_MS:
-            plain, busy = pause(step_ms, sequences, overlap=False)
-            hidden, _ = pause(step_ms, sequences, overlap=True)
+            own = alone(step_ms, sequences)
+            plain = pause(step_ms, sequences, overlap=False)
+            hidden = pause(step_ms, sequences, overlap=True)
+            waits = hidden.idle - own.idle
+            host = hidden.host - own.host
             print(
-                f"{sequences:9d}  {busy:6.1f}  {plain:11.2f}  {hidden:16.2f}  "
-                f"{1 - hidden / plain:6.1%}  {hidden / (hidden + busy):6.1%}"
+                f"{sequences:9d}  {hidden.busy:6.1f}  {own.idle:5.2f}  {plain.idle:5.2f}  "
+                f"{hidden.idle:10.2f}  {host:11.2f}  {1 - waits / host:7.1%}  "
+                f"{1 - waits / (plain.idle - own.idle):10.1%}  "
+                f"{hidden.idle / (hidden.idle + hidden.busy):6.1%}"
             )
 
 

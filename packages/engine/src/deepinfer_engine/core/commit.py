@@ -1,14 +1,19 @@
-"""What a step's outputs make of its sequences: tokens, counts, ends. Memory stays as it is."""
+"""What a step's outputs make of its sequences. Memory stays as it is.
+
+`absorb` is what the next step must know, tokens and ends, and all that a device may have to wait
+for. The rest, counts and what streams are told, is `account`'s.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from deepinfer_engine.core.plan import Chunk, Plan
-from deepinfer_engine.core.runner import Caps, StepOutput
+from deepinfer_engine.core.plan import Chunk, Plan, Progress
+from deepinfer_engine.core.runner import StepOutput
 from deepinfer_engine.core.sequence import LiveSequence
 from deepinfer_engine.core.sequences import Sequences
 from deepinfer_engine.core.stop import cut_at_stop
+from deepinfer_engine.core.types import FinishReason
 
 
 def absorb(at: Sequences, plan: Plan, outputs: Sequence[StepOutput | None]) -> None:
@@ -25,36 +30,63 @@ def absorb(at: Sequences, plan: Plan, outputs: Sequence[StepOutput | None]) -> N
         counters["mixed_steps"] += bool(plan.chunks)
     for chunk, output in zip(plan.chunks, outputs, strict=False):
         _absorb_chunk(at, plan, chunk, output)
-    drafted = accepted = 0
-    caps = at.caps
-    for (seq, drafts), output in zip(plan.rows, outputs[n:], strict=True):
-        seq.ahead -= 1
-        seq.ahead_most -= drafts + 1
-        if seq.finish_reason is not None or seq.aborting:
+    # Behind a long step nothing of a sequence is in the processor's cache: what is true of all rows
+    # is not asked of each.
+    made, stops, roomy = plan.made, plan.stops, plan.roomy
+    go_on = plan.ends == at.ends
+    for (seq, _), output in zip(plan.rows, outputs[n:], strict=True):
+        if not go_on and (seq.finish_reason is not None or seq.aborting):
             continue
         if output is None:
             raise RuntimeError(f"the runner returned nothing for {seq.key}")
-        total = len(seq.tokens)
+        log, tokens = seq.tokens, output.tokens
+        total = len(log)
         if seq.num_tokens != total - 1:
             raise RuntimeError(f"{seq.key}: {seq.num_tokens} resident of {total} tokens")
-        seq.drafted_tokens += output.n_drafted
-        seq.accepted_tokens += output.n_accepted
-        seq.num_tokens = _append(caps, plan, seq, output, total) - 1
-        drafted += output.n_drafted
-        accepted += output.n_accepted
+        finish = None
+        if not roomy or output.failed or not stops.isdisjoint(tokens):
+            tokens, finish = _cut(at, seq, output, total)
+        log += tokens
+        seq.num_tokens = total + len(tokens) - 1
+        made.append((seq, total, tokens, output, finish))
+
+
+def account(at: Sequences, plan: Plan) -> list[Progress]:
+    """What an absorbed step made, with all that only those hear of who wait for no step."""
+    for chunk in plan.chunks:
+        if chunk.sample:
+            chunk.seq.ahead -= 1
+            chunk.seq.ahead_most -= 1
+    for seq, drafts in plan.rows:
+        seq.ahead -= 1
+        seq.ahead_most -= drafts + 1
+    drafted = accepted = 0
+    generated: dict[str, int] = {}
+    progress: list[Progress] = []
+    for seq, total, tokens, output, finish in plan.made:
+        if output.n_drafted:
+            drafted += output.n_drafted
+            accepted += output.n_accepted
+            seq.drafted_tokens += output.n_drafted
+            seq.accepted_tokens += output.n_accepted
+        salt, kept = seq.request.salt, len(tokens)
+        generated[salt] = generated.get(salt, 0) + kept
+        said = output.logprobs
+        progress.append(
+            Progress(seq, total - seq.answer_from, tokens, said[:kept] if said else (), finish)
+        )
+    counters = at.counters
     counters["drafted_tokens"] += drafted
     counters["accepted_tokens"] += accepted
-    for salt, tokens in plan.generated.items():
-        counters["generated_tokens"] += tokens
-        at.order.charge(salt, tokens)
+    for salt, count in generated.items():
+        counters["generated_tokens"] += count
+        at.order.charge(salt, count)
+    return progress
 
 
 def _absorb_chunk(at: Sequences, plan: Plan, chunk: Chunk, output: StepOutput | None) -> None:
     seq = chunk.seq
     seq.num_tokens = chunk.end
-    if chunk.sample:
-        seq.ahead -= 1
-        seq.ahead_most -= 1
     if output is not None:
         seq.prompt_logprobs += output.prompt_logprobs
         if not chunk.sample and seq.request.prompt_logprobs is not None:
@@ -64,27 +96,29 @@ def _absorb_chunk(at: Sequences, plan: Plan, chunk: Chunk, output: StepOutput | 
     if output is not None and not seq.aborting:
         if not seq.preemptions:
             at.counters["prompt_tokens"] += seq.prompt_len
-        _append(at.caps, plan, seq, output, len(seq.tokens))
+        total = len(seq.tokens)
+        tokens, finish = _cut(at, seq, output, total)
+        seq.tokens += tokens
+        plan.made.append((seq, total, tokens, output, finish))
 
 
-def _append(caps: Caps, plan: Plan, seq: LiveSequence, output: StepOutput, total: int) -> int:
-    """Commit behind `total` tokens; how many there are then."""
-    index, tokens, logprobs = total - seq.answer_from, output.tokens, output.logprobs
-    end = total + len(tokens)
-    if end >= min(caps.max_model_len, seq.most_tokens) or not seq.ends.isdisjoint(tokens):
+def _cut(
+    at: Sequences, seq: LiveSequence, output: StepOutput, total: int
+) -> tuple[tuple[int, ...], FinishReason | None]:
+    """What is kept of an output behind `total` tokens, and whether the sequence ends with it."""
+    tokens = output.tokens
+    if total + len(tokens) >= seq.most_tokens or not seq.ends.isdisjoint(tokens):
         kept, seq.finish_reason = cut_at_stop(
             tokens,
-            output_len=index,
+            output_len=total - seq.answer_from,
             total_len=total,
             sampling=seq.request.sampling,
-            eos_token_ids=caps.eos_token_ids,
-            max_model_len=caps.max_model_len,
+            eos_token_ids=at.caps.eos_token_ids,
+            max_model_len=at.caps.max_model_len,
         )
-        tokens, end = tokens[:kept], total + kept
+        tokens = tokens[:kept]
     if output.failed and seq.finish_reason is None:
         seq.finish_reason = "error"
-    seq.tokens.extend(tokens)
-    plan.generated[seq.request.salt] += end - total
-    said = logprobs[: end - total] if logprobs else ()
-    plan.made.append((seq, index, tokens, said, seq.finish_reason))
-    return end
+    if seq.finish_reason is not None:
+        at.ends += 1
+    return tokens, seq.finish_reason

@@ -45,20 +45,6 @@ class DecodeBatch:
         rows.sort(key=lambda row: (-len(row[0].tokens), row[0].order))
         return rows
 
-    def draft_room(self, seq: LiveSequence) -> int:
-        """Drafts it may verify behind the least that steps ahead of it commit."""
-        caps = self.at.caps
-        nextn, total = caps.nextn, len(seq.tokens) + seq.ahead
-        if total < min(caps.max_model_len, seq.most_tokens) - nextn:
-            return nextn
-        return draft_room(
-            nextn=nextn,
-            output_len=seq.output_len + seq.ahead,
-            total_len=total,
-            sampling=seq.request.sampling,
-            max_model_len=caps.max_model_len,
-        )
-
     def _served(self, able: list[LiveSequence]) -> Rows | None:
         level = self.at.order.level
         order = deque(sorted(able, key=lambda s: (level(s, s.arrival), s.output_len, s.order)))
@@ -82,15 +68,12 @@ class DecodeBatch:
             return False
         if not seq.ahead:
             return True
-        sampling = seq.request.sampling
-        least = len(seq.tokens) + seq.ahead
-        longest = self.at.caps.max_model_len
-        return seq.output_len + seq.ahead < sampling.max_tokens and least < longest
+        return len(seq.tokens) + seq.ahead < seq.most_tokens
 
     def _grow(self, seq: LiveSequence) -> int | None:
         """Blocks for anchor and drafts; rather fewer drafts than no step. None: no block left."""
         at = self.at
-        drafts = self.draft_room(seq)
+        drafts = draft_room(at.caps.nextn, len(seq.tokens) + seq.ahead, seq.most_tokens)
         most = len(seq.tokens) + seq.ahead_most
         if most + drafts <= len(seq.blocks) * at.block_tokens:
             return drafts

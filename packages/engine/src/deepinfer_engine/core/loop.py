@@ -106,7 +106,7 @@ class EngineLoop:
         return plan
 
     def _run(self, plan: Plan) -> None:
-        outputs = self._launch(*self._prepared(plan), [seq for seq, _ in plan.rows])
+        outputs = self._launch(*self._prepared(plan), self._walks(plan))
         self._commit(plan, outputs)
         self._settle(plan)
 
@@ -291,10 +291,11 @@ class EngineLoop:
         self,
         chunks: Sequence[PrefillChunk],
         rows: Sequence[DecodeRow],
-        seqs: Sequence[LiveSequence],
+        walks: Sequence[LiveSequence],
     ) -> Sequence[StepOutput | None]:
-        """Run them; outputs of the chunks, then of the rows, whose sequences `seqs` are."""
-        for seq in seqs:
+        """Run them; outputs of the chunks, then of the rows. walks: sequences of rows whose
+        grammars follow what was committed."""
+        for seq in walks:
             if seq.constraint is not None:
                 seq.constraint.catch_up(seq.tokens, seq.answer_from)
         if not rows:
@@ -303,6 +304,10 @@ class EngineLoop:
             return self._runner.decode(rows)
         read, decoded = self._runner.mixed(chunks, rows)
         return [*read, *decoded]
+
+    @staticmethod
+    def _walks(plan: Plan) -> list[LiveSequence]:
+        return [seq for seq, _ in plan.rows if seq.constraint is not None]
 
     def _decode_row(self, seq: LiveSequence, drafts: int) -> DecodeRow:
         return DecodeRow(
@@ -358,6 +363,8 @@ class EngineLoop:
         for chunk in plan.chunks:
             self._publish_blocks(chunk.seq, chunk.snapshots)
             self._sink.chunk_done(chunk)
+        if self._link is None:
+            return
         for seq, _ in plan.rows:
             border = seq.num_tokens // self._runner.layout.block_tokens
             if border > seq.published_blocks:

@@ -5,13 +5,15 @@
 
 Never are two steps planned ahead of the one that runs. What a running step will commit is not known
 to the plan behind it, only bounded: memory is reserved for the most it may commit, and between two
-steps the device's thread corrects what was planned. It appends the tokens that were accepted,
-leaves out rows whose sequence ended, cuts drafts to the room that is left, and lets grammars catch
-up. Blocks and slots of a sequence that ended stay its own until the step planned with it is over.
+steps the device's thread corrects what was planned. It appends the tokens that were accepted, and
+where a sequence ended or comes near its longest, leaves out its row or cuts its drafts; grammars
+catch up. Everything else that outputs mean is worked out once the next step runs. Blocks and slots
+of a sequence that ended stay its own until the step planned with it is over.
 
-The tokens are those of the plain loop. What is hidden is planning, building arrays, telling streams
-and whatever their reader does; committing is not. A device that waits for nobody, or a process,
-gains that; operators driven from Python share their interpreter with the rest and gain nothing.
+The tokens are those of the plain loop. What is hidden is planning, building arrays, counting,
+telling streams and whatever their reader does; appending tokens is not. A device that waits for
+nobody, or a process, gains that; operators driven from Python share their interpreter with the rest
+and gain nothing.
 """
 
 from __future__ import annotations
@@ -26,6 +28,8 @@ from typing import Any
 from deepinfer_engine.core.loop import EngineLoop
 from deepinfer_engine.core.plan import Plan
 from deepinfer_engine.core.runner import DecodeRow, PrefillChunk, StepOutput
+from deepinfer_engine.core.sequence import LiveSequence
+from deepinfer_engine.core.stop import draft_room
 
 SWITCH_S = 2e-4
 
@@ -37,6 +41,8 @@ class _Flight:
     plan: Plan
     chunks: list[PrefillChunk]
     rows: list[DecodeRow]
+    walks: list[LiveSequence]
+    """Those with a grammar, which walks on once the step before is over."""
     over: threading.Event = field(default_factory=threading.Event)
     error: BaseException | None = None
 
@@ -67,7 +73,7 @@ class OverlappedLoop(EngineLoop):
         plan = self._plan(now)
         flight = None
         if plan is not None:
-            flight = _Flight(plan, *self._prepared(plan))
+            flight = _Flight(plan, *self._prepared(plan), self._walks(plan))
             self._flights.put(flight)
         before, self._last = self._last, flight
         if before is None:
@@ -114,17 +120,22 @@ class OverlappedLoop(EngineLoop):
 
     def _corrected(self, flight: _Flight, before: _Flight | None) -> Sequence[StepOutput | None]:
         """Run a flight as what the one before it committed has it."""
+        plan = flight.plan
+        if plan.roomy and plan.ends == self.scheduler.at.ends:
+            _end(before)
+            return self._launch(flight.chunks, flight.rows, flight.walks)
         rows: list[DecodeRow] = []
         at: list[int] = []
-        room_of = self.scheduler.batch.draft_room
-        for i, ((seq, drafts), row) in enumerate(zip(flight.plan.rows, flight.rows, strict=True)):
+        nextn = self._runner.caps.nextn
+        for i, ((seq, drafts), row) in enumerate(zip(plan.rows, flight.rows, strict=True)):
             if seq.finish_reason is not None or seq.aborting:
                 continue
-            room = min(drafts, room_of(seq))
+            room = min(drafts, draft_room(nextn, len(seq.tokens), seq.most_tokens))
             at.append(i)
             rows.append(row if room == row.max_draft else replace(row, max_draft=room))
         _end(before)
-        outputs = self._launch(flight.chunks, rows, [flight.plan.rows[i][0] for i in at])
+        walks = [seq for seq in flight.walks if seq.finish_reason is None and not seq.aborting]
+        outputs = self._launch(flight.chunks, rows, walks)
         if len(at) == len(flight.rows):
             return outputs
         n = len(flight.chunks)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections.abc import Set
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from deepinfer_engine.core.runner import StepOutput
 from deepinfer_engine.core.sequence import LiveSequence
 from deepinfer_engine.core.types import FinishReason, TokenLogprob
 
@@ -37,7 +38,8 @@ class Progress:
     finish: FinishReason | None
 
 
-Made = tuple[LiveSequence, int, tuple[int, ...], tuple[TokenLogprob, ...], FinishReason | None]
+Made = tuple[LiveSequence, int, tuple[int, ...], StepOutput, FinishReason | None]
+"""A sequence, how many tokens it had, which were added, of which output, and its end."""
 
 
 @dataclass(eq=False, slots=True)
@@ -49,10 +51,14 @@ class Plan:
 
     chunks: tuple[Chunk, ...] = ()
     rows: tuple[tuple[LiveSequence, int], ...] = ()
+    ends: int = 0
+    """How many had ended when it was planned: while there are no more, nobody in it has."""
+    roomy: bool = False
+    """Whatever it and steps before it commit, no row reaches its longest."""
+    stops: Set[int] = frozenset()
+    """Tokens behind which some row may end."""
     made: list[Made] = field(default_factory=list[Made])
-    """Once absorbed: the fields of each `Progress`, which is made when nothing waits for it."""
-    generated: Counter[str] = field(default_factory=Counter[str])
-    """Tokens of it, by user."""
+    """Once absorbed."""
 
     @property
     def sequences(self) -> list[LiveSequence]:

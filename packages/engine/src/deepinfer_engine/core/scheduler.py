@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from deepinfer_engine.core.admission import Admission
 from deepinfer_engine.core.chunks import Reader
-from deepinfer_engine.core.commit import absorb
+from deepinfer_engine.core.commit import absorb, account
 from deepinfer_engine.core.config import EngineConfig
 from deepinfer_engine.core.decode_batch import DecodeBatch, Rows
 from deepinfer_engine.core.durations import Durations
@@ -170,6 +170,7 @@ class Scheduler:
             return  # unknown, or it has ended and only its last step is not over
         if seq.in_use:
             seq.aborting = True
+            self.at.ends += 1
         else:
             self.at.end(seq, reason)
 
@@ -275,7 +276,8 @@ class Scheduler:
         if not rows and not chunks:
             return None
         self._decode_steps = self._decode_steps + 1 if not chunks else 0
-        plan = Plan(chunks, tuple(rows))
+        stops = set[int]()
+        plan = Plan(chunks, tuple(rows), self.at.ends, roomy=True, stops=stops)
         for chunk in chunks:
             chunk.seq.planned = chunk.end
             if chunk.sample:
@@ -287,6 +289,9 @@ class Scheduler:
             seq.ahead += 1
             seq.ahead_most += drafts + 1
             seq.users += 1
+            stops.update(seq.ends)
+            if len(seq.tokens) + seq.ahead_most >= seq.most_tokens:
+                plan.roomy = False
         self.at.in_flight += 1
         return plan
 
@@ -296,25 +301,23 @@ class Scheduler:
         absorb(self.at, plan, outputs)
 
     def settle(self, plan: Plan) -> list[Progress]:
-        """Let go of the step's memory, end what ended; returns the output in plan order."""
+        """Count what the step made, let go of its memory, end what ended; returns the output in
+        plan order."""
         self.at.in_flight -= 1
         self._reader.settled(plan)
         for chunk in plan.chunks:
             self.pools.states.give([slot for _, slot in chunk.snapshots])
-        made = {one[0].key: Progress(*one) for one in plan.made}
-        progress: list[Progress] = []
+        progress = account(self.at, plan)
+        spoke = {one.seq for one in progress}
         for seq in plan.sequences:
             seq.users -= 1
-            one = made.get(seq.key)
-            if one is not None:
-                progress.append(one)
             if seq.finish_reason is not None:
                 if not seq.in_use and seq.phase is not Phase.FINISHED:
                     self.at.leave(seq)
             elif seq.aborting:
                 if not seq.in_use:
                     self.at.end(seq, "abort")
-            elif one is not None and seq.phase is Phase.PREFILLING:
+            elif seq.phase is Phase.PREFILLING and seq in spoke:
                 self.at.prefilling.remove(seq)
                 if self.role == "prefill":
                     seq.to(Phase.PREFILLED)

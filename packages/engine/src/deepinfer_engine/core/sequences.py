@@ -40,6 +40,8 @@ class Sequences:
     in_flight: int = 0
     """Steps that are planned and not yet settled."""
     arrivals: int = 0
+    ends: int = 0
+    """How often one that a step uses ended, or was told to."""
 
     def blocks_for(self, tokens: int) -> int:
         return -(-tokens // self.block_tokens)
@@ -68,7 +70,8 @@ class Sequences:
         self.arrivals += 1
         seq.order = self.arrivals
         sampling = seq.request.sampling
-        seq.most_tokens = seq.answer_from + sampling.max_tokens
+        longest = self.caps.max_model_len
+        seq.most_tokens = min(longest, seq.answer_from + sampling.max_tokens)
         ends = () if sampling.ignore_eos else self.caps.eos_token_ids
         seq.ends = frozenset((*sampling.stop_token_ids, *ends))
         self.by_key[seq.key] = seq

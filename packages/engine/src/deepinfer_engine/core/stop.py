@@ -33,9 +33,7 @@ def cut_at_stop(
     return len(emitted), None
 
 
-def draft_room(
-    *, nextn: int, output_len: int, total_len: int, sampling: SamplingParams, max_model_len: int
-) -> int:
-    """Drafts a step may verify so that drafts plus one sampled token pass no limit."""
-    room = min(sampling.max_tokens - output_len, max_model_len - total_len)
-    return max(0, min(nextn, room - 1))
+def draft_room(nextn: int, total: int, most: int) -> int:
+    """Drafts a step may verify behind `total` tokens, so that they and one sampled token are at
+    most `most`."""
+    return max(0, min(nextn, most - total - 1))

@@ -12,6 +12,7 @@ from toy_engine import alone, greedy, hand_loop, prompt, request, run_dry, toy
 
 from deepinfer_engine.core.fairness import Accounts
 from deepinfer_engine.core.pacing import AGAIN, LEAST, Pace
+from deepinfer_engine.core.runner import StepOutput
 from deepinfer_engine.core.sequence import LiveSequence, Phase
 from deepinfer_engine.core.types import SamplingParams
 from deepinfer_engine.core.windows import NOTHING
@@ -310,14 +311,31 @@ def test_a_sequence_that_ends_in_a_running_step_keeps_its_memory_until_the_next_
     turn(s)
     first, second = s.plan(1.0), s.plan(2.0)
     assert second is None or not second.rows or seq.output_len + 2 <= 3
-    s.absorb(first, [made_up(first)[0]])
-    seq.finish_reason = "stop"
+    s.absorb(first, [StepOutput((1,), failed=True)])
+    assert seq.finish_reason == "error"
     ends = s.settle(first)
     assert [one.seq.key for one in ends] == ["a"]
     assert s.pools.blocks.owned > 0, "the step that runs may still write"
     s.absorb(second, [None])
     assert s.settle(second) == []
     assert s.pools.blocks.owned == 0
+
+
+def test_the_next_step_waits_for_tokens_and_not_for_counts():
+    s = scheduler(blocks=100, slots=10, nextn=3)
+    seq = add(s, "a", 20)
+    turn(s)
+    total, made = len(seq.tokens), s.counters["generated_tokens"]
+    plan = s.plan(1.0)
+    s.absorb(plan, made_up(plan, emit=3))
+    assert (len(seq.tokens), seq.num_tokens) == (total + 3, total + 2)
+    assert s.counters["generated_tokens"] == made
+    assert (seq.ahead, seq.ahead_most) == (1, 4)
+    (said,) = s.settle(plan)
+    assert (said.index, said.tokens) == (total - 20, (1, 1, 1))
+    assert s.counters["generated_tokens"] == made + 3
+    assert s.counters["accepted_tokens"] == seq.accepted_tokens == 2
+    assert (seq.ahead, seq.ahead_most) == (0, 0)
 
 
 def test_nobody_is_preempted_under_a_step_that_runs():
