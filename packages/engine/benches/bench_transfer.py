@@ -206,7 +206,7 @@ async def hand_over(blocks: int, *, shares_memory: bool) -> float:
     source, target = Timed(blocks), Timed(blocks)
     wide = EngineConfig(max_num_batched_tokens=2048)
     prefill = PrefillService(source, None, wide, KEY)
-    prefill.shares_memory = shares_memory
+    prefill.units.shares_memory = shares_memory
     decode = DecodeService(target, None, EngineConfig(decode_reserve_tokens=0), KEY)
     stop, addresses, tasks = asyncio.Event(), list[str](), list[asyncio.Task[None]]()
     for service in (prefill, decode):

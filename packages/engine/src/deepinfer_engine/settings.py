@@ -43,6 +43,7 @@ CacheQuant = Literal["reference", "none"]
 Replay = Literal["off", "mask", "compact"]
 PersistState = Literal["last", "none", "all"]
 Transfer = Literal["auto", "tcp", "store", "mooncake"]
+Encoding = Literal["own", "workers", "either"]
 RecoveryMode = Literal["exact", "bounded", "none"]
 
 
@@ -125,6 +126,21 @@ class Settings(BaseModel):
         1, ge=1, le=64, description="prefill workers to start; they share the prompt cache"
     )
     decode_workers: int = Field(1, ge=1, le=64, description="decode workers to start")
+    encode_workers: int = Field(
+        0, ge=0, le=64, description="encode workers to start; 0 = prefill workers encode pictures"
+    )
+    encoding: Encoding | None = Field(
+        None,
+        description="who encodes the pictures of a prefill worker: own (its vision tower), workers "
+        "(encode workers; it loads no tower), either (encode workers, its tower where none is "
+        "ready); unset = workers where serve starts some, else own",
+    )
+    encode_cache_bytes: int = Field(
+        256 << 20, ge=0, description="embeddings in the memory of each encode worker"
+    )
+    encode_patches: int = Field(
+        16384, ge=1, description="patches of the pictures that an encode worker takes at once"
+    )
     dp: int = Field(
         1,
         ge=1,
@@ -170,8 +186,9 @@ class Settings(BaseModel):
     )
     prefill: tuple[str, ...] = Field((), description="host:port of running prefill workers")
     decode: tuple[str, ...] = Field((), description="host:port of running decode workers")
+    encode: tuple[str, ...] = Field((), description="host:port of running encode workers")
     workers_file: Path | None = Field(
-        None, description="TOML file with `prefill` and `decode` addresses; followed as it changes"
+        None, description="TOML file of worker addresses by role, followed as it changes"
     )
     accept_workers: bool = Field(
         False, description="take workers that register here; wants DEEPINFER_CLUSTER_KEY"
@@ -327,7 +344,7 @@ class Settings(BaseModel):
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="verbosity")
 
     @field_validator(
-        "prefill", "decode", "served_model_name", "allowed_hosts", "cors_origins",
+        "prefill", "decode", "encode", "served_model_name", "allowed_hosts", "cors_origins",
         "cache_tiers", "cache_location", "metrics_compat", "register_at", mode="before",
     )  # fmt: skip
     @classmethod
@@ -415,12 +432,17 @@ class Settings(BaseModel):
                 raise ValueError("a router is http(s)://host:port")
         return value
 
-    @field_validator("prefill", "decode")
+    @field_validator("prefill", "decode", "encode")
     @classmethod
     def _check_addresses(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for address in value:
             split_address(address)
         return value
+
+    @property
+    def encoded_by(self) -> Encoding:
+        """What `encoding` says, or its default."""
+        return self.encoding or ("workers" if self.encode_workers else "own")
 
     @property
     def finds_workers(self) -> bool:

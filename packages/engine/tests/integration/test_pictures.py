@@ -97,6 +97,22 @@ def test_a_picture_reaches_the_tower_and_its_cache_is_its_own(server) -> None:
     assert cached == [0, picture // 128 * 128, (len(ids) - 1) // 128 * 128]
 
 
+def test_an_encode_worker_changes_no_answer(server, folder: Path, running_server) -> None:
+    flags = ("--dtype", "float64", "--no-cache", "--encode-workers", "1")
+    with running_server("--model", str(folder), *flags) as apart:
+        whole, again = (ask(it, data_url("green")) for it in (server, apart))
+        metrics = apart.get("/metrics").text
+        workers = apart.get("/health").json()["workers"]
+    assert again.choices[0].message.content == whole.choices[0].message.content
+    assert logprobs(again) == logprobs(whole)
+    assert sorted(worker["role"] for worker in workers) == ["decode", "encode", "prefill"]
+    (line,) = [
+        x for x in metrics.splitlines() if x.startswith("deepinfer_worker_encode_pictures_t")
+    ]
+    assert 'role="encode"' in line
+    assert line.endswith(" 1.0")
+
+
 def test_every_protocol_takes_the_same_picture(server) -> None:
     url = data_url("red")
     with openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0) as client:

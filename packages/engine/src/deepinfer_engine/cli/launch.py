@@ -11,13 +11,14 @@ import sys
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from deepinfer_engine.core.config import ALL_WINDOWS, EngineConfig
 from deepinfer_engine.core.device import Device
 from deepinfer_engine.core.runner import BLOCK_TOKENS
 from deepinfer_engine.errors import ConfigError, ConstraintsUnavailable
-from deepinfer_engine.pd.service import ModelIdentity
+from deepinfer_engine.pd.announcing import WORKER_ROLES, WorkerRole
+from deepinfer_engine.pd.peers import ModelIdentity
 from deepinfer_engine.pd.supervise import (
     CLUSTER_KEY_ENV,
     ChildSpec,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from deepinfer_engine.core.prefix_store import PrefixStore
     from deepinfer_engine.core.runner import StepRunner
     from deepinfer_engine.core.web_search import WebSearch
+    from deepinfer_engine.model.encoder import PictureEncoder
     from deepinfer_engine.parallel.leader import ExpertGroup
     from deepinfer_engine.router.client import EngineClient
 
@@ -86,6 +88,21 @@ _WORKER_SETTINGS = (
     "drain_timeout_s",
     "log_level",
 )
+_PREFILL_SETTINGS = (*_WORKER_SETTINGS, "encoding")
+# It has a tower, and neither a cache nor a grammar.
+_ENCODE_SETTINGS = (
+    "model",
+    "device",
+    "dtype",
+    "batch_invariant",
+    "threads",
+    "transfer",
+    "encode_cache_bytes",
+    "encode_patches",
+    "drain_timeout_s",
+    "log_level",
+)
+_SETTINGS = {"prefill": _PREFILL_SETTINGS, "decode": _WORKER_SETTINGS, "encode": _ENCODE_SETTINGS}
 _FLAGS = {"cache_tiers": "--cache-tier"}
 # Flags with a form for yes, too; the others are there for no alone.
 _TOLD_EITHER_WAY = frozenset(
@@ -176,11 +193,16 @@ def num_state_slots(settings: Settings) -> int:
 
 
 def build_runner(
-    settings: Settings, *, tower: bool = True, group: ExpertGroup | None = None
+    settings: Settings,
+    *,
+    sees: bool = True,
+    tower: bool = True,
+    group: ExpertGroup | None = None,
 ) -> StepRunner:
     """Load the checkpoint and allocate its pools; imports torch.
 
-    tower: False for a decode worker, which never sees a picture. group: see `expert_group`.
+    sees: False for a decode worker, which never gets a picture. tower: False where others encode
+    them. group: see `expert_group`.
     """
     directory = model_dir(settings)
     import torch
@@ -199,10 +221,28 @@ def build_runner(
         cache_quant=settings.cache_quant,
         replay=settings.replay,
         keep=settings.replay_keep,
-        vision=settings.vision and tower,
+        vision=settings.vision and sees,
+        tower=tower,
         device=Device.parse(settings.device),
         group=group,
         coupled=settings.coupled,
+        batch_invariant=settings.batch_invariant,
+    )
+
+
+def build_encoder(settings: Settings) -> PictureEncoder:
+    """The vision tower of the checkpoint alone; imports torch. Raises as `build_runner`."""
+    directory = model_dir(settings)
+    import torch
+
+    from deepinfer_engine.model import encoder
+
+    if settings.threads is not None:
+        torch.set_num_threads(settings.threads)
+    return encoder.build_encoder(
+        directory,
+        dtype=settings.dtype,
+        device=Device.parse(settings.device),
         batch_invariant=settings.batch_invariant,
     )
 
@@ -369,8 +409,8 @@ def _prompt_windows(settings: Settings, state_bytes: int) -> int:
 def worker_argv(role: str, settings: Settings) -> list[str]:
     """The command line of one worker, complete but for `--listen`."""
     argv = [sys.executable, "-m", "deepinfer_engine.cli.main", role]
-    for name in _WORKER_SETTINGS:
-        value = getattr(settings, name)
+    for name in _SETTINGS[role]:
+        value = settings.encoded_by if name == "encoding" else getattr(settings, name)
         if name == "ep" and role == "prefill":
             value = settings.prefill_ep
         if name == "model" and value is not None:
@@ -386,12 +426,13 @@ def worker_argv(role: str, settings: Settings) -> list[str]:
     return argv
 
 
-def worker_roles(settings: Settings) -> dict[str, Literal["prefill", "decode"]]:
+def worker_roles(settings: Settings) -> dict[str, WorkerRole]:
     """Name -> role of the workers that a server of its own starts."""
-    roles: dict[str, Literal["prefill", "decode"]] = {}
-    wanted: tuple[tuple[Literal["prefill", "decode"], int], ...] = (
+    roles: dict[str, WorkerRole] = {}
+    wanted: tuple[tuple[WorkerRole, int], ...] = (
         ("prefill", settings.prefill_workers),
         ("decode", settings.decode_workers),
+        ("encode", settings.encode_workers),
     )
     for role, number in wanted:
         for i in range(1, number + 1):
@@ -414,6 +455,12 @@ async def launched_engine(
             f"ep {settings.ep} and prefill_ep {settings.prefill_ep} are about workers that this "
             "server starts: leave out single_process, prefill and decode, or give --ep to "
             "`deepinfer prefill` and `deepinfer decode`"
+        )
+    if settings.encode_workers and not (own and settings.vision):
+        raise ConfigError(
+            f"encode_workers {settings.encode_workers} are workers that this server starts for "
+            "pictures: leave out single_process, prefill, decode and no_vision, or start "
+            "`deepinfer encode` and name it with --encode"
         )
     if settings.dp > 1 and not settings.single_process:
         raise ConfigError(
@@ -466,6 +513,7 @@ async def _over_workers(settings: Settings) -> AsyncGenerator[EngineClient, None
     engine = await RemoteEngine.connect(
         prefill=settings.prefill,
         decode=settings.decode,
+        encode=settings.encode,
         cluster_key=cluster_key_from_environ(os.environ),
         ready_timeout_s=settings.start_timeout_s,
         ttft_shed_s=settings.ttft_shed_s,
@@ -489,7 +537,7 @@ async def _over_found_workers(settings: Settings) -> AsyncGenerator[EngineClient
             "hexadecimal digits, `openssl rand -hex 32`"
         )
     directory = Directory(
-        {"prefill": settings.prefill, "decode": settings.decode},
+        {"prefill": settings.prefill, "decode": settings.decode, "encode": settings.encode},
         file=settings.workers_file,
         announced=Announced(key) if settings.accept_workers and key is not None else None,
     )
@@ -514,15 +562,18 @@ async def _with_children(
     addresses: dict[str, str] = {}
     roles = worker_roles(settings)
 
-    def told(role: str) -> list[str]:
-        return [address for name, address in addresses.items() if roles[name] == role]
+    def told() -> dict[str, list[str]]:
+        found: dict[str, list[str]] = {role: [] for role in WORKER_ROLES}
+        for name, address in addresses.items():
+            found[roles[name]].append(address)
+        return found
 
     def hear(name: str, notice: dict[str, Any]) -> None:
         on_notice(name, notice)
         if notice["event"] == "ready" and addresses.get(name) != notice["address"]:
             addresses[name] = notice["address"]
             if engine is not None:
-                engine.set_workers(prefill=told("prefill"), decode=told("decode"))
+                engine.set_workers(**told())
 
     def in_trouble(name: str, address: str, text: str) -> None:
         if engine is not None:
@@ -536,9 +587,11 @@ async def _with_children(
     )
     await supervisor.start(settings.start_timeout_s)
     try:
+        found = told()
         engine = await RemoteEngine.connect(
-            prefill=told("prefill"),
-            decode=told("decode"),
+            prefill=found["prefill"],
+            decode=found["decode"],
+            encode=found["encode"],
             cluster_key=key,
             ready_timeout_s=settings.start_timeout_s,
             ttft_shed_s=settings.ttft_shed_s,

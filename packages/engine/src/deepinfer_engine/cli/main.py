@@ -277,6 +277,25 @@ Prefill = Annotated[
 Decode = Annotated[
     list[str] | None, typer.Option(help="host:port of a running decode worker; repeatable.")
 ]
+Encode = Annotated[
+    list[str] | None, typer.Option(help="host:port of a running encode worker; repeatable.")
+]
+EncodeWorkers = Annotated[
+    int | None, typer.Option(help="Encode workers to start; 0: prefill encodes pictures itself.")
+]
+EncodingWay = Annotated[
+    str | None,
+    typer.Option(
+        "--encoding",
+        help="Who encodes pictures: own, workers, or either (its own tower where none is ready).",
+    ),
+]
+EncodeCache = Annotated[
+    int | None, typer.Option("--encode-cache-bytes", help="Embeddings in memory, each worker.")
+]
+EncodePatches = Annotated[
+    int | None, typer.Option("--encode-patches", help="Patches of pictures encoded at once.")
+]
 TransferWay = Annotated[
     str | None,
     typer.Option(
@@ -397,7 +416,7 @@ def _settings(config: Path | None, **flags: Any) -> Settings:
     for name in ("cache", "vision", "generation_config"):
         if flags.pop(f"no_{name}", False):
             flags[name] = False
-    lists = ("prefill", "decode", "served_model_name", "allowed_hosts", "cors_origins")
+    lists = ("prefill", "decode", "encode", "served_model_name", "allowed_hosts", "cors_origins")
     for name in (*lists, "cache_tiers", "cache_location", "register_at", "metrics_compat"):
         flags[name] = flags.get(name) or None
     settings = load_settings(flags, config=config)
@@ -423,6 +442,10 @@ def serve(
     ] = None,
     prefill_workers: PrefillWorkers = None,
     decode_workers: DecodeWorkers = None,
+    encode_workers: EncodeWorkers = None,
+    encoding: EncodingWay = None,
+    encode_cache_bytes: EncodeCache = None,
+    encode_patches: EncodePatches = None,
     ep: Ep = None,
     prefill_ep: PrefillEp = None,
     ep_redundant: EpRedundant = None,
@@ -430,6 +453,7 @@ def serve(
     ep_timeout_s: EpTimeout = None,
     prefill: Prefill = None,
     decode: Decode = None,
+    encode: Encode = None,
     workers_file: WorkersFile = None,
     accept_workers: AcceptWorkers = None,
     ttft_shed_s: TtftShed = None,
@@ -505,6 +529,7 @@ def serve(
 def router(
     prefill: Prefill = None,
     decode: Decode = None,
+    encode: Encode = None,
     workers_file: WorkersFile = None,
     accept_workers: AcceptWorkers = None,
     ttft_shed_s: TtftShed = None,
@@ -566,6 +591,7 @@ def prefill(
     transfer: TransferWay = None,
     transfer_rdma: TransferRdma = None,
     trust_transfer_network: TrustTransfer = None,
+    encoding: EncodingWay = None,
     advertise: Advertise = None,
     model: Model = None,
     ep: OwnEp = None,
@@ -665,6 +691,27 @@ def decode(
 ) -> int:
     """One decode worker; tells its address as a JSON line on standard output."""
     return _worker("decode", listen, config, _without(locals(), "listen", "config"))
+
+
+@app.command()
+def encode(
+    listen: Listen = "127.0.0.1:0",
+    register_at: RegisterAt = None,
+    transfer: TransferWay = None,
+    advertise: Advertise = None,
+    model: Model = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    batch_invariant: BatchInvariant = None,
+    threads: Threads = None,
+    encode_cache_bytes: EncodeCache = None,
+    encode_patches: EncodePatches = None,
+    drain_timeout_s: Drain = None,
+    log_level: LogLevel = None,
+    config: Config = None,
+) -> int:
+    """One encode worker, the vision tower alone; tells its address as a JSON line."""
+    return _worker("encode", listen, config, _without(locals(), "listen", "config"))
 
 
 def _without(values: dict[str, Any], *names: str) -> dict[str, Any]:

@@ -56,6 +56,14 @@ class LoadedCallback(Protocol):
     def __call__(self, seq: LiveSequence, prefix: Prefix) -> None: ...
 
 
+class Gather(Protocol):
+    def __call__(self, seq: LiveSequence, prefix: Prefix, there: Callable[[], None]) -> bool:
+        """Get what a prompt is read with beside its tokens and this cached prefix: embeddings of
+        pictures. True: this has started, and `there()` will be called once from any thread when it
+        is over, well or not."""
+        ...
+
+
 class Sink(Protocol):
     """Where output goes. Called without the lock, from the step's or the aborting thread."""
 
@@ -85,6 +93,8 @@ class EngineLoop:
         self._changed = threading.Condition()
         self._sharing = PrefixSharing(runner.layout.block_tokens)
         self._work = True
+        self.gather: Gather | None = None
+        """Set before the first step; None: prompts are read with their tokens alone."""
         self.scheduler = Scheduler(
             caps=runner.caps,
             block_tokens=runner.layout.block_tokens,
@@ -199,6 +209,10 @@ class EngineLoop:
 
     def loaded(self, seq: LiveSequence, prefix: Prefix) -> None:
         """What the cache has of an admitted sequence's prompt is in place."""
+        if self.gather is None or not self.gather(seq, prefix, lambda: self._gathered(seq, prefix)):
+            self._gathered(seq, prefix)
+
+    def _gathered(self, seq: LiveSequence, prefix: Prefix) -> None:
         if prefix.start == 0 or prefix.replayed:
             self._runner.clear_state(seq.state_slot)
         with self._changed:

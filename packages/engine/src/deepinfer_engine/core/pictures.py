@@ -29,6 +29,8 @@ class Picture:
     digest: 32 bytes that stand for pixels and size; prompt caches tell pictures apart by it.
     pixels: RGB, one byte a channel, row by row, `3 * width * height` bytes. Empty where the
         prompt's cache was computed elsewhere (a decode worker).
+    rows: embeddings of its tokens, as `RowForm` has them, where an encode worker has computed
+        them; the pixels are then not read.
     """
 
     start: int
@@ -37,6 +39,7 @@ class Picture:
     height: int
     digest: bytes
     pixels: bytes = field(repr=False)
+    rows: memoryview | None = field(default=None, repr=False, compare=False)
 
     @property
     def end(self) -> int:
@@ -53,6 +56,8 @@ class PictureRules:
     max_tokens: int = 1024
     min_pixels: int = 295936
     max_wh_ratio: float | None = None
+    channels: int = 0
+    """Of one token's embedding; 0 where the family does not say, and no other worker can encode."""
 
     def tokens(self, width: int, height: int) -> int:
         """Tokens that a picture of this size, in whole patches, spans.
@@ -77,26 +82,52 @@ class PictureRules:
                 raise RequestError(
                     f"every token of picture {i} must be the image token {self.image_token_id}"
                 )
-            self._check_size(i, picture)
+            self.check_size(i, picture.width, picture.height, picture.length)
+            size = 3 * picture.width * picture.height
+            if len(picture.pixels) != size:
+                raise RequestError(
+                    f"picture {i} of {picture.width} x {picture.height} pixels has {size} bytes, "
+                    f"got {len(picture.pixels)}"
+                )
 
-    def _check_size(self, i: int, picture: Picture) -> None:
-        width, height = picture.width, picture.height
+    def check_size(self, i: int, width: int, height: int, length: int) -> None:
+        """Raise RequestError unless picture `i` of this size may be, and spans `length` tokens."""
         whole = width > 0 and height > 0 and not width % self.patch and not height % self.patch
         if not whole or self.tokens(width, height) > self.max_tokens:
             raise RequestError(
                 f"picture {i} has {width} x {height} pixels; wanted whole patches of "
                 f"{self.patch} x {self.patch} and at most {self.max_tokens} tokens"
             )
-        if picture.length != self.tokens(width, height):
+        if length != self.tokens(width, height):
             raise RequestError(
                 f"picture {i} of {width} x {height} pixels takes {self.tokens(width, height)} "
-                f"tokens, and its span has {picture.length}"
+                f"tokens, and its span has {length}"
             )
-        if len(picture.pixels) != 3 * width * height:
-            raise RequestError(
-                f"picture {i} of {width} x {height} pixels has {3 * width * height} bytes, got "
-                f"{len(picture.pixels)}"
-            )
+
+
+@dataclass(frozen=True, slots=True)
+class RowForm:
+    """How embeddings of one model's pictures lie in memory: rows of `channels` numbers."""
+
+    rules: PictureRules
+    dtype: str
+    """float32, float64 or bfloat16; little endian."""
+    model: str | None = None
+    """A digest of the checkpoint."""
+
+    @property
+    def row_bytes(self) -> int:
+        """Of one token."""
+        return self.rules.channels * _ITEM_BYTES[self.dtype]
+
+    @property
+    def version(self) -> str:
+        """Equal where the same pixels give the same rows: preprocessing, weights, arithmetic."""
+        text = f"{_PROCESSOR!r}/{self.rules}/{self.dtype}/{self.model}"
+        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+_ITEM_BYTES = {"float32": 4, "float64": 8, "bfloat16": 2}
 
 
 def picture_digest(width: int, height: int, pixels: bytes) -> bytes:

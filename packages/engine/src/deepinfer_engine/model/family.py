@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from deepinfer_engine.core.device import CPU, Device
-from deepinfer_engine.core.pictures import PictureRules
+from deepinfer_engine.core.pictures import Picture, PictureRules
 from deepinfer_engine.core.runner import CacheLayout, DecodeRow, IntArray, PrefillChunk
 
 if TYPE_CHECKING:
@@ -74,6 +74,8 @@ class LoadOptions:
     """This process's share of the routed experts; None: all of them."""
     batch_invariant: bool = False
     """A row's logits have the same bits whatever rows are computed beside it."""
+    tower: bool = True
+    """False: embeddings of pictures come from another process."""
 
 
 class ExpertSeat(Protocol):
@@ -210,11 +212,23 @@ class LoadedModel(Protocol):
         ...
 
 
+class Tower(Protocol):
+    """What `load_tower(model_dir, options)` of a family gives: its vision weights alone."""
+
+    @property
+    def rules(self) -> PictureRules: ...
+
+    def spans(self, pictures: Sequence[Picture]) -> list[Tensor]:
+        """Embeddings [length, channels] of each picture, in the model dtype, in one pass."""
+        ...
+
+
 class Family(Protocol):
     """One module of this package, or of another distribution by the entry point
     `deepinfer.families`.
 
-    One whose models take a `LoadOptions.seat` says so with an attribute `shares_experts`, True."""
+    One whose models take a `LoadOptions.seat` says so with an attribute `shares_experts`, True. One
+    whose pictures another process may encode has a method `load_tower`, see `Tower`."""
 
     @property
     def name(self) -> str: ...

@@ -50,6 +50,7 @@ def build_runner(
     cache_quant: CacheQuant = "reference",
     max_model_len: int | None = None,
     vision: bool = True,
+    tower: bool = True,
     replay: ReplayMode = "off",
     keep: int | None = None,
     device: Device = CPU,
@@ -64,7 +65,8 @@ def build_runner(
         draft module; 0 switches speculation off.
     num_blocks, num_state_slots: pool sizes, scratch 0 included; unset blocks are 1024, or as many
         as 2 GiB hold.
-    vision: load the tower of a checkpoint that has one; False serves text alone.
+    vision: take pictures where the checkpoint has a tower; False serves text alone.
+    tower: load it; False: pictures come with their embeddings (`Picture.rows`).
     replay, keep: bounded replay of prompts; `keep` defaults to the least that is legal and a block
         more, so that the last border of every prompt has a whole state to store.
     coupled: how drafts are verified where a request does not say, see `SamplingParams`; None:
@@ -78,7 +80,7 @@ def build_runner(
     """
     seat = None if group is None else group.seat
     options = LoadOptions(
-        dtype, cache_quant, vision, replay, keep, device, weights, seat, batch_invariant
+        dtype, cache_quant, vision, replay, keep, device, weights, seat, batch_invariant, tower
     )
     family = family_of(model_dir)
     if seat is not None and not getattr(family, "shares_experts", False):

@@ -34,7 +34,8 @@ MAX_BYTES = 4096
 EVERY_S = 3.0
 TIMEOUT_S = 5.0
 
-WorkerRole = Literal["prefill", "decode"]
+WorkerRole = Literal["prefill", "decode", "encode"]
+WORKER_ROLES: tuple[WorkerRole, ...] = ("prefill", "decode", "encode")
 
 
 class Announcement(BaseModel):

@@ -43,8 +43,9 @@ from deepinfer_engine.pd.messages import (
     usage_body,
     xid_body,
 )
+from deepinfer_engine.pd.peers import ModelIdentity, abort_body, xid_of
 from deepinfer_engine.pd.remote_writes import Landing, RemoteWrites
-from deepinfer_engine.pd.service import Helpers, ModelIdentity, WorkerService, abort_body, xid_of
+from deepinfer_engine.pd.service import Helpers, WorkerService
 from deepinfer_engine.pd.shared import ReceiveRing, place_of
 from deepinfer_engine.pd.transport import Connection, Frame
 from deepinfer_engine.pd.wire import (
@@ -161,7 +162,7 @@ class DecodeService(WorkerService):
         """Offers that wait for memory."""
         self._waited = Durations("queue")
 
-    def handle(self, peer: Connection, kind: FrameType, frame: Frame) -> None:
+    def role_handle(self, peer: Connection, kind: FrameType, frame: Frame) -> None:
         role = peer.hello.get("role")
         if kind is FrameType.UNIT and role == "prefill":
             header = UnitHeader.unpack(frame.data)
@@ -504,6 +505,7 @@ class DecodeService(WorkerService):
         self._place_queued()
 
     def peer_lost(self, peer: Connection) -> None:
+        super().peer_lost(peer)
         ring = self._rings.pop(peer, None)
         if ring is not None:
             ring.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import logging
 import secrets
@@ -15,6 +16,7 @@ import numpy as np
 from deepinfer_engine.core.config import EngineConfig
 from deepinfer_engine.core.constraint import GivenMask
 from deepinfer_engine.core.durations import Durations
+from deepinfer_engine.core.pictures import RowForm
 from deepinfer_engine.core.plan import Chunk, Progress
 from deepinfer_engine.core.prefix_store import PrefixStore
 from deepinfer_engine.core.runner import StepRunner
@@ -37,17 +39,14 @@ from deepinfer_engine.pd.messages import (
     usage_body,
     xid_body,
 )
+from deepinfer_engine.pd.peers import ModelIdentity, abort_body, xid_of
+from deepinfer_engine.pd.pictures import PictureClient
 from deepinfer_engine.pd.quoting import quoted
-from deepinfer_engine.pd.remote_writes import RemoteWrites, WriteRing
-from deepinfer_engine.pd.sending import Outgoing, Unit
-from deepinfer_engine.pd.service import (
-    Helpers,
-    ModelIdentity,
-    WorkerService,
-    abort_body,
-    xid_of,
-)
-from deepinfer_engine.pd.shared import SendRing
+from deepinfer_engine.pd.remote_writes import RemoteWrites
+from deepinfer_engine.pd.rings import OF_RINGS, UnitSender
+from deepinfer_engine.pd.schema import Encoding
+from deepinfer_engine.pd.sending import Outgoing
+from deepinfer_engine.pd.service import Helpers, WorkerService
 from deepinfer_engine.pd.transport import Connection, Frame
 from deepinfer_engine.pd.wire import Body, FrameType, Xid
 
@@ -57,8 +56,6 @@ PROBE_BYTES = 64 * 1024
 PROBE_S = 5.0
 LOGPROBS_A_PIECE = 4096
 """Prompt tokens whose log-probabilities go in one message."""
-SHARE_S = 5.0
-_OF_RINGS = (FrameType.SHARED_OPEN, FrameType.LANDING, FrameType.UNITS_READ, FrameType.HELD)
 LEASE_MORE_S = 20.0
 LEASE_S = 30.0
 """How long a prompt's KV is kept after COMMIT for a decode worker that says nothing."""
@@ -132,6 +129,7 @@ async def serve_prefill(
     shares_memory: bool = True,
     loads_stored: bool = False,
     writes: RemoteWrites | None = None,
+    encoding: Encoding = "own",
     ready: Callable[[str], None] = lambda address: None,
     stop: asyncio.Event | None = None,
     drain_timeout_s: float = 120.0,
@@ -146,6 +144,8 @@ async def serve_prefill(
     to decode workers of this machine go through shared memory. `loads_stored`: whether a decode
     worker on the same store loads from it what is cached of a prompt, instead of being sent it.
     `writes`: units go by one-sided writes to decode workers that lend a place for them.
+    `encoding`: where pictures are encoded: by `runner`, by encode workers, or by `runner` where no
+    encode worker takes them. Without a tower of its own `runner` wants `workers`.
     """
     service = PrefillService(
         runner,
@@ -154,12 +154,13 @@ async def serve_prefill(
         cluster_key,
         identity=identity,
         helpers=helpers,
+        encoding=encoding,
     )
     service.on_look = looked
     service.announcing = announcing
-    service.shares_memory = shares_memory
+    service.units.shares_memory = shares_memory
     service.loads_stored = loads_stored
-    service.writes = writes
+    service.units.writes = writes
     await service.serve(listen, ready=ready, stop=stop, drain_timeout_s=drain_timeout_s)
 
 
@@ -175,6 +176,7 @@ class PrefillService(WorkerService):
         *,
         identity: ModelIdentity | None = None,
         helpers: Helpers | None = None,
+        encoding: Encoding = "own",
     ) -> None:
         super().__init__(
             "prefill",
@@ -194,32 +196,47 @@ class PrefillService(WorkerService):
         """Links to decode workers by address, connecting or connected."""
         self._transferred = Durations("transfer")
         self._handed_over = Durations("handover")
-        self.shares_memory = True
-        """Whether units to decode workers of this machine go through shared memory."""
+        self.units = UnitSender()
         self.loads_stored = False
         """Whether a decode worker on the same store loads from it what is cached."""
         if self.connector is not None:
             self.connector.on_hit = self._found
-        self.writes: RemoteWrites | None = None
-        """With it, units go by one-sided writes, and none through shared memory."""
-        self._rings: dict[Connection, SendRing | WriteRing] = {}
-        self._counters = {
-            "transfer_units": 0,
-            "transfer_bytes": 0,
-            "transfer_shared_bytes": 0,
-            "transfer_remote_bytes": 0,
-            "transfer_resends": 0,
-        }
+        self._resends = 0
+        self._encoding: Encoding = encoding
+        self.pictures = self._picture_client()
 
-    def handle(self, peer: Connection, kind: FrameType, frame: Frame) -> None:
+    def _picture_client(self) -> PictureClient | None:
+        """None where pictures are encoded here, or there are none."""
+        rules = self.runner.caps.pictures
+        if self._encoding == "own" or rules is None:
+            return None
+        client = PictureClient(
+            RowForm(rules, self.identity.dtype or "float32", self.identity.model),
+            hello=self.hello,
+            cluster_key=self.cluster_key,
+            post=self.post,
+            spawn=self.spawn,
+            abort=self.loop.abort,
+            has_tower=self._encoding == "either",
+        )
+        self.loop.gather = client.gather
+        return client
+
+    def hello(self) -> Body:
+        return {**super().hello(), "encoding": self._encoding}
+
+    def role_handle(self, peer: Connection, kind: FrameType, frame: Frame) -> None:
         role = peer.hello.get("role")
         if kind is FrameType.GONE and "rid" not in frame.body():
             return  # a unit reached an attempt that has ended: its ABORT is on the way
         if kind is FrameType.PROBE and role == "router":
             self.spawn(self._probe(peer, frame.body()))
             return
-        if kind in _OF_RINGS and role == "decode":
-            self._of_ring(peer, kind, frame.body())
+        if kind in OF_RINGS and role == "decode":
+            self.units.hear(peer, kind, frame.body())
+            return
+        if kind is FrameType.HELD and role == "decode":
+            self._hold(peer, frame.body()["keys"])
             return
         if kind is FrameType.PONG and role == "decode":
             body = frame.body()
@@ -274,25 +291,13 @@ class PrefillService(WorkerService):
             case _:
                 raise TransferError(f"a {role} peer may not send {kind.name} to a prefill worker")
 
-    def _of_ring(self, peer: Connection, kind: FrameType, body: Body) -> None:
-        if kind is FrameType.HELD:
-            until = time.monotonic() + LEASE_MORE_S
-            for key in body["keys"]:
-                job = self._jobs.get(key)
-                if job is not None and job.decode is peer and job.lease_until is not None:
-                    job.lease_until = max(job.lease_until, until)
-            return
-        ring = self._rings.get(peer)
-        if ring is None:
-            raise TransferError(f"{kind.name} of a ring that was not offered")
-        if kind is FrameType.UNITS_READ:
-            ring.read(body["count"])
-        elif isinstance(ring, WriteRing) and kind is FrameType.LANDING:
-            ring.lent(body)
-        elif isinstance(ring, SendRing) and kind is FrameType.SHARED_OPEN:
-            ring.opened(body)
-        else:
-            raise TransferError(f"{kind.name} of another ring than was offered")
+    def _hold(self, peer: Connection, keys: Iterable[str]) -> None:
+        """Decode waits for what is not this worker's: keep the memory of these."""
+        until = time.monotonic() + LEASE_MORE_S
+        for key in keys:
+            job = self._jobs.get(key)
+            if job is not None and job.decode is peer and job.lease_until is not None:
+                job.lease_until = max(job.lease_until, until)
 
     # -- a prompt arrives -----------------------------------------------------------------------
 
@@ -326,6 +331,9 @@ class PrefillService(WorkerService):
         out = Outgoing(self.runner, grant, xid.attempt, len(request.token_ids))
         job = Job(xid, router, address, epoch, out)
         self._jobs[xid.key] = job
+        if self.pictures is not None and request.pictures:
+            failed = functools.partial(self._fail, job)
+            self.pictures.follow(xid, request.salt, body.get("encoders", ()), failed)
         if request.sampling.constraint is None:
             self._submit(job, request, None)
         else:
@@ -399,6 +407,8 @@ class PrefillService(WorkerService):
             if progress.finish is not None:
                 body["finish"] = progress.finish
                 body["usage"] = usage_body(progress.seq.usage())
+            if self.pictures is not None:
+                self.pictures.read(progress.seq)
             said = progress.seq.prompt_logprobs
             for at in range(0, len(said), LOGPROBS_A_PIECE):
                 piece = logprobs_body(said[at : at + LOGPROBS_A_PIECE])
@@ -426,13 +436,13 @@ class PrefillService(WorkerService):
                 where = step
                 full = where.num_tokens // self.runner.layout.block_tokens
                 job.sent_since = job.sent_since or time.monotonic()
-                await self._send(decode, job.out.blocks(where.blocks, full))
+                await self.units.send(decode, job.out.blocks(where.blocks, full))
             job.sent_since = job.sent_since or time.monotonic()
-            await self._send(decode, job.out.blocks(where.blocks, len(where.blocks)))
+            await self.units.send(decode, job.out.blocks(where.blocks, len(where.blocks)))
             if job.loaded is not None:
                 left = job.out.between(where.blocks, await job.loaded, job.loading)
-                await self._send(decode, left)
-            await self._send(decode, job.out.state(where.state_slot))
+                await self.units.send(decode, left)
+            await self.units.send(decode, job.out.state(where.state_slot))
             await self._published()
             decode.send(FrameType.COMMIT, _commit_body(job, step))
             job.committed_at = time.monotonic()
@@ -475,18 +485,6 @@ class PrefillService(WorkerService):
         if job.committed_at is not None:
             self._handed_over.observe(now - job.committed_at)
 
-    async def _send(self, decode: Connection, units: Iterable[Unit]) -> None:
-        ring = self._rings.get(decode)
-        for unit in units:
-            fits = ring is not None and unit.header.nbytes <= ring.size
-            if ring is not None and fits and await ring.send(unit.header, unit.views):
-                self._counters[ring.counter] += unit.header.nbytes
-            else:
-                decode.send_unit(unit.header, unit.views)
-            self._counters["transfer_units"] += 1
-            self._counters["transfer_bytes"] += unit.header.nbytes
-            await decode.drain()
-
     async def _published(self) -> None:
         """Wait until the prompt's blocks can be found: the next turn may come at once."""
         if self.connector is None:
@@ -500,7 +498,7 @@ class PrefillService(WorkerService):
             self._fail(job, "protocol", f"unit {unit} cannot be sent again")
             return
         job.resent.add(unit)
-        self._counters["transfer_resends"] += 1
+        self._resends += 1
         # Over the socket, whichever way it came: a frame has a checksum of its own on the way.
         job.decode.send_unit(job.out.units[unit].header, job.out.units[unit].views)
 
@@ -527,34 +525,8 @@ class PrefillService(WorkerService):
             link.close()
             raise TransferError("prefill and decode workers run different cache layouts")
         self.spawn(self.serve_peer(link))
-        if self.writes is not None:
-            ring = self._rings[link] = WriteRing(link, self.writes)
-            link.send(FrameType.LANDING_WANTED, {})
-            await self._taken(link, ring)
-        elif self.shares_memory and link.peer_host and transport.is_loopback(link.peer_host):
-            await self._share(link)
+        await self.units.share(link)
         return link
-
-    async def _share(self, link: Connection) -> None:
-        """Have units go through shared memory; where that cannot be, they go over the socket."""
-        try:
-            ring = SendRing(link)
-        except OSError as error:
-            log.info("no shared memory for units: %s", error)
-            return
-        self._rings[link] = ring
-        link.send(FrameType.SHARED, ring.offer())
-        await self._taken(link, ring)
-
-    async def _taken(self, link: Connection, ring: SendRing | WriteRing) -> None:
-        try:
-            async with asyncio.timeout(SHARE_S):
-                taken = await ring.taken
-        except TimeoutError:
-            taken = False
-        if not taken:
-            self._rings.pop(link, None)
-            ring.close()
 
     async def _probe(self, router: Connection, body: Body) -> None:
         """Send a decode worker bytes as a transfer would, and tell what became of them."""
@@ -599,14 +571,15 @@ class PrefillService(WorkerService):
         self._jobs.pop(job.xid.key, None)
 
     def _stop_pushing(self, job: Job) -> None:
+        if self.pictures is not None:
+            self.pictures.forget(job.xid.key)
         for task in (job.asking, job.pusher):
             if task is not None and task is not asyncio.current_task():
                 task.cancel()
 
     def peer_lost(self, peer: Connection) -> None:
-        ring = self._rings.pop(peer, None)
-        if ring is not None:
-            ring.close()
+        super().peer_lost(peer)
+        self.units.lost(peer)
         self._pixels = {key: p for key, p in self._pixels.items() if p.router is not peer}
         for job in list(self._jobs.values()):
             if job.router is peer:
@@ -628,9 +601,14 @@ class PrefillService(WorkerService):
     def unfinished(self) -> int:
         return len(self._jobs)
 
+    def extra_gauges(self) -> dict[str, float]:
+        return {} if self.pictures is None else self.pictures.gauges()
+
     def extra_counters(self) -> dict[str, float]:
         return {
-            **self._counters,
+            **self.units.counters,
+            "transfer_resends": self._resends,
+            **({} if self.pictures is None else self.pictures.counters()),
             **self._transferred.counters(),
             **self._handed_over.counters(),
         }

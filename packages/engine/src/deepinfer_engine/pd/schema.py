@@ -22,8 +22,9 @@ Count = Annotated[int, Field(ge=0, lt=1 << 63)]
 Name = Annotated[str, Field(max_length=512)]
 Ids = Annotated[bytes, Field(description="token ids, raw little-endian int32")]
 Hash = Annotated[bytes, Field(min_length=32, max_length=32)]
-Role = Literal["router", "prefill", "decode"]
+Role = Literal["router", "prefill", "decode", "encode"]
 Finish = Literal["stop", "length", "abort", "error", "insufficient_system_resource"]
+Encoding = Literal["own", "workers", "either"]
 NextLogprob = tuple[int, float]
 
 
@@ -60,6 +61,8 @@ class Identity(Message):
     """ip:port where other workers pull its window states."""
     store: Name = ""
     """Equal for workers whose caches read what each other wrote below memory."""
+    encoding: Encoding | None = None
+    """Of a prefill worker: where its pictures are encoded."""
 
 
 class Attempted(Message):
@@ -137,10 +140,58 @@ class Prefill(Request):
     decode_address: Name
     decode_epoch: U64
     grant_id: U64
+    encoders: Annotated[tuple[tuple[Name, U64], ...], Field(max_length=64)] = ()
+    """Address and epoch of encode workers that are ready; for prompts with pictures."""
 
 
 class Pixels(Attempted):
     data: bytes
+
+
+class OnePicture(Attempted):
+    """About one picture of a prompt, by the grant that prefill gave for its embeddings."""
+
+    grant_id: U64
+
+
+class Encode(OnePicture):
+    """Prefill to encode: send the embeddings of this picture, as units of this grant."""
+
+    epoch: U64
+    version: Name
+    """Of preprocessing, weights and arithmetic: other ones give other embeddings."""
+    width: Count
+    height: Count
+    tokens: Count
+    digest: Hash
+    salt: str
+    """Whose picture it is, for fair turns."""
+    alone: bool = False
+    """A worker was lost over it: with no others in one batch."""
+
+
+class PixelsWanted(OnePicture):
+    """Encode to prefill: it is not cached here."""
+
+
+class PicturePixels(OnePicture):
+    data: bytes
+
+
+class Embedded(OnePicture):
+    """Encode to prefill, behind the units: they are all of it."""
+
+    n_units: Count
+    digest: U64
+    dtype: Name
+    rows: Count
+    channels: Count
+    cached: bool
+
+
+class NotEmbedded(OnePicture):
+    reason: Literal["request", "failed", "busy", "draining", "version", "stale"]
+    message: str = ""
 
 
 Window = Literal["local", "peer", "stored", "exact_replay", "bounded_replay", "miss"]
@@ -379,6 +430,11 @@ MESSAGES: dict[FrameType, type[Message]] = {
     FrameType.FIRST: First,
     FrameType.PROMPT_LOGPROBS: PromptLogprobs,
     FrameType.PIXELS: Pixels,
+    FrameType.ENCODE: Encode,
+    FrameType.PIXELS_WANTED: PixelsWanted,
+    FrameType.PICTURE_PIXELS: PicturePixels,
+    FrameType.EMBEDDED: Embedded,
+    FrameType.NOT_EMBEDDED: NotEmbedded,
     FrameType.MASK_WANTED: MaskWanted,
     FrameType.MASK: Mask,
     FrameType.STORED: Stored,

@@ -1,20 +1,13 @@
-"""What prefill and decode workers have in common: sockets, heartbeats, step thread, draining."""
+"""What prefill and decode workers have in common: a model, its loop, and its prompt cache."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
-import logging
 import os
-import secrets
-import signal
-import threading
-import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Generator
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Literal, Protocol
 
 from deepinfer_engine import __version__
 from deepinfer_engine.core.config import EngineConfig
@@ -26,34 +19,11 @@ from deepinfer_engine.core.runner import StepRunner
 from deepinfer_engine.errors import ConfigError, EngineLost, TransferError
 from deepinfer_engine.kv.connector import KVConnector
 from deepinfer_engine.kv.parking import HostParking
-from deepinfer_engine.pd import transport
-from deepinfer_engine.pd.announcing import Announcer, Announcing
 from deepinfer_engine.pd.cache_feed import CacheFeed
 from deepinfer_engine.pd.compiling import FairCompiler
-from deepinfer_engine.pd.mailbox import Mailbox
-from deepinfer_engine.pd.messages import read_xid, reading, xid_body
-from deepinfer_engine.pd.quoting import quoted
-from deepinfer_engine.pd.schema import BadMessage
-from deepinfer_engine.pd.step_thread import StepThread
+from deepinfer_engine.pd.peers import ModelIdentity, PeerService
 from deepinfer_engine.pd.transport import Connection, Frame
-from deepinfer_engine.pd.wire import Body, FrameType, Xid
-
-log = logging.getLogger(__name__)
-
-HEARTBEAT_S = 1.0
-MAX_HANDSHAKES = 64
-"""Connections that have not said who they are. The oldest goes when another comes: a real peer
-needs milliseconds."""
-_QUIET_S = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class ModelIdentity:
-    """What must be equal beside the cache layout for workers to serve one request together."""
-
-    model: str | None = None
-    """A digest of the checkpoint."""
-    dtype: str | None = None
+from deepinfer_engine.pd.wire import Body, FrameType
 
 
 class Helpers(Protocol):
@@ -71,30 +41,8 @@ class Helpers(Protocol):
         ...
 
 
-class QuietLog:
-    """Warnings that strangers cause: one in a while, with how many were left out."""
-
-    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._seconds = seconds
-        self._clock = clock
-        self._told = float("-inf")
-        self._skipped = 0
-
-    def warn(self, text: str, *values: object) -> None:
-        now = self._clock()
-        if now - self._told < self._seconds:
-            self._skipped += 1
-            return
-        more = f" (and {self._skipped} more since the last line)" if self._skipped else ""
-        log.warning(text + more, *values)
-        self._told, self._skipped = now, 0
-
-
-class WorkerService(ABC):
-    """One worker process. Sockets live on the event loop, steps in a thread of their own.
-
-    Subclasses handle frames and progress; every handler runs on the event loop and returns at once.
-    """
+class WorkerService(PeerService):
+    """A worker that steps a model. Subclasses handle frames and progress."""
 
     def __init__(
         self,
@@ -111,15 +59,10 @@ class WorkerService(ABC):
         """`grammars` compiles constraints and is closed at the end; None serves none that is
         needed. `identity`: what peers compare beside the cache layout. `helpers`: processes that
         the runner computes with."""
-        self.identity = identity or ModelIdentity()
+        super().__init__(role, cluster_key, identity)
         self.grammars = grammars
         self.compiler = FairCompiler(grammars)
-        self.role: Literal["prefill", "decode"] = role
         self.runner = runner
-        self.cluster_key = cluster_key
-        self.epoch = time.time_ns()
-        """Names this run of the worker: a restarted one is another."""
-        self.engine_id = f"{role}-{os.getpid()}-{secrets.token_hex(4)}"
         self.connector = (
             None
             if store is None
@@ -133,55 +76,21 @@ class WorkerService(ABC):
             link=self.connector,
             sink=self,
         )
-        self._told_to_drain = False
         self._feed = CacheFeed()
-        self.announcing: Announcing | None = None
-        """Set before `serve`: the routers that this worker tells that it is there."""
-        self.peers: set[Connection] = set()
-        self._events: asyncio.AbstractEventLoop | None = None
-        self._mailbox: Mailbox | None = None
-        self._stop = asyncio.Event()
-        self._tasks: set[asyncio.Task[None]] = set()
-        self.failure: BaseException | None = None
         self._helpers = helpers
-        self._thread = StepThread(
-            self.loop,
-            failed=self._step_failed,
-            looked=self._looked,
-            helpers_cpu_s=(lambda: 0.0) if helpers is None else helpers.cpu_s,
-        )
+        self.step_with(self.loop, (lambda: 0.0) if helpers is None else helpers.cpu_s)
         if helpers is not None:
-            helpers.on_lost = lambda text: self._step_failed(EngineLost(text))
-        self.on_look: Callable[[str], None] = lambda trouble: None
-        """Hears twice a second, from a thread of its own, what keeps steps from ending."""
-        self._handshakes: list[Connection] = []
-        self._refusals = QuietLog(_QUIET_S)
+            helpers.on_lost = lambda text: self.step_failed(EngineLost(text))
 
     # -- what the two roles add -----------------------------------------------------------------
 
     @abstractmethod
-    def handle(self, peer: Connection, kind: FrameType, frame: Frame) -> None:
+    def role_handle(self, peer: Connection, kind: FrameType, frame: Frame) -> None:
         """One frame of an authenticated peer. TransferError closes the connection."""
-
-    @abstractmethod
-    def peer_lost(self, peer: Connection) -> None: ...
 
     @abstractmethod
     def on_progress(self, progress: Progress) -> None:
         """Output of a sequence, on the event loop; a finishing one after its publications."""
-
-    @abstractmethod
-    def reap(self, now: float) -> None:
-        """End what no peer will end any more; called about once a second from its own timer."""
-
-    @abstractmethod
-    def unfinished(self) -> int:
-        """Requests this worker still owes something to."""
-
-    @property
-    def draining(self) -> bool:
-        """Whether it takes nothing new: it ends, or a router said so."""
-        return self._told_to_drain or self._stop.is_set()
 
     def extra_gauges(self) -> dict[str, float]:
         return {}
@@ -189,123 +98,7 @@ class WorkerService(ABC):
     def extra_counters(self) -> dict[str, float]:
         return {}
 
-    # -- life -----------------------------------------------------------------------------------
-
-    async def serve(
-        self,
-        listen: str,
-        *,
-        ready: Callable[[str], None],
-        stop: asyncio.Event | None,
-        drain_timeout_s: float,
-    ) -> None:
-        host, port = transport.parse_address(listen)
-        transport.check_key(host, self.cluster_key)
-        self._events = asyncio.get_running_loop()
-        self._mailbox = Mailbox(self._events)
-        self._stop = stop or self._stop
-        if self.failure is not None:  # a helper was lost before there was a loop to tell
-            self._stop.set()
-        try:
-            server = await transport.listen(host, port, self._connected)
-        except OSError as error:
-            raise ConfigError(f"cannot listen on {listen}: {error.strerror or error}") from None
-        bound = server.sockets[0].getsockname()
-        address = f"[{bound[0]}]:{bound[1]}" if ":" in bound[0] else f"{bound[0]}:{bound[1]}"
-        try:
-            announcer = self._announcer(address)
-        except ConfigError:
-            server.close()
-            raise
-        if self.connector is not None:
-            self.connector.follow(lambda change: self.post(self._feed.changed, change))
-        self._thread.start()
-        timer = asyncio.create_task(self._timer())
-        telling = None if announcer is None else asyncio.create_task(announcer.run())
-        try:
-            with self._signals():
-                ready(address)
-                await self._stop.wait()
-            if announcer is not None and telling is not None:
-                telling.cancel()
-                await announcer.leave()
-            await self._drain(drain_timeout_s)
-        finally:
-            timer.cancel()
-            if telling is not None:
-                telling.cancel()
-            server.close()
-            for peer in list(self.peers):
-                peer.close()
-            for task in list(self._tasks):
-                task.cancel()
-            await asyncio.gather(timer, *self._tasks, return_exceptions=True)
-            await asyncio.to_thread(self._thread.stop)
-            if self.connector is not None:
-                await asyncio.to_thread(self.connector.close)
-            if self.grammars is not None:
-                await asyncio.to_thread(self.grammars.close)
-        if self.failure is not None:
-            raise EngineLost(f"the {self.role} worker failed: {self.failure}")
-
-    async def _drain(self, timeout_s: float) -> None:
-        """No new requests; those here may finish; then everything published is made durable."""
-        for peer in self.peers:
-            self._beat(peer)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                while self.unfinished() and self.failure is None:
-                    await asyncio.sleep(0.05)
-        if self.connector is not None:
-            await asyncio.to_thread(self.connector.flush)
-
-    def _announcer(self, address: str) -> Announcer | None:
-        if self.announcing is None:
-            return None
-        return Announcer(
-            self.announcing.routers,
-            self.cluster_key,
-            role=self.role,
-            address=self.announcing.address or address,
-            epoch=self.epoch,
-        )
-
-    @contextlib.contextmanager
-    def _signals(self) -> Generator[None]:
-        """SIGTERM and SIGINT drain; a second one has its usual effect."""
-        events = asyncio.get_running_loop()
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        caught = (signal.SIGTERM, signal.SIGINT)
-        for number in caught:
-            events.add_signal_handler(number, self._stop.set)
-        try:
-            yield
-        finally:
-            for number in caught:
-                events.remove_signal_handler(number)
-
-    def _step_failed(self, error: BaseException) -> None:
-        self.failure = self.failure or error
-        if self._events is not None:
-            self._events.call_soon_threadsafe(self._stop.set)
-
-    def _looked(self, trouble: str) -> None:
-        """From the watchdog's thread."""
-        self.on_look(trouble)
-
-    async def _timer(self) -> None:
-        while True:
-            await asyncio.sleep(HEARTBEAT_S)
-            try:
-                self.reap(time.monotonic())
-            except Exception:
-                log.exception("the reaper failed; it will run again")
-            for peer in self.peers:
-                self._beat(peer)
-
-    # -- peers ----------------------------------------------------------------------------------
+    # -- what every worker does -----------------------------------------------------------------
 
     def hello(self) -> Body:
         caps = self.runner.caps
@@ -327,88 +120,35 @@ class WorkerService(ABC):
             "windows": "" if self.connector is None else self.connector.window_address,
         }
 
-    def _connected(self, peer: Connection) -> None:
-        self._handshakes.append(peer)
-        if len(self._handshakes) > MAX_HANDSHAKES:
-            self._handshakes.pop(0).close()
-        self.spawn(self._accept(peer))
+    def handle(self, peer: Connection, kind: FrameType, frame: Frame) -> None:
+        router = peer.hello.get("role") == "router"
+        if kind is FrameType.MEMBERS and router:
+            self._members(frame.body())
+        elif kind is FrameType.CACHE_WANTED and router:
+            self._feed.joined(peer)
+        else:
+            self.role_handle(peer, kind, frame)
 
-    async def _accept(self, peer: Connection) -> None:
-        try:
-            await transport.accept(peer, self.hello(), self.cluster_key)
-        except (TransferError, TimeoutError, OSError) as error:
-            self._refusals.warn(
-                "refused a connection of %s: %s",
-                peer.name,
-                quoted(error) or "it did not say who it is in time",
-            )
-            return
-        finally:
-            if peer in self._handshakes:
-                self._handshakes.remove(peer)
-        await self.serve_peer(peer)
-
-    async def serve_peer(self, peer: Connection) -> None:
-        """Handle a peer's frames until it is gone."""
-        self.peers.add(peer)
-        self._beat(peer)
+    def peer_joined(self, peer: Connection) -> None:
         if peer.hello.get("role") == "router" and self.connector is not None:
             self._feed.joined(peer)
-        try:
-            while (frame := await peer.receive()) is not None:
-                self._dispatch(peer, frame)
-        except TransferError as error:
-            log.warning("closing the connection of %s: %s", peer.name, quoted(error))
-        except Exception:
-            log.exception("a message of %s could not be handled; closing it", peer.name)
-        finally:
-            self.peers.discard(peer)
-            self._feed.left(peer)
-            peer.close()
-            self.peer_lost(peer)
 
-    def _dispatch(self, peer: Connection, frame: Frame) -> None:
-        try:
-            kind = FrameType(frame.type)
-        except ValueError:
-            peer.send(FrameType.UNSUPPORTED, {"type": frame.type})
-            return
-        try:
-            if kind is FrameType.FLUSH:
-                self.spawn(self._flush(peer, frame.body()))
-            elif kind is FrameType.MEMBERS and peer.hello.get("role") == "router":
-                self._members(frame.body())
-            elif kind is FrameType.CACHE_WANTED and peer.hello.get("role") == "router":
-                self._feed.joined(peer)
-            elif kind is FrameType.DRAIN and peer.hello.get("role") == "router":
-                self.take_nothing_new(frame.body()["on"])
-            elif kind not in (FrameType.HEARTBEAT, FrameType.UNSUPPORTED):
-                self.handle(peer, kind, frame)
-        except BadMessage as error:
-            # A bad field fails the request it belongs to, and nothing else on this connection.
-            if error.xid is None:
-                raise
-            log.warning("a message of %s is refused: %s", peer.name, quoted(error))
-            self.refuse(peer, error.xid, str(error))
+    def peer_lost(self, peer: Connection) -> None:
+        self._feed.left(peer)
 
-    def refuse(self, peer: Connection, xid: Xid, message: str) -> None:
-        """End this attempt here, as its sender's fault."""
-        peer.send(FrameType.ABORT, abort_body(xid, "request", message))
+    def serving(self) -> None:
+        if self.connector is not None:
+            self.connector.follow(lambda change: self.post(self._feed.changed, change))
 
-    def _beat(self, peer: Connection) -> None:
-        """A load report: counters that only grow, gauges of now."""
-        if peer.hello.get("role") != "router":
-            return
-        counters, gauges = self.load()
-        peer.send(
-            FrameType.HEARTBEAT,
-            {
-                "counters": counters,
-                "gauges": gauges,
-                "draining": self.draining,
-                "trouble": self._thread.trouble,
-            },
-        )
+    async def flush(self) -> None:
+        if self.connector is not None:
+            await asyncio.to_thread(self.connector.flush)
+
+    async def close(self) -> None:
+        if self.connector is not None:
+            await asyncio.to_thread(self.connector.close)
+        if self.grammars is not None:
+            await asyncio.to_thread(self.grammars.close)
 
     def load(self) -> tuple[dict[str, float], dict[str, float]]:
         counters, gauges = self.loop.snapshot()
@@ -421,8 +161,6 @@ class WorkerService(ABC):
         if self._helpers is not None:
             counters |= self._helpers.counters()
             gauges |= self._helpers.gauges()
-        gauges["last_step_seconds"] = self._thread.last_step_s
-        gauges["step_average_seconds"] = self._thread.monitor.average_s
         return counters | self.extra_counters(), gauges | self.extra_gauges()
 
     def _members(self, body: Body) -> None:
@@ -432,24 +170,6 @@ class WorkerService(ABC):
                 self.connector.set_members(body["addresses"])
             except ConfigError as error:
                 raise TransferError(str(error)) from None
-
-    def take_nothing_new(self, on: bool) -> None:
-        """Refuse new requests while `on`; those here may finish."""
-        self._told_to_drain = on
-        for peer in self.peers:
-            self._beat(peer)
-
-    async def _flush(self, peer: Connection, body: Body) -> None:
-        if self.connector is not None:
-            await asyncio.to_thread(self.connector.flush)
-        peer.send(FrameType.FLUSHED, {"id": body.get("id")})
-
-    def spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """A task that ends with the worker."""
-        task = asyncio.get_running_loop().create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
 
     # -- Sink, from the step thread -------------------------------------------------------------
 
@@ -463,18 +183,3 @@ class WorkerService(ABC):
             self.connector.after_publications(post)
         else:
             post()
-
-    def post(self, call: Callable[..., None], *args: object) -> None:
-        """Run `call(*args)` on the event loop, from any thread."""
-        assert self._mailbox is not None
-        self._mailbox.post(call, *args)
-
-
-def abort_body(xid: Xid, reason: str, message: str = "") -> Body:
-    """reason: a word the router maps to an error; message: for people."""
-    return {**xid_body(xid), "reason": reason, "message": message}
-
-
-def xid_of(frame: Frame) -> tuple[Xid, Body]:
-    body = frame.body()
-    return reading(read_xid, body), body

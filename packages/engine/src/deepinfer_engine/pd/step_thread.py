@@ -5,12 +5,31 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Literal, Protocol
 
-from deepinfer_engine.core.loop import EngineLoop
 from deepinfer_engine.pd.watchdog import StepMonitor, Watchdog, thread_cpu_s
 
 log = logging.getLogger(__name__)
+
+
+class Steps(Protocol):
+    """What a step thread runs: `core.loop.EngineLoop`, or an encode worker's queue."""
+
+    def step(self, now: float) -> object | None:
+        """One step; None when there was nothing to do."""
+        ...
+
+    def wait_for_work(self) -> None: ...
+
+    def wake(self) -> None: ...
+
+    def abort_all(self, reason: Literal["error"]) -> None: ...
+
+    def close(self) -> None: ...
+
+    @property
+    def waits_for(self) -> Sequence[threading.Thread]: ...
 
 
 class StepThread:
@@ -18,7 +37,7 @@ class StepThread:
 
     def __init__(
         self,
-        loop: EngineLoop,
+        loop: Steps,
         *,
         failed: Callable[[BaseException], None],
         looked: Callable[[str], None] = lambda trouble: None,

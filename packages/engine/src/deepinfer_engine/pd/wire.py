@@ -21,7 +21,7 @@ import xxhash
 
 from deepinfer_engine.errors import TransferError
 
-VERSION = 12
+VERSION = 13
 """Of frames and of every message: peers of another version refuse each other."""
 SEALED = 1
 MAX_CONTROL_BYTES = 16 << 20
@@ -82,6 +82,11 @@ class FrameType(IntEnum):
     DRAIN = 68
     CACHE = 69
     CACHE_WANTED = 80
+    ENCODE = 81
+    PIXELS_WANTED = 82
+    PICTURE_PIXELS = 83
+    EMBEDDED = 84
+    NOT_EMBEDDED = 85
     GONE = 70
     STALE_EPOCH = 71
     UNSUPPORTED = 72
@@ -115,6 +120,7 @@ class UnitHeader:
 
     group 0: whole blocks `block_first ..` of the prompt, all layers.
     group 1: bytes of the state slot from offset `block_first`; `block_count` is 0.
+    group 2: embeddings of a picture, from byte `block_first` of its rows; tokens are its own.
     token_first, token_count: the prompt tokens the bytes stand for.
     digest: xxh3 (64 bits) of the bytes.
     """

@@ -42,8 +42,8 @@ from deepinfer_engine.pd.messages import (
     unpack_tokens,
     xid_body,
 )
+from deepinfer_engine.pd.peers import abort_body
 from deepinfer_engine.pd.quoting import quoted
-from deepinfer_engine.pd.service import abort_body
 from deepinfer_engine.pd.wire import Body, FrameType, Xid
 from deepinfer_engine.router.link import Mail, Mailbox, WorkerLink
 from deepinfer_engine.router.work import Task
@@ -55,6 +55,8 @@ class Placement:
     decode: WorkerLink
     cost_ms: float = 0.0
     """Predicted work of the prefill worker."""
+    encoders: tuple[tuple[str, int], ...] = ()
+    """Address and epoch of encode workers that fit the prefill worker."""
 
 
 class Retry(Exception):  # noqa: N818 - a signal inside the router, not an error of the package
@@ -63,6 +65,7 @@ class Retry(Exception):  # noqa: N818 - a signal inside the router, not an error
     failed: the worker to avoid where there is another; `refused`: it said no, do not ask it again.
     told_by: the one that says so of the other; avoided too, for the fault may lie between them.
     planned: nobody failed: the worker is being emptied.
+    starved: nobody failed but encode workers: `failed` could ask none.
     """
 
     def __init__(
@@ -72,6 +75,7 @@ class Retry(Exception):  # noqa: N818 - a signal inside the router, not an error
         *,
         refused: bool = False,
         planned: bool = False,
+        starved: bool = False,
     ) -> None:
         super().__init__(str(final))
         self.final = final
@@ -79,6 +83,7 @@ class Retry(Exception):  # noqa: N818 - a signal inside the router, not an error
         self.told_by = failed
         self.refused = refused
         self.planned = planned
+        self.starved = starved
 
 
 async def run_attempt(
@@ -109,6 +114,7 @@ class _Attempt:
         if self.prefill.info is None or self.decode.info is None:
             raise RuntimeError("a request was placed on a worker that was never connected")
         self.prefill_info, self.decode_info = self.prefill.info, self.decode.info
+        self.encoders = placement.encoders
         self.deadline = deadline
         self.mailbox: Mailbox = asyncio.Queue()
         self.task: Task | None = None
@@ -194,6 +200,7 @@ class _Attempt:
                 "decode_address": self.decode.address,
                 "decode_epoch": self.decode_info.epoch,
                 "grant_id": grant,
+                "encoders": self.encoders,
                 "prompt_logprobs": self.request.prompt_logprobs,
             },
         )
@@ -343,6 +350,9 @@ class _Attempt:
                 return ConstraintsUnavailable(message)
             case "request":
                 return RequestError(message)
+            case "no_encoder":
+                kind = EngineLost if self.emitted else EngineUnavailable
+                return Retry(kind(f"{message}; try again later"), mail.link, starved=True)
             case "draining":
                 return self._leaves(mail.link)
             case _:

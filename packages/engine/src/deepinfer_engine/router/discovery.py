@@ -12,7 +12,7 @@ from pathlib import Path
 
 from deepinfer_engine.errors import ConfigError, TransferError
 from deepinfer_engine.pd import transport
-from deepinfer_engine.pd.announcing import Announcement, read_announcement
+from deepinfer_engine.pd.announcing import WORKER_ROLES, Announcement, read_announcement
 
 log = logging.getLogger(__name__)
 
@@ -22,16 +22,16 @@ MEMORY_S = 600.0
 LOOK_S = 0.5
 MOST = 4096
 """Workers that may announce themselves."""
-ROLES = ("prefill", "decode")
+ROLES = WORKER_ROLES
 
 Members = Mapping[str, tuple[str, ...]]
 """Role -> addresses."""
 
 
 def read_workers(path: Path) -> Members:
-    """The workers of a TOML file: `prefill` and `decode`, lists of "host:port". Raises ConfigError.
+    """The workers of a TOML file: `prefill`, `decode` and `encode`, lists of "host:port".
 
-    An empty file is a fleet without workers.
+    Raises ConfigError. An empty file is a fleet without workers.
     """
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))

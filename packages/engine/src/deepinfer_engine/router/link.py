@@ -74,11 +74,18 @@ class WorkerInfo:
     """Equal for workers whose caches read what each other wrote."""
     windows: str = ""
     """Where others pull its window states; empty: nowhere."""
+    encoding: str | None = None
+    """Of a prefill worker: who encodes its pictures."""
 
     @classmethod
     def read(cls, hello: Body) -> WorkerInfo:
+        """An encode worker has no cache, and says nothing of one."""
+        if hello["role"] == "encode":
+            of_cache = ("block_tokens", "num_blocks", "max_model_len", "vocab_size", "nextn")
+            hello = {"layout_hash": "", **dict.fromkeys(of_cache, 0), **hello}
         return cls(
             layout_hash=str(hello["layout_hash"]),
+            encoding=hello.get("encoding"),
             version=hello["version"],
             model=hello.get("model"),
             dtype=hello.get("dtype"),

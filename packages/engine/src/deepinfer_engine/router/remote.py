@@ -34,6 +34,7 @@ from deepinfer_engine.router.changes import Changes
 from deepinfer_engine.router.choose import affinity_key, by_room
 from deepinfer_engine.router.client import ModelInfo, WorkerStatus
 from deepinfer_engine.router.discovery import Directory, Members
+from deepinfer_engine.router.encoders import encoders_of, without_encoder
 from deepinfer_engine.router.index import PrefixIndex
 from deepinfer_engine.router.link import WorkerLink
 from deepinfer_engine.router.pairs import Pairs
@@ -86,6 +87,7 @@ class RemoteEngine:
         *,
         prefill: Sequence[str],
         decode: Sequence[str],
+        encode: Sequence[str] = (),
         cluster_key: bytes | None = None,
         ready_timeout_s: float = 0.0,
         recovery_s: float = RECOVERY_S,
@@ -99,7 +101,7 @@ class RemoteEngine:
         requests whose first token would take longer are not taken.
         """
         engine = cls(cluster_key, recovery_s, ttft_shed_s)
-        engine.set_workers(prefill=prefill, decode=decode)
+        engine.set_workers(prefill=prefill, decode=decode, encode=encode)
         if ready_timeout_s > 0:
             try:
                 async with asyncio.timeout(ready_timeout_s):
@@ -114,10 +116,13 @@ class RemoteEngine:
                 ) from None
         return engine
 
-    def set_workers(self, *, prefill: Sequence[str], decode: Sequence[str]) -> None:
+    def set_workers(
+        self, *, prefill: Sequence[str], decode: Sequence[str], encode: Sequence[str] = ()
+    ) -> None:
         """Replace the addresses; links to workers that stay are kept. One that goes gets nothing
         more, and what it runs may end."""
-        wanted = [("prefill", a) for a in prefill] + [("decode", a) for a in decode]
+        roles = {"prefill": prefill, "decode": decode, "encode": encode}
+        wanted = [(role, address) for role, addresses in roles.items() for address in addresses]
         for key in [key for key in self._links if key not in wanted]:
             link = self._links.pop(key)
             link.leaving = True  # before its task begins: `status` may be asked at once
@@ -145,7 +150,7 @@ class RemoteEngine:
         self._watching = asyncio.get_running_loop().create_task(directory.run(self._take_members))
 
     def _take_members(self, members: Members) -> None:
-        self.set_workers(prefill=members["prefill"], decode=members["decode"])
+        self.set_workers(**members)
 
     def hear(self, body: bytes, signed: str) -> str:
         """See `Fleet.hear`."""
@@ -195,7 +200,11 @@ class RemoteEngine:
 
     async def model_info(self) -> ModelInfo:
         """What the connected workers agree on; EngineUnavailable while none is connected."""
-        links = [link for link in self._links.values() if link.connection is not None]
+        links = [
+            link
+            for link in self._links.values()
+            if link.connection is not None and link.role != "encode"
+        ]
         infos = [link.info for link in links if link.info is not None]
         if not infos:
             raise EngineUnavailable("no worker is connected yet")
@@ -218,8 +227,9 @@ class RemoteEngine:
         return found
 
     async def problems(self) -> list[str]:
-        """Pairs of workers that cannot serve a request together, and why."""
-        return self._pairs.problems(list(self._links.values()))
+        """Workers that cannot serve a request together, and why."""
+        links = list(self._links.values())
+        return self._pairs.problems(links) + without_encoder(links)
 
     async def flush(self) -> None:
         await asyncio.gather(*(link.flush() for link in self._links.values()))
@@ -285,15 +295,18 @@ class RemoteEngine:
                         yield event
             except Retry as retry:
                 last = retry
-                retry.failed.failures += not retry.planned
-                if retry.refused:
+                retry.failed.failures += not (retry.planned or retry.starved)
+                if retry.refused or retry.starved:
                     retry.failed.breaker.gave_nothing_away()
                 else:
                     retry.failed.breaker.failed()
                 tries = 1 if len(emitted) > before else tries + 1
                 if not retry.planned and (tries > RETRIES or not self._budget.spend()):
                     raise retry.final from None
-                (refused if retry.refused else failed).update((retry.failed, retry.told_by))
+                if retry.starved and not any(x.role == "encode" for x in self._links.values()):
+                    raise retry.final from None
+                if not retry.starved:
+                    (refused if retry.refused else failed).update((retry.failed, retry.told_by))
                 if retry.refused and not self._candidates(retry.failed.role, refused):
                     raise retry.final from None
                 if emitted:
@@ -328,7 +341,8 @@ class RemoteEngine:
         async with asyncio.timeout_at(deadline):
             while True:
                 try:
-                    return self._place(request, refused, failed)
+                    starved = last is not None and last.starved
+                    return self._place(request, refused, failed, wants_encoder=starved)
                 except EngineUnavailable:
                     left = patience - loop.time()
                     if left <= 0 or not self._was_ready:
@@ -378,6 +392,8 @@ class RemoteEngine:
         request: GenerateRequest,
         refused: Collection[WorkerLink],
         failed: Collection[WorkerLink],
+        *,
+        wants_encoder: bool = False,
     ) -> Placement:
         """Decode first, by what it holds; then prefill that can send to it, by its first token.
 
@@ -410,7 +426,10 @@ class RemoteEngine:
         fresh = [p for p in alike if p not in failed] or alike
         self._was_ready = True
         best = self._prefill_choice.choose(request, fresh)
-        placement = Placement(best.worker, decode, best.cost_ms)
+        encoders = encoders_of(best.worker, self._links.values()) if request.pictures else ()
+        if wants_encoder and not encoders:
+            raise EngineUnavailable("no encode worker is ready; try again in a second")
+        placement = Placement(best.worker, decode, best.cost_ms, encoders)
         placement.prefill.breaker.begin()
         placement.decode.breaker.begin()
         return placement

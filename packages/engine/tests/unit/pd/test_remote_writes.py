@@ -43,8 +43,9 @@ def one_block_a_unit(monkeypatch):
 def writing(it, made=fake):
     """Give every worker an end of the library; those of prefill and of decode."""
     engines = [made() for _ in it.workers]
-    for worker, engine in zip(it.workers, engines, strict=True):
-        worker.service.writes = RemoteWrites("127.0.0.1", engine=engine)
+    ends = [*(w.service.units for w in it.prefills), *(w.service for w in it.decodes)]
+    for end, engine in zip(ends, engines, strict=True):
+        end.writes = RemoteWrites("127.0.0.1", engine=engine)
     return engines[: len(it.prefills)], engines[len(it.prefills) :]
 
 
@@ -53,7 +54,8 @@ async def renewed(it):
     for prefill in it.prefills:
         for link in list(prefill.service._decodes.values()):
             (await link).close()
-    await until(lambda: not any(w.service._rings for w in it.workers))
+    await until(lambda: not any(w.service.units._rings for w in it.prefills))
+    await until(lambda: not any(w.service._rings for w in it.decodes))
 
 
 def counted(it, name):

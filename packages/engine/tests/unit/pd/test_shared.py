@@ -177,10 +177,10 @@ def test_where_memory_cannot_be_shared_units_go_over_the_socket(why, monkeypatch
     async def body():
         async with cluster() as it:
             if why == "not wanted":
-                it.prefills[0].service.shares_memory = False
+                it.prefills[0].service.units.shares_memory = False
             for link in it.prefills[0].service._decodes.values():
                 (await link).close()  # made for the probe; the next one is made anew
-            await until(lambda: not it.prefills[0].service._rings)
+            await until(lambda: not it.prefills[0].service.units._rings)
             answer = await ask(it.engine, request("r", prompt(1, LONG)))
             assert answer.tokens == alone(prompt(1, LONG), greedy())
             sent, through = bytes_of(it)

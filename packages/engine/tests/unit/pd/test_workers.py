@@ -41,9 +41,9 @@ from deepinfer_engine.pd.messages import (
     unpack_tokens,
     xid_body,
 )
+from deepinfer_engine.pd.peers import MAX_HANDSHAKES
 from deepinfer_engine.pd.prefill import PrefillService
 from deepinfer_engine.pd.sending import Outgoing
-from deepinfer_engine.pd.service import MAX_HANDSHAKES
 from deepinfer_engine.pd.wire import FrameType, Xid
 
 TOKENS = prompt(1, 3 * BLOCK + 2)

@@ -38,7 +38,7 @@ from deepinfer_engine.server.app import create_app
 from deepinfer_engine.server.run import bind, listening, url_of
 from deepinfer_engine.settings import Settings
 
-NOBODY = {"prefill": (), "decode": ()}
+NOBODY = {"prefill": (), "decode": (), "encode": ()}
 
 
 class Clock:
@@ -65,7 +65,7 @@ def test_a_worker_is_there_for_ten_seconds_after_each_word():
     hear(announced, role="decode", address="10.0.0.2:7000")
     clock.now += TTL_S
     hear(announced, number=2)
-    both = {"prefill": ("10.0.0.1:7000",), "decode": ("10.0.0.2:7000",)}
+    both = {"prefill": ("10.0.0.1:7000",), "decode": ("10.0.0.2:7000",), "encode": ()}
     assert announced.members() == both
     clock.now += 0.1
     assert announced.members() == {**both, "decode": ()}
@@ -131,9 +131,17 @@ def test_the_workers_file_is_followed_and_a_bad_one_changes_nothing(tmp_path, ca
 
     write('prefill = ["10.0.0.1:1"]')
     directory = Directory({"decode": ["10.0.0.9:9"]}, file=path)
-    assert directory.members() == {"prefill": ("10.0.0.1:1",), "decode": ("10.0.0.9:9",)}
+    assert directory.members() == {
+        "prefill": ("10.0.0.1:1",),
+        "decode": ("10.0.0.9:9",),
+        "encode": (),
+    }
     write('prefill = ["10.0.0.1:1", "10.0.0.2:1"]\ndecode = ["10.0.0.3:1", "10.0.0.9:9"]')
-    both = {"prefill": ("10.0.0.1:1", "10.0.0.2:1"), "decode": ("10.0.0.9:9", "10.0.0.3:1")}
+    both = {
+        "prefill": ("10.0.0.1:1", "10.0.0.2:1"),
+        "decode": ("10.0.0.9:9", "10.0.0.3:1"),
+        "encode": (),
+    }
     assert directory.members() == both
     for bad in ("prefill = [", "prefil = []", "prefill = [1]", 'decode = ["x"]'):
         write(bad)
@@ -143,7 +151,7 @@ def test_the_workers_file_is_followed_and_a_bad_one_changes_nothing(tmp_path, ca
     path.unlink()
     assert directory.members() == both
     write("")
-    assert directory.members() == {"prefill": (), "decode": ("10.0.0.9:9",)}
+    assert directory.members() == {"prefill": (), "decode": ("10.0.0.9:9",), "encode": ()}
     with pytest.raises(ConfigError):
         read_workers(tmp_path / "none.toml")
 

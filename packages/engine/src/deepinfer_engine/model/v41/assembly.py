@@ -57,13 +57,15 @@ def assemble(
     dtype: str,
     cache_quant: CacheQuant,
     vision: bool = True,
+    tower: bool = True,
     replay: str = "off",
     keep: int | None = None,
     device: Device = CPU,
     seat: ExpertSeat | None = None,
     batch_invariant: bool = False,
 ) -> Parts:
-    """Check and read a checkpoint directory; `vision`: with its tower, where it has one.
+    """Check and read a checkpoint directory; `vision`: with its tower, where it has one, or where
+    `tower` is False with what takes embeddings that another process has computed.
 
     replay, keep: as `Replay.of`; states written under bounded replay get a layout of their own,
         so that nobody takes them for exact ones.
@@ -84,7 +86,7 @@ def assemble(
     if bounds.mode != "off":
         fingerprint += f" replay {bounds.keep}"
     held = None if seat is None else seat.place(text.num_hidden_layers, text.n_routed_experts)
-    weights = load_weights(model_dir, config, DTYPES[dtype], vision=vision, held=held)
+    weights = load_weights(model_dir, config, DTYPES[dtype], vision=vision, tower=tower, held=held)
     if seat is not None:
         seat.hold([[w.moe.w1, w.moe.w3, w.moe.w2] for w in weights.layers])
     return Parts(

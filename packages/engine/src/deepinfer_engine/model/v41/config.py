@@ -346,6 +346,7 @@ class ModelConfig(BaseModel):
             v.max_image_tokens,
             v.min_pixels,
             v.max_wh_ratio,
+            self.text_config.hidden_size,
         )
 
 

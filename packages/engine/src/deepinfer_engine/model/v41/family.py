@@ -11,6 +11,7 @@ from deepinfer_engine.model.v41.config import ModelConfig
 
 if TYPE_CHECKING:
     from deepinfer_engine.model.v41.runtime import V41Model
+    from deepinfer_engine.model.vision.tower import VisionTower
 
 
 class DeepseekV41:
@@ -30,3 +31,9 @@ class DeepseekV41:
         from deepinfer_engine.model.v41.runtime import load
 
         return load(model_dir, options, num_blocks=num_blocks, num_slots=num_slots)
+
+    def load_tower(self, model_dir: Path, options: LoadOptions) -> VisionTower:
+        """The vision weights and nothing else. Raises as `load`; ConfigError without a tower."""
+        from deepinfer_engine.model.v41.runtime import load_tower
+
+        return load_tower(model_dir, options)

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from deepinfer_engine.adapters.dspark import CounterRng, Proposal, SamplingBatch, sample_drafts
+from deepinfer_engine.adapters.kernels import Operators
+from deepinfer_engine.core.pictures import Picture
 from deepinfer_engine.core.runner import (
     BLOCK_TOKENS,
     CacheLayout,
@@ -18,15 +20,16 @@ from deepinfer_engine.core.runner import (
     IntArray,
     PrefillChunk,
 )
+from deepinfer_engine.errors import ConfigError
 from deepinfer_engine.model.family import LoadOptions
 from deepinfer_engine.model.options import blocks_of
 from deepinfer_engine.model.sequence_rows import SequenceRows
-from deepinfer_engine.model.v41.assembly import Parts, assemble
+from deepinfer_engine.model.v41.assembly import DTYPES, Parts, assemble
 from deepinfer_engine.model.v41.backbone import Backbone
 from deepinfer_engine.model.v41.batch import Batch
 from deepinfer_engine.model.v41.config import ModelConfig, load_config
 from deepinfer_engine.model.v41.draft import Drafter
-from deepinfer_engine.model.v41.weights import tensors_of
+from deepinfer_engine.model.v41.weights import load_vision, tensors_of
 from deepinfer_engine.model.vision.image_rows import Images
 from deepinfer_engine.model.vision.tower import VisionTower
 
@@ -43,6 +46,7 @@ def load(
         dtype=options.dtype,
         cache_quant=options.cache_quant,
         vision=options.vision,
+        tower=options.tower,
         replay=options.replay,
         keep=keep,
         device=options.device,
@@ -50,6 +54,21 @@ def load(
         batch_invariant=options.batch_invariant,
     )
     return V41Model(parts, num_blocks=num_blocks, num_slots=num_slots)
+
+
+def load_tower(model_dir: Path, options: LoadOptions) -> VisionTower:
+    """See `DeepseekV41.load_tower`."""
+    if options.dtype not in DTYPES:
+        raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}, got {options.dtype!r}")
+    config = load_config(model_dir)
+    rules = config.picture_rules
+    if config.vision_config is None or rules is None:
+        raise ConfigError(f"the model in {model_dir} has no vision tower: it takes no pictures")
+    weights = load_vision(model_dir, config, DTYPES[options.dtype])
+    ops = Operators(options.device.kind, batch_invariant=options.batch_invariant)
+    return VisionTower(
+        config.vision_config, weights, ops, rules, batch_invariant=options.batch_invariant
+    )
 
 
 class V41Model:
@@ -133,14 +152,20 @@ class V41Model:
         """(offset in the chunk, embeddings) of what lies in it of each picture."""
         if not chunk.pictures:
             return ()
-        assert self._tower is not None, "pictures for a model without a tower"
         end = chunk.start + len(chunk.token_ids)
         parts: list[tuple[int, Tensor]] = []
         for picture in chunk.pictures:
             low, high = max(picture.start, chunk.start), min(picture.end, end)
-            span = self._tower.span(picture)
+            span = self._span(picture)
             parts.append((low - chunk.start, span[low - picture.start : high - picture.start]))
         return tuple(parts)
+
+    def _span(self, picture: Picture) -> Tensor:
+        if picture.rows is not None:
+            given = torch.frombuffer(picture.rows, dtype=self._parts.dtype)
+            return given.view(picture.length, self._text.hidden_size)
+        assert self._tower is not None, "pictures for a model without a tower"
+        return self._tower.span(picture)
 
 
 class BlockDrafts:

@@ -21,7 +21,7 @@ from deepinfer_engine.model.checkpoint import Checkpoint
 from deepinfer_engine.model.rows import RowTable
 from deepinfer_engine.model.v41.config import ModelConfig, TextConfig
 from deepinfer_engine.model.v41.expected import expected_tensors
-from deepinfer_engine.model.vision.weights import VisionWeights, read_vision
+from deepinfer_engine.model.vision.weights import VisionWeights, read_vision, vision_tensors
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -33,6 +33,9 @@ _TIED = re.compile(r"mtp\.\d+\.(embed|head)\.")
 """Drafts share these with the backbone."""
 _PICTURES = re.compile(r"vision\.|aligner\.|image_(start|end|newline)$|.*\.gate\.bias_vl$")
 """Not read where the text model runs alone."""
+_TOWER = re.compile(r"vision\.|aligner\.|image_(start|end|newline)$")
+"""... and where another process computes the embeddings of pictures."""
+_TIED_OR_TOWER = re.compile(f"{_TIED.pattern}|{_TOWER.pattern}")
 _TIED_OR_PICTURES = re.compile(f"{_TIED.pattern}|{_PICTURES.pattern}")
 
 
@@ -172,11 +175,13 @@ def load_weights(
     dtype: torch.dtype,
     *,
     vision: bool = True,
+    tower: bool = True,
     held: IntArray | None = None,
 ) -> ModelWeights:
     """Check the whole checkpoint, then read it.
 
-    vision: read the tower too, where the config has one; else its tensors may be absent.
+    vision: with the routing of image tokens, where the config has a tower, and with the tower
+        unless `tower` is False; what is not read may be absent.
     held: int [layers, slots], the routed experts to read of each backbone layer, one a slot;
         default all. Draft layers are always whole.
 
@@ -184,9 +189,9 @@ def load_weights(
     and not read.
     """
     c = config.text_config
-    tower = config.vision_config if vision else None
-    with _checked(model_dir, config, vision=vision) as checkpoint:
-        reader = _Reader(checkpoint, c, dtype, images=tower is not None)
+    sees = config.vision_config if vision else None
+    with _checked(model_dir, config, vision=vision, tower=tower) as checkpoint:
+        reader = _Reader(checkpoint, c, dtype, images=sees is not None)
         layers = tuple(
             reader.layer(
                 f"layers.{i}.",
@@ -202,7 +207,7 @@ def load_weights(
             norm=reader.acc("norm.weight"),
             layers=layers,
             draft=reader.draft() if c.num_nextn_predict_layers else None,
-            vision=None if tower is None else read_vision(tower, reader.matrix, reader.acc),
+            vision=read_vision(sees, reader.matrix, reader.acc) if sees and tower else None,
         )
 
 
@@ -215,9 +220,29 @@ def check_weights(model_dir: Path, config: ModelConfig) -> int:
         return checkpoint.files
 
 
-def _checked(model_dir: Path, config: ModelConfig, *, vision: bool) -> Checkpoint:
-    unread = _TIED if vision and config.vision_config is not None else _TIED_OR_PICTURES
-    return Checkpoint(model_dir, expected_tensors(config, vision=vision), ignored=unread)
+def load_vision(model_dir: Path, config: ModelConfig, dtype: torch.dtype) -> VisionWeights:
+    """Read the tower and nothing else; the rest of the checkpoint may be absent.
+
+    Raises CheckpointError naming the tensor or file at fault.
+    """
+    assert config.vision_config is not None
+    expected = vision_tensors(config.vision_config, config.text_config.hidden_size)
+    with Checkpoint(model_dir, expected, ignored=re.compile("")) as checkpoint:
+        reader = _Reader(checkpoint, config.text_config, dtype, images=True)
+        return read_vision(config.vision_config, reader.matrix, reader.acc)
+
+
+def _checked(
+    model_dir: Path, config: ModelConfig, *, vision: bool, tower: bool = True
+) -> Checkpoint:
+    expected = expected_tensors(config, vision=vision)
+    unread = _TIED
+    if not vision or config.vision_config is None:
+        unread = _TIED_OR_PICTURES
+    elif not tower:
+        unread = _TIED_OR_TOWER
+        expected = {name: spec for name, spec in expected.items() if not _TOWER.match(name)}
+    return Checkpoint(model_dir, expected, ignored=unread)
 
 
 class _Reader:

@@ -7,6 +7,7 @@ joins `cell x cell` patches to one token. `RMSNorm` eps is 1e-6 here, not the te
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import gelu, linear, pad, scaled_dot_product_attention, silu
 
 from deepinfer_engine.adapters.kernels import Operators
-from deepinfer_engine.core.pictures import Picture
+from deepinfer_engine.core.pictures import Picture, PictureRules
 from deepinfer_engine.errors import RequestError
 from deepinfer_engine.model.v41.config import ModelConfig, VisionConfig
 from deepinfer_engine.model.v41.weights import ModelWeights
@@ -28,7 +29,19 @@ CACHED_TOKENS = 4096
 class VisionTower:
     """Weights bound to their configuration. Not thread-safe."""
 
-    def __init__(self, config: VisionConfig, weights: VisionWeights, ops: Operators) -> None:
+    def __init__(
+        self,
+        config: VisionConfig,
+        weights: VisionWeights,
+        ops: Operators,
+        rules: PictureRules,
+        *,
+        batch_invariant: bool = False,
+    ) -> None:
+        """batch_invariant: the rows of a picture have the same bits whatever others are encoded
+        beside it."""
+        self.rules = rules
+        self._alone = batch_invariant
         self._ops = ops
         self._config = config
         self._weights = weights
@@ -38,9 +51,10 @@ class VisionTower:
     @staticmethod
     def of(config: ModelConfig, weights: ModelWeights, ops: Operators) -> VisionTower | None:
         """The tower of a model; None where it has none, or was loaded without."""
-        if config.vision_config is None or weights.vision is None:
+        rules = config.picture_rules
+        if config.vision_config is None or weights.vision is None or rules is None:
             return None
-        return VisionTower(config.vision_config, weights.vision, ops)
+        return VisionTower(config.vision_config, weights.vision, ops, rules)
 
     def span(self, picture: Picture) -> Tensor:
         """Embeddings [picture.length, H] of all its tokens, in the model dtype."""
@@ -48,9 +62,7 @@ class VisionTower:
         if found is not None:
             self._cache.move_to_end(picture.digest)
             return found
-        shape = (picture.height, picture.width, 3)
-        pixels = torch.from_numpy(np.frombuffer(picture.pixels, dtype=np.uint8).copy())
-        embedded = self.encode(pixels.view(shape))
+        embedded = self.encode(_pixels(picture))
         self._cache[picture.digest] = embedded
         self._cached_tokens += len(embedded)
         while self._cached_tokens > CACHED_TOKENS and len(self._cache) > 1:
@@ -58,12 +70,34 @@ class VisionTower:
             self._cached_tokens -= len(dropped)
         return embedded
 
-    @torch.inference_mode()
+    def spans(self, pictures: Sequence[Picture]) -> list[Tensor]:
+        """Embeddings [length, H] of each picture, in one pass over all their patches."""
+        images = [_pixels(picture) for picture in pictures]
+        if self._alone:
+            return [self.encode(image) for image in images]
+        return self.encode_all(images)
+
     def encode(self, pixels: Tensor) -> Tensor:
         """uint8 [height, width, 3], sides in whole patches, to the span's embeddings [n, H].
 
         Raises RequestError for pixels of another shape or type.
         """
+        return self.encode_all([pixels])[0]
+
+    @torch.inference_mode()
+    def encode_all(self, images: Sequence[Tensor]) -> list[Tensor]:
+        """As `encode`, of several pictures at once. Alone, a picture gives the bits of `encode`;
+        beside others sums may round otherwise."""
+        cut = [self._patches(self._checked(pixels)) for pixels in images]
+        grids = [(rows, columns) for _, rows, columns in cut]
+        encoded = self._tower(torch.cat([patches for patches, _, _ in cut]), grids)
+        parts = encoded.split([rows * columns for rows, columns in grids])
+        return [
+            self._with_marks(self._project(part, *grid))
+            for part, grid in zip(parts, grids, strict=True)
+        ]
+
+    def _checked(self, pixels: Tensor) -> Tensor:
         size = self._config.patch_size
         shape = pixels.shape
         fits = len(shape) == 3 and shape[2] == 3 and min(shape) > 0
@@ -72,9 +106,7 @@ class VisionTower:
                 f"pixels must be uint8 [height, width, 3] with sides in multiples of {size}, got "
                 f"{list(shape)} of {pixels.dtype}"
             )
-        patches, rows, columns = self._patches(pixels)
-        cells = self._project(self._tower(patches, rows, columns), rows, columns)
-        return self._with_marks(cells)
+        return pixels
 
     def _patches(self, pixels: Tensor) -> tuple[Tensor, int, int]:
         """(patches [rows * columns, 3 * size * size] in scanline order, rows, columns)."""
@@ -86,26 +118,36 @@ class VisionTower:
         split = scaled.view(rows, size, columns, size, 3).permute(0, 2, 4, 1, 3)
         return split.reshape(rows * columns, -1).to(self._weights.patch.dtype), rows, columns
 
-    def _tower(self, patches: Tensor, rows: int, columns: int) -> Tensor:
-        """[rows * columns, d]."""
+    def _tower(self, patches: Tensor, grids: Sequence[tuple[int, int]]) -> Tensor:
+        """[patches, d] of pictures one behind the other; each attends to itself."""
         w = self._weights
         x = linear(patches, w.patch, w.patch_bias)
-        cos, sin = self._angles(rows, columns)
+        angles = [self._angles(rows, columns) for rows, columns in grids]
+        cos, sin = torch.cat([c for c, _ in angles]), torch.cat([s for _, s in angles])
+        sizes = [rows * columns for rows, columns in grids]
         for block in w.blocks:
-            x = x + self._attention(block, self._ops.rms_norm(x, block.norm1, NORM_EPS), cos, sin)
+            normed = self._ops.rms_norm(x, block.norm1, NORM_EPS)
+            x = x + self._attention(block, normed, cos, sin, sizes)
             gate, up = linear(self._ops.rms_norm(x, block.norm2, NORM_EPS), block.w1).chunk(
                 2, dim=-1
             )
             x = x + linear(silu(gate) * up, block.w2)
         return self._ops.rms_norm(x, w.norm, NORM_EPS)
 
-    def _attention(self, w: BlockWeights, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def _attention(
+        self, w: BlockWeights, x: Tensor, cos: Tensor, sin: Tensor, sizes: Sequence[int]
+    ) -> Tensor:
         n, width = x.shape
         heads = self._config.num_attention_heads
         q, k, v = linear(x, w.wqkv, w.wqkv_bias).view(n, 3, heads, -1).permute(1, 2, 0, 3)
-        out = scaled_dot_product_attention(
-            _rotate(q, cos, sin)[None], _rotate(k, cos, sin)[None], v[None]
+        pictures = zip(
+            *(
+                t[None].split(list(sizes), dim=2)
+                for t in (_rotate(q, cos, sin), _rotate(k, cos, sin), v)
+            ),
+            strict=True,
         )
+        out = torch.cat([scaled_dot_product_attention(*qkv) for qkv in pictures], dim=2)
         return linear(out[0].transpose(0, 1).reshape(n, width), w.wo, w.wo_bias)
 
     def _angles(self, rows: int, columns: int) -> tuple[Tensor, Tensor]:
@@ -135,6 +177,11 @@ class VisionTower:
         w, (rows, _, H) = self._weights, cells.shape
         lines = torch.cat([cells, w.newline.expand(rows, 1, H)], dim=1).view(-1, H)
         return torch.cat([w.start[None], lines, w.end[None]])
+
+
+def _pixels(picture: Picture) -> Tensor:
+    shape = (picture.height, picture.width, 3)
+    return torch.from_numpy(np.frombuffer(picture.pixels, dtype=np.uint8).copy()).view(shape)
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
