@@ -163,11 +163,25 @@ class Settings(BaseModel):
     ep_timeout_s: float = Field(
         30.0, gt=0, le=600, description="a process that does not answer for this long is lost"
     )
+    ttft_target_ms: float | None = Field(
+        None,
+        gt=0,
+        description="what a first token shall take: by it the router tells prefill workers apart "
+        "and sends away what would take twice as long (see ttft_shed_s), and they read prompts "
+        "that can be in time before those that cannot; unset = as soon as possible",
+    )
+    token_target_ms: float | None = Field(
+        None,
+        gt=0,
+        description="what a token of a running answer may take: where more answers, drafts or "
+        "prompts beside them would make it longer, they wait, and the router takes another decode "
+        "worker; unset = no bound",
+    )
     ttft_shed_s: float | None = Field(
         None,
         gt=0,
         description="requests whose first token would take longer are sent away; those of priority "
-        "above 0 at half of it, below 0 at double; unset = none are",
+        "above 0 at half of it, below 0 at double; unset = twice the target, or none are",
     )
     transfer: Transfer = Field(
         "auto",

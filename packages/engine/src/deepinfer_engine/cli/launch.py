@@ -11,7 +11,7 @@ import sys
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from deepinfer_engine.core.config import ALL_WINDOWS, EngineConfig
 from deepinfer_engine.core.device import Device
@@ -88,7 +88,8 @@ _WORKER_SETTINGS = (
     "drain_timeout_s",
     "log_level",
 )
-_PREFILL_SETTINGS = (*_WORKER_SETTINGS, "encoding")
+_PREFILL_SETTINGS = (*_WORKER_SETTINGS, "ttft_target_ms", "encoding")
+_DECODE_SETTINGS = (*_WORKER_SETTINGS, "token_target_ms")
 # It has a tower, and neither a cache nor a grammar.
 _ENCODE_SETTINGS = (
     "model",
@@ -102,7 +103,7 @@ _ENCODE_SETTINGS = (
     "drain_timeout_s",
     "log_level",
 )
-_SETTINGS = {"prefill": _PREFILL_SETTINGS, "decode": _WORKER_SETTINGS, "encode": _ENCODE_SETTINGS}
+_SETTINGS = {"prefill": _PREFILL_SETTINGS, "decode": _DECODE_SETTINGS, "encode": _ENCODE_SETTINGS}
 _FLAGS = {"cache_tiers": "--cache-tier"}
 # Flags with a form for yes, too; the others are there for no alone.
 _TOLD_EITHER_WAY = frozenset(
@@ -388,6 +389,8 @@ def engine_config(settings: Settings, state_bytes: int = 0) -> EngineConfig:
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=settings.max_num_batched_tokens,
         max_gap=settings.max_gap,
+        token_target_s=(settings.token_target_ms or 0.0) / 1000,
+        ttft_target_s=(settings.ttft_target_ms or 0.0) / 1000,
         overlap=settings.overlap,
         persist_state=settings.persisted_states,
         prompt_windows=_prompt_windows(settings, state_bytes),
@@ -500,6 +503,20 @@ async def _local(settings: Settings) -> AsyncGenerator[EngineClient, None]:
         await engine.close()
 
 
+class _FirstTokens(TypedDict):
+    ttft_shed_s: float | None
+    ttft_target_s: float | None
+
+
+def _first_tokens(settings: Settings) -> _FirstTokens:
+    """What the router is told of them."""
+    target = settings.ttft_target_ms
+    return {
+        "ttft_shed_s": settings.ttft_shed_s,
+        "ttft_target_s": None if target is None else target / 1000,
+    }
+
+
 @asynccontextmanager
 async def _over_workers(settings: Settings) -> AsyncGenerator[EngineClient, None]:
     from deepinfer_engine.router.remote import RemoteEngine
@@ -516,7 +533,7 @@ async def _over_workers(settings: Settings) -> AsyncGenerator[EngineClient, None
         encode=settings.encode,
         cluster_key=cluster_key_from_environ(os.environ),
         ready_timeout_s=settings.start_timeout_s,
-        ttft_shed_s=settings.ttft_shed_s,
+        **_first_tokens(settings),
     )
     try:
         yield engine
@@ -542,7 +559,7 @@ async def _over_found_workers(settings: Settings) -> AsyncGenerator[EngineClient
         announced=Announced(key) if settings.accept_workers and key is not None else None,
     )
     engine = await RemoteEngine.connect(
-        prefill=(), decode=(), cluster_key=key, ttft_shed_s=settings.ttft_shed_s
+        prefill=(), decode=(), cluster_key=key, **_first_tokens(settings)
     )
     try:
         engine.follow(directory)
@@ -594,7 +611,7 @@ async def _with_children(
             encode=found["encode"],
             cluster_key=key,
             ready_timeout_s=settings.start_timeout_s,
-            ttft_shed_s=settings.ttft_shed_s,
+            **_first_tokens(settings),
         )
         try:
             yield engine

@@ -318,6 +318,14 @@ TtftShed = Annotated[
     float | None,
     typer.Option("--ttft-shed-s", help="Send requests away whose first token takes longer."),
 ]
+TtftTarget = Annotated[
+    float | None,
+    typer.Option("--ttft-target-ms", help="What a first token shall take: choice and order."),
+]
+TokenTarget = Annotated[
+    float | None,
+    typer.Option("--token-target-ms", help="What a token of a running answer may take."),
+]
 WorkersFile = Annotated[
     Path | None, typer.Option(help="TOML file of worker addresses, followed as it changes.")
 ]
@@ -456,6 +464,8 @@ def serve(
     encode: Encode = None,
     workers_file: WorkersFile = None,
     accept_workers: AcceptWorkers = None,
+    ttft_target_ms: TtftTarget = None,
+    token_target_ms: TokenTarget = None,
     ttft_shed_s: TtftShed = None,
     transfer: TransferWay = None,
     transfer_rdma: TransferRdma = None,
@@ -532,6 +542,7 @@ def router(
     encode: Encode = None,
     workers_file: WorkersFile = None,
     accept_workers: AcceptWorkers = None,
+    ttft_target_ms: TtftTarget = None,
     ttft_shed_s: TtftShed = None,
     model: Model = None,
     host: Host = None,
@@ -588,6 +599,7 @@ def _worker(role: Any, listen: str, config: Path | None, flags: dict[str, Any]) 
 def prefill(
     listen: Listen = "127.0.0.1:0",
     register_at: RegisterAt = None,
+    ttft_target_ms: TtftTarget = None,
     transfer: TransferWay = None,
     transfer_rdma: TransferRdma = None,
     trust_transfer_network: TrustTransfer = None,
@@ -643,6 +655,7 @@ def prefill(
 def decode(
     listen: Listen = "127.0.0.1:0",
     register_at: RegisterAt = None,
+    token_target_ms: TokenTarget = None,
     transfer: TransferWay = None,
     transfer_rdma: TransferRdma = None,
     trust_transfer_network: TrustTransfer = None,

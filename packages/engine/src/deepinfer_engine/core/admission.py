@@ -46,11 +46,11 @@ class Admission:
         admitted: list[LiveSequence] = []
         blocked: LiveSequence | None = None
         parked = min((order.level(seq, now) for seq in at.parked), default=None)
-        ranked = [(order.rank(seq, now), seq.order, seq) for seq in at.waiting]
+        ranked = [(self._rank(seq, now), seq.order, seq) for seq in at.waiting]
         heapq.heapify(ranked)
         while ranked:
             was, _, seq = heapq.heappop(ranked)
-            rank = order.rank(seq, now)
+            rank = self._rank(seq, now)
             if rank != was:  # its user was served meanwhile
                 heapq.heappush(ranked, (rank, seq.order, seq))
                 continue
@@ -80,7 +80,8 @@ class Admission:
         need = at.blocks_for(prompt_len)
         if any(seq.priority <= priority for seq in at.parked):
             return None
-        taken = at.pools.take(need) if self._fits(need) else None
+        may = self._fits(need) and at.in_time(prompt_len)
+        taken = at.pools.take(need) if may else None
         if taken is None:
             # A step may be running: its sequences make room when it is over.
             if self._claim is None or priority < self._claim.priority:
@@ -117,12 +118,18 @@ class Admission:
             seq = min(at.parked, key=lambda s: at.order.level(s, now))
             need = at.blocks_for(seq.num_tokens + 1)
             spare = at.growth_reserve() if at.running else 0
-            if need + spare > at.pools.blocks.free:
+            if need + spare > at.pools.blocks.free or not at.in_time(len(seq.tokens)):
                 return
             taken = at.pools.take(need)
             if taken is None:
                 return
             at.resume(seq, taken)
+
+    def _rank(self, seq: LiveSequence, now: float) -> tuple[float, ...]:
+        """The fair order; among one user's, those that can be in time before those that cannot."""
+        level, first, key, user, *rest = self.at.order.rank(seq, now)
+        late = self.at.first.slack(seq.arrival, seq.prompt_len, now) < 0
+        return (level, first, key, user, late, *rest)
 
     def _may_overtake(self, blocked: LiveSequence, now: float) -> bool:
         since = now if blocked.blocked_since is None else blocked.blocked_since
@@ -138,7 +145,7 @@ class Admission:
         at = self.at
         original = at.twins.original(seq)
         need = self._need(seq, original)
-        if not self._fits(need):
+        if not (self._fits(need) and at.in_time(seq.prompt_len)):
             return False
         taken = at.pools.take(need)
         if taken is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from deepinfer_engine.core.config import EngineConfig
@@ -11,6 +12,7 @@ from deepinfer_engine.core.plan import Chunk, Plan
 from deepinfer_engine.core.pools import Pools
 from deepinfer_engine.core.runner import Caps
 from deepinfer_engine.core.sequence import LiveSequence, Phase
+from deepinfer_engine.core.targets import FirstTokenTarget, TokenTarget
 
 
 class Reader:
@@ -23,6 +25,8 @@ class Reader:
         config: EngineConfig,
         pools: Pools,
         order: FairOrder,
+        tokens: TokenTarget,
+        first: FirstTokenTarget,
         *,
         keep_snapshots: bool,
         alone: bool,
@@ -34,7 +38,9 @@ class Reader:
         self._pools = pools
         self._order = order
         self._keep_snapshots = keep_snapshots
-        self._pace = Pace(0.0 if alone else config.max_gap)
+        self._tokens, self._first = tokens, first
+        gap = config.max_gap or (math.inf if tokens.target else 0.0)
+        self._pace = Pace(0.0 if alone else gap)
         self._last: float | None = None
         self._over: Plan | None = None
 
@@ -43,7 +49,13 @@ class Reader:
         if self._over is not None and self._last is not None:
             over = self._over
             position = over.chunks[0].start if over.chunks else 0
-            self._pace.took(len(over.rows), over.prompt_tokens, now - self._last, position)
+            took, rows = now - self._last, len(over.rows)
+            self._pace.took(rows, over.prompt_tokens, took, position)
+            if over.chunks:
+                self._first.step(over.prompt_tokens, took)
+            else:
+                self._tokens.step(rows, over.context, over.verified, took)
+                self._pace.limit = self._tokens.step_seconds()
         self._over = None
         self._last = now
 
@@ -62,7 +74,9 @@ class Reader:
         """Chunks beside these rows; none where the budget, or the pace, leaves nothing.
 
         The first in order gets half of it at least, so that it ends; the rest goes to those with
-        least left to read, so that a short prompt does not wait behind a long one.
+        least left to read, so that a short prompt does not wait behind a long one. With a target
+        for first tokens those that can be in time come before all others, the most pressed of them
+        before the rest; the first in order then gets a quarter.
         """
         if not ready:
             return ()
@@ -72,10 +86,18 @@ class Reader:
         first, *others = sorted(ready, key=lambda s: (self._order.level(s, now), s.order))
         budget = self._pace.tokens(len(rows), max(budget, LEAST), first.planned)
         # Beside others chunks are small, and any position is as good as another.
-        grain = 1 if rows and self._config.max_gap else self._size
+        grain = 1 if rows and self._pace.gap else self._size
+        pressed = self._pressed(ready, now)
         others.sort(key=lambda s: (self._order.level(s, now), s.prompt_len - s.planned, s.order))
+        if pressed:
+            behind = [seq for seq in others if seq not in pressed]
+            others = [seq for seq in pressed if seq is not first] + behind
         wanted = sum(self._left(seq) for seq in others)
-        share = max(budget // 2, min(grain, budget), budget - wanted)
+        if pressed and pressed[0] is first:
+            part = budget
+        else:
+            part = budget // 4 if pressed else budget // 2
+        share = max(part, min(grain, budget), budget - wanted)
         cuts: list[Chunk] = []
         for seq, most in [(first, share), *((seq, budget) for seq in others)]:
             end = self._cut(seq, min(most, budget), grain)
@@ -83,6 +105,18 @@ class Reader:
                 budget -= end - seq.planned
                 cuts.append(self._chunk(seq, end))
         return tuple(cuts)
+
+    def _pressed(self, ready: Sequence[LiveSequence], now: float) -> list[LiveSequence]:
+        """Those of the best class there is whose first token can be in time, the most pressed
+        first; none without a target."""
+        if not self._first.target:
+            return []
+        slack = {seq: self._first.slack(seq.arrival, self._left(seq), now) for seq in ready}
+        best = min(self._order.level(seq, now) for seq in ready)
+        return sorted(
+            (s for s in ready if slack[s] >= 0 and self._order.level(s, now) == best),
+            key=lambda s: (slack[s], s.order),
+        )
 
     def _left(self, seq: LiveSequence) -> int:
         return seq.prompt_len - bool(seq.forks) - seq.planned

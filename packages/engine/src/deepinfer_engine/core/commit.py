@@ -63,7 +63,11 @@ def account(at: Sequences, plan: Plan) -> list[Progress]:
     drafted = accepted = 0
     generated: dict[str, int] = {}
     progress: list[Progress] = []
+    watched = at.tokens.target and not plan.chunks
     for seq, total, tokens, output, finish in plan.made:
+        if watched:
+            plan.context += total
+            plan.verified.append((output.n_drafted, output.n_accepted))
         if output.n_drafted:
             drafted += output.n_drafted
             accepted += output.n_accepted

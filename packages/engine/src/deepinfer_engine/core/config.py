@@ -32,6 +32,12 @@ class EngineConfig:
     """Where one runner does both: a step that reads prompts beside running sequences takes at most
     so many times as long as one that does not. 0 = prompts are read in steps of their own, as large
     as they may be; see `prefill_every_steps`."""
+    token_target_s: float = 0.0
+    """Seconds a token of a running sequence may take: no sequence more is admitted, fewer drafts
+    are verified and less of a prompt is read beside them where it would take longer. 0 = none."""
+    ttft_target_s: float = 0.0
+    """Seconds a first token may take: prompts that can be in time are read before those that
+    cannot any more. 0 = none."""
     overlap: bool = False
     """Plan a step while the one before it runs, see `core.overlap`."""
     age_s: float = 30.0
@@ -59,6 +65,8 @@ class EngineConfig:
             "skip_ahead",
             "hol_s",
             "max_gap",
+            "token_target_s",
+            "ttft_target_s",
             "age_s",
             "prefill_every_steps",
             "prefill_urgent_s",

@@ -17,10 +17,13 @@ class DecodeBatch:
     """Rows of decode steps. Memory is reserved for the most that steps ahead may commit."""
 
     at: Sequences
+    _most: int = field(init=False)
+    """Drafts that a sequence may verify now."""
     _growth: int = field(init=False)
     """Blocks that a step takes for one sequence at most."""
 
     def __post_init__(self) -> None:
+        self._most = self.at.caps.nextn
         self._growth = self.at.blocks_for(2 * (1 + self.at.caps.nextn)) + 1
 
     def rows(self) -> Rows | None:
@@ -35,6 +38,8 @@ class DecodeBatch:
                 for seq in at.prefilling
                 if seq.users and seq.planned >= seq.prompt_len and self._goes_on(seq)
             ]
+        if at.tokens.target:
+            self._most = at.tokens.drafts(len(able), sum(len(seq.tokens) for seq in able))
         if len(able) * self._growth <= at.pools.blocks.free:
             rows = [(seq, self._grow(seq) or 0) for seq in able]  # enough for everybody
         else:
@@ -73,7 +78,7 @@ class DecodeBatch:
     def _grow(self, seq: LiveSequence) -> int | None:
         """Blocks for anchor and drafts; rather fewer drafts than no step. None: no block left."""
         at = self.at
-        drafts = draft_room(at.caps.nextn, len(seq.tokens) + seq.ahead, seq.most_tokens)
+        drafts = draft_room(self._most, len(seq.tokens) + seq.ahead, seq.most_tokens)
         most = len(seq.tokens) + seq.ahead_most
         if most + drafts <= len(seq.blocks) * at.block_tokens:
             return drafts

@@ -10,6 +10,7 @@ tokens.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 LEAST = 16
@@ -37,6 +38,8 @@ class Pace:
     """Seconds of a step without prompt tokens, by size of the batch in powers of two."""
     _tokens: dict[int, float] = field(default_factory=dict[int, float])
     """What was allowed last, by depth."""
+    limit: float = math.inf
+    """Seconds a step may take, whatever is usual."""
     _since: int = 0
 
     def tokens(self, rows: int, most: int, position: int = 0) -> int:
@@ -66,7 +69,7 @@ class Pace:
         if usual is None:
             return
         # A smaller chunk than was allowed, the end of a prompt, says nothing against more.
-        ratio = min(max(self.gap * usual / seconds, 0.5), 1.25)
+        ratio = min(max(min(self.gap * usual, self.limit) / seconds, 0.5), 1.25)
         depth = _depth(position)
         allowed = self._allowed(depth)
         if ratio < 1 or prompt_tokens >= int(allowed):

@@ -59,6 +59,10 @@ class Plan:
     """Tokens behind which some row may end."""
     made: list[Made] = field(default_factory=list[Made])
     """Once absorbed."""
+    context: int = 0
+    """Once settled, where a target is set: tokens that its rows have read."""
+    verified: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    """Likewise: verified and accepted drafts of each row."""
 
     @property
     def sequences(self) -> list[LiveSequence]:

@@ -26,6 +26,7 @@ from deepinfer_engine.core.pools import Pools
 from deepinfer_engine.core.runner import Caps, StepOutput
 from deepinfer_engine.core.sequence import LiveSequence, Phase
 from deepinfer_engine.core.sequences import Sequences
+from deepinfer_engine.core.targets import FirstTokenTarget, TokenTarget
 from deepinfer_engine.core.twins import Copies, Twins
 from deepinfer_engine.core.types import FinishReason
 from deepinfer_engine.core.votes import StepKind, Wish
@@ -73,8 +74,18 @@ class Scheduler:
             self.caps.num_blocks, self.caps.num_state_slots, stateless=self.stateless
         )
         order = FairOrder(self.config.age_s)
+        tokens = TokenTarget(self.config.token_target_s, self.caps.nextn)
+        first = FirstTokenTarget(self.config.ttft_target_s)
         self.at = Sequences(
-            self.caps, self.block_tokens, self.config, self.role, self.parking, self.pools, order
+            self.caps,
+            self.block_tokens,
+            self.config,
+            self.role,
+            self.parking,
+            self.pools,
+            order,
+            tokens,
+            first,
         )
         self.counters = self.at.counters
         self._admission = Admission(self.at)
@@ -85,6 +96,8 @@ class Scheduler:
             self.config,
             self.pools,
             order,
+            tokens,
+            first,
             keep_snapshots=self.keep_snapshots,
             alone=self.role == "prefill",
         )
@@ -257,7 +270,8 @@ class Scheduler:
         if not self._admission.before_step(now):
             return None
         ready = [seq for seq in self.at.prefilling if self._reader.reads(seq)]
-        mixed = self.config.max_gap > 0 and self.role == "both" and kind is None
+        paced = self.config.max_gap > 0 or self.config.token_target_s > 0
+        mixed = paced and self.role == "both" and kind is None
         if kind == "prefill":
             reads = True
         elif kind == "decode":
@@ -336,7 +350,7 @@ class Scheduler:
     def gauges(self) -> dict[str, float]:
         blocks, states = self.pools.blocks, self.pools.states
         phases = Counter(seq.phase for seq in self.at.by_key.values())
-        return {
+        return self._times() | {
             "running": len(self.at.running),
             "waiting": len(self.at.waiting),
             "loading": phases[Phase.ADMITTED],
@@ -355,6 +369,18 @@ class Scheduler:
         return len(self.at.by_key) + len(self.at.reservations)
 
     # -- inside ---------------------------------------------------------------------------------
+
+    def _times(self) -> dict[str, float]:
+        """Where a target is set: what a token takes, and how many more sequences leave it so."""
+        at = self.at
+        if not at.tokens.target or self.role == "prefill":
+            return {}
+        rows, context = at.active(), at.context()
+        most = max(0, self.config.max_num_seqs - rows)
+        return {
+            "token_seconds": at.tokens.token_seconds(rows, context) or 0.0,
+            "token_room": at.tokens.room(rows, context, most),
+        }
 
     def _is_token(self, token: int) -> bool:
         return 0 <= token < self.caps.vocab_size

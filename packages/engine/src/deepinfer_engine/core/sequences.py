@@ -11,6 +11,7 @@ from deepinfer_engine.core.plan import Parking, Progress, Reservation, Role
 from deepinfer_engine.core.pools import Pools
 from deepinfer_engine.core.runner import Caps
 from deepinfer_engine.core.sequence import LiveSequence, Phase
+from deepinfer_engine.core.targets import FirstTokenTarget, TokenTarget
 from deepinfer_engine.core.twins import Twins
 from deepinfer_engine.core.types import FinishReason
 from deepinfer_engine.errors import RequestError
@@ -27,6 +28,8 @@ class Sequences:
     parking: Parking
     pools: Pools
     order: FairOrder
+    tokens: TokenTarget
+    first: FirstTokenTarget
     twins: Twins = field(default_factory=Twins)
     counters: Counter[str] = field(default_factory=Counter[str])
     by_key: dict[str, LiveSequence] = field(default_factory=dict[str, LiveSequence])
@@ -52,6 +55,17 @@ class Sequences:
 
     def has_place(self) -> bool:
         return self.active() < self.config.max_num_seqs
+
+    def context(self) -> int:
+        """Tokens of those that are active."""
+        here = sum(len(seq.tokens) for seq in (*self.prefilling, *self.running))
+        return here + sum(one.prompt_len for one in self.reservations)
+
+    def in_time(self, tokens: int) -> bool:
+        """Whether tokens stay within their target with one more sequence of this length."""
+        if not self.tokens.target or self.role == "prefill":
+            return True
+        return self.tokens.admits(self.active(), self.context(), tokens)
 
     def growth_reserve(self) -> int:
         """Blocks to leave free for running sequences when one more is admitted."""

@@ -39,6 +39,11 @@ class Holding(Protocol):
         """Tokens that fit."""
         ...
 
+    @property
+    def late(self) -> bool:
+        """Whether one more would make its tokens take longer than they should."""
+        ...
+
 
 W = TypeVar("W", bound=Holding)
 T = TypeVar("T")
@@ -76,13 +81,18 @@ def rendezvous(address: str, key: bytes) -> bytes:
     return hashlib.blake2b(key, digest_size=8, key=address.encode()[:64]).digest()
 
 
-def by_ttft(candidates: Sequence[Candidate[T]], key: bytes) -> Candidate[T]:
+def by_ttft(
+    candidates: Sequence[Candidate[T]], key: bytes, target_ms: float | None = None
+) -> Candidate[T]:
     """The one whose first token is there soonest, among those whose load stays within the bound and
     the conversation's own worker while that has nothing to do.
 
     Of workers that are equally good it is the conversation's own. Others, of which none has more to
     do than usual, are told apart by the key: not in turn, which would scatter a conversation, and
     not by position, which would load the first.
+
+    With a target those that would be in time are told apart by the work that the prompt makes
+    alone; where none would be, the soonest is the best.
     """
     cheapest = min(one.cost_ms for one in candidates)
     allowed = (1 + BOUND) * (sum(one.load for one in candidates) + cheapest) / len(candidates)
@@ -93,7 +103,12 @@ def by_ttft(candidates: Sequence[Candidate[T]], key: bytes) -> Candidate[T]:
         if (one.home and not one.queue_ms)
         or one.load + one.cost_ms <= max(allowed, least + one.cost_ms)
     ]
-    scores = [QUEUE_WEIGHT * one.queue_ms + one.cost_ms for one in eligible]
+    if target_ms is None:
+        scores = [QUEUE_WEIGHT * one.queue_ms + one.cost_ms for one in eligible]
+    else:
+        in_time = [one for one in eligible if one.ttft_ms <= target_ms]
+        scores = [one.cost_ms for one in in_time] or [one.ttft_ms for one in eligible]
+        eligible = in_time or eligible
     limit = (1 + NEAR) * min(scores)
     near = [one for one, score in zip(eligible, scores, strict=True) if score <= limit]
     usual = sum(one.load for one in near) / len(near)
@@ -104,12 +119,13 @@ def by_ttft(candidates: Sequence[Candidate[T]], key: bytes) -> Candidate[T]:
 
 
 def by_room(workers: Sequence[W], tokens: float, key: bytes) -> W:
-    """The worker whose steps will have least to read with this prompt, and whose memory is not
-    full; equal ones are told apart by the key, not by position."""
+    """The worker whose steps will have least to read with this prompt, whose memory is not full,
+    and whose tokens keep their target, if any does; equal ones are told apart by the key, not by
+    position."""
 
     def cost(worker: W) -> float:
         after = worker.held + tokens
         over = max(0.0, after / worker.capacity - FULL)
         return after + PRESSURE * over * over * worker.capacity if over else after
 
-    return min(workers, key=lambda w: (cost(w), rendezvous(w.address, key)))
+    return min(workers, key=lambda w: (w.late, cost(w), rendezvous(w.address, key)))

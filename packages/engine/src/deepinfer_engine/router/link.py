@@ -150,6 +150,8 @@ class WorkerLink:
     """Reports heard."""
     _since: float = 0.0
     """Load given, and not got back, since the last one."""
+    _given: int = 0
+    """Attempts likewise."""
     _told: int = 0
     """Number of its last message about that."""
     _streams: dict[str, Mailbox] = field(default_factory=dict[str, Mailbox])
@@ -176,6 +178,13 @@ class WorkerLink:
         size = 0 if self.info is None else self.info.block_tokens
         said = self.gauges.get("blocks_owned", 0.0) * size
         return max(self.load, said + self._since if self.gauges else 0.0)
+
+    @property
+    def late(self) -> bool:
+        """Whether one more sequence would make its tokens take longer than their target; never
+        where it has none."""
+        room = self.gauges.get("token_room")
+        return room is not None and room - self._given < 1
 
     @property
     def capacity(self) -> float:
@@ -235,6 +244,7 @@ class WorkerLink:
         self._streams[xid.key] = mailbox
         self.load += load
         self._since += load
+        self._given += 1
         beats = self._beats
         self.requests += 1
         try:
@@ -243,6 +253,7 @@ class WorkerLink:
             self.load -= load
             if beats == self._beats:
                 self._since -= load
+                self._given -= 1
             del self._streams[xid.key]
             if self.leaving:
                 self.changed.set()
@@ -404,7 +415,7 @@ class WorkerLink:
 
     def _reported(self) -> None:
         self._beats += 1
-        self._since = 0.0
+        self._since, self._given = 0.0, 0
         self.changed.set()
 
     def _cached(self, body: Body) -> None:

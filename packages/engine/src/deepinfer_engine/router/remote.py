@@ -59,11 +59,12 @@ class RemoteEngine:
         cluster_key: bytes | None,
         recovery_s: float = RECOVERY_S,
         ttft_shed_s: float | None = None,
+        ttft_target_s: float | None = None,
     ) -> None:
         """Use `connect`."""
         self._recovery_s = recovery_s
         self._index = PrefixIndex()
-        self._prefill_choice = PrefillChoice(self._index, ttft_shed_s)
+        self._prefill_choice = PrefillChoice(self._index, ttft_shed_s, ttft_target_s)
         self._cluster_key = cluster_key
         self._links: dict[tuple[str, str], WorkerLink] = {}
         self._changed = Changes()
@@ -92,15 +93,17 @@ class RemoteEngine:
         ready_timeout_s: float = 0.0,
         recovery_s: float = RECOVERY_S,
         ttft_shed_s: float | None = None,
+        ttft_target_s: float | None = None,
     ) -> RemoteEngine:
         """Links to "host:port" workers; each is (re)connected in the background with backoff.
 
         Waits up to `ready_timeout_s` until one prefill and one decode worker are there, then raises
         EngineUnavailable; 0 returns at once, and requests raise EngineUnavailable until they are.
         `recovery_s`: how long a request that lost its workers waits for others. `ttft_shed_s`:
-        requests whose first token would take longer are not taken.
+        requests whose first token would take longer are not taken. `ttft_target_s`: how long it
+        shall take; workers where it does are told apart by the work that the prompt makes there.
         """
-        engine = cls(cluster_key, recovery_s, ttft_shed_s)
+        engine = cls(cluster_key, recovery_s, ttft_shed_s, ttft_target_s)
         engine.set_workers(prefill=prefill, decode=decode, encode=encode)
         if ready_timeout_s > 0:
             try:

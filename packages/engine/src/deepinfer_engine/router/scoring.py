@@ -18,6 +18,8 @@ CONVERSATIONS = 1 << 16
 OTHER_KIND = 2.0
 """A worker that is so much faster or slower than usual is of another kind; less is noise, which
 would tilt the balance."""
+SHED_AT = 2.0
+"""Targets after which requests are shed, where nothing else is said."""
 SHED_SHARE = 0.5
 """Requests behind others (priority above 0) are shed at this part of the limit, those before
 others (below 0) at its double."""
@@ -26,9 +28,19 @@ others (below 0) at its double."""
 class PrefillChoice:
     """Where prompts go, by what the workers hold and have to do, and where the turn before went."""
 
-    def __init__(self, index: PrefixIndex, ttft_shed_s: float | None = None) -> None:
+    def __init__(
+        self,
+        index: PrefixIndex,
+        ttft_shed_s: float | None = None,
+        ttft_target_s: float | None = None,
+    ) -> None:
+        """`ttft_target_s`: what first tokens shall take. `ttft_shed_s`: whose would take longer is
+        not taken; None with a target: its double."""
         self._index = index
+        if ttft_shed_s is None and ttft_target_s is not None:
+            ttft_shed_s = SHED_AT * ttft_target_s
         self._ttft_shed_s = ttft_shed_s
+        self._target_ms = None if ttft_target_s is None else 1000 * ttft_target_s
         self._homes: OrderedDict[int, str] = OrderedDict()
         """Last whole block of a prompt -> the worker that computed it."""
 
@@ -45,7 +57,7 @@ class PrefillChoice:
         candidates, key = self._scored(request, links, chain, size)
         if not request.resumed:  # what is being answered already is not sent away
             check_wait(request, min(one.ttft_ms for one in candidates), self._ttft_shed_s)
-        best = by_ttft(candidates, key)
+        best = by_ttft(candidates, key, self._target_ms)
         if chain:
             self._homes.pop(chain[-1], None)
             self._homes[chain[-1]] = best.address

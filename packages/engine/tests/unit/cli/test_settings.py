@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
+from deepinfer_engine.cli.launch import engine_config, worker_argv
 from deepinfer_engine.errors import ConfigError
 from deepinfer_engine.settings import Settings, load_settings, split_address
 
@@ -96,3 +97,15 @@ def test_addresses_split(text, parts):
 def test_broken_addresses_are_refused(text):
     with pytest.raises(ValueError, match="host:port"):
         split_address(text)
+
+
+def test_each_role_is_told_of_its_own_target():
+    settings = load_settings({"ttft_target_ms": 400, "token_target_ms": 25}, environ={})
+    prefill, decode = (worker_argv(role, settings) for role in ("prefill", "decode"))
+    assert prefill[prefill.index("--ttft-target-ms") + 1] == "400.0"
+    assert decode[decode.index("--token-target-ms") + 1] == "25.0"
+    assert "--token-target-ms" not in prefill
+    assert "--ttft-target-ms" not in decode
+    config = engine_config(settings)
+    assert (config.ttft_target_s, config.token_target_s) == (0.4, 0.025)
+    assert "--ttft-target-ms" not in worker_argv("prefill", Settings())

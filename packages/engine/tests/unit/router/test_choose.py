@@ -27,6 +27,7 @@ class Worker:
     address: str
     held: float = 0.0
     capacity: float = 1000.0
+    late: bool = False
 
 
 def fleet(held, capacities=None):
@@ -94,6 +95,32 @@ def test_what_is_cached_is_worth_a_wait_of_twice_what_it_saves_and_no_more():
         assert by_ttft(found, b"k").worker == expected
 
 
+@pytest.mark.parametrize(
+    ("target", "chosen"),
+    [(None, 1), (50.0, 1), (200.0, 0), (5.0, 1)],
+    ids=["none", "one is in time", "both are in time", "none is in time"],
+)
+def test_with_a_target_a_wait_within_it_costs_nothing(target, chosen):
+    """Waiting for what is cached, or computing it elsewhere at once."""
+    found = candidates([500.0, 500.0], costs=[10.0, 40.0], queues=[100.0, 0.0])
+    assert by_ttft(found, b"k", target).worker == chosen
+
+
+@given(
+    rows=st.lists(
+        st.tuples(st.floats(0, 1e6), st.floats(0.1, 1e5), st.floats(0, 1e6)),
+        min_size=1,
+        max_size=8,
+    ),
+    target=st.floats(1, 1e6),
+)
+def test_a_target_overloads_no_worker_either(rows, target):
+    loads, costs, queues = map(list, zip(*rows, strict=True))
+    chosen = by_ttft(candidates(loads, costs, queues), b"k", target)
+    mean = (sum(loads) + min(costs)) / len(loads)
+    assert chosen.load + chosen.cost_ms <= max((1 + BOUND) * mean, min(loads) + chosen.cost_ms)
+
+
 def test_turns_of_one_conversation_go_to_one_worker():
     start = prompt(1, 300)
     turns = [by_ttft(candidates([0] * 4), key(*start, *prompt(n, n))) for n in range(9)]
@@ -150,6 +177,15 @@ def test_decode_goes_where_least_is_loaded(loads):
 def test_decode_goes_where_there_is_room(held, capacities, chosen):
     workers = fleet(held, capacities)
     assert by_room(workers, 100, key(1)) is workers[chosen]
+
+
+def test_decode_goes_where_tokens_stay_within_their_target():
+    workers = fleet([10, 500, 700])
+    workers[0].late = True
+    assert by_room(workers, 10, key(1)) is workers[1]
+    for worker in workers:
+        worker.late = True
+    assert by_room(workers, 10, key(1)) is workers[0], "where all are late, as ever"
 
 
 def test_equal_loads_are_not_broken_by_position():

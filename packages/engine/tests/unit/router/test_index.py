@@ -242,6 +242,45 @@ def test_an_answer_that_goes_on_is_not_sent_away_for_its_wait():
     assert choice.choose(replace(fresh, resumed=3), [link]).address == link.address
 
 
+@pytest.mark.parametrize(
+    ("limits", "waits_ms", "taken"),
+    [
+        ({"ttft_target_s": 1.0}, 1500.0, True),
+        ({"ttft_target_s": 1.0}, 2500.0, False),
+        ({"ttft_target_s": 1.0, "ttft_shed_s": 3.0}, 2500.0, True),
+        ({}, 60_000.0, True),
+    ],
+)
+def test_what_would_take_twice_the_target_is_sent_away(limits, waits_ms, taken):
+    index = PrefixIndex()
+    (link,) = links(index, [1000.0])
+    link.work.begin(waits_ms)
+    choice = PrefillChoice(index, **limits)
+    if taken:
+        assert choice.choose(request("r", prompt(1, 20)), [link]).worker is link
+    else:
+        with pytest.raises(EngineUnavailable, match="would take"):
+            choice.choose(request("r", prompt(1, 20)), [link])
+
+
+def test_a_target_takes_the_cached_worker_that_is_in_time_and_the_other_where_it_is_not():
+    def chosen(target):
+        index = PrefixIndex()
+        holder, other = links(index, [1000.0, 1000.0])
+        tokens = prompt(1, 40 * BLOCK + 3)
+        index.stored(holder, "memory", hashes(tokens))
+        for link in (holder, other):
+            link.work.begin(2000.0).end()  # both had as much to do lately
+        holder.work.begin(700.0)
+        other.work.begin(1.0)
+        best = PrefillChoice(index, 60.0, target).choose(
+            request("r", tokens, salt="s"), [holder, other]
+        )
+        return "holder" if best.worker is holder else "other"
+
+    assert (chosen(2.0), chosen(0.5), chosen(None)) == ("holder", "other", "other")
+
+
 def test_what_is_evicted_is_told():
     async def body():
         def store(runner):
