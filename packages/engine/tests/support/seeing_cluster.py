@@ -7,14 +7,27 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from seeing_toy import SAME, SeeingToy
-from toy_engine import BLOCK, KEY, PATIENCE_S, Cluster, Worker, start_worker, until
+from seeing_toy import IMAGE, SAME, SeeingToy
+from toy_engine import (
+    BLOCK,
+    KEY,
+    PATIENCE_S,
+    Cluster,
+    Worker,
+    ask,
+    prompt,
+    request,
+    run,
+    start_worker,
+    until,
+)
 
 from deepinfer_engine.core.config import EngineConfig
 from deepinfer_engine.pd.decode import DecodeService
 from deepinfer_engine.pd.encode import EncodeService
 from deepinfer_engine.pd.peers import ModelIdentity
 from deepinfer_engine.pd.prefill import PrefillService
+from deepinfer_engine.router.local import LocalEngine
 from deepinfer_engine.router.remote import RemoteEngine
 
 
@@ -94,3 +107,24 @@ async def seeing(
         await engine.close()
         for worker in [*workers, *encode]:
             await worker.end()
+
+
+def expected(*requests) -> list[list[int]]:
+    """With a tower in the same process."""
+    out: list[list[int]] = []
+
+    async def body() -> None:
+        engine = LocalEngine(toy_with_tower(), store=None, config=EngineConfig())
+        try:
+            out.extend([(await ask(engine, one)).tokens for one in requests])
+        finally:
+            await engine.close()
+
+    run(body())
+    return out
+
+
+async def no_other_notices(it) -> None:
+    """A prompt of text alone is served as ever."""
+    words = tuple(t for t in prompt(2, 20) if t != IMAGE)
+    assert (await ask(it.engine, request("text", words))).reason == "length"

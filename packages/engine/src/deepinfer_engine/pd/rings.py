@@ -66,6 +66,8 @@ class UnitSender:
     async def send(self, peer: Connection, units: Iterable[Unit]) -> None:
         """Raises ConnectionError when the peer is gone."""
         ring = self._rings.get(peer)
+        if ring is not None and not (ring.taken.done() and ring.taken.result()):
+            ring = None  # the peer has not said that it reads there
         for unit in units:
             fits = ring is not None and unit.header.nbytes <= ring.size
             if ring is not None and fits and await ring.send(unit.header, unit.views):
