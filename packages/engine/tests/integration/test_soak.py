@@ -9,4 +9,5 @@ def test_twenty_seconds_of_faults_leak_nothing_and_change_no_text():
     report = soak(20)
     assert report.answered > 0
     assert report.faults
+    assert report.encoded > 0
     assert report.problems() == [], vars(report)

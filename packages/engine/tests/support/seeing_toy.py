@@ -41,8 +41,10 @@ def rows_of(picture: Picture) -> memoryview:
 class ToyEncoder:
     """Implements `pd.encode_queue.Encoder`. With `hold` passes wait until `gate` is set."""
 
-    def __init__(self, *, hold: bool = False, pass_s: float = 0.0) -> None:
-        self.rules = RULES
+    def __init__(
+        self, *, hold: bool = False, pass_s: float = 0.0, rules: PictureRules = RULES
+    ) -> None:
+        self.rules = rules
         self.gate, self.entered = threading.Event(), threading.Event()
         self.pass_s = pass_s
         self.batches: list[int] = []
@@ -65,9 +67,9 @@ class ToyEncoder:
 class SeeingToy(ToyRunner):
     """Each token of a picture counts as what its row hashes to. `tower`: it has one itself."""
 
-    def __init__(self, *, tower: bool = False, **options: Any) -> None:
+    def __init__(self, *, tower: bool = False, rules: PictureRules = RULES, **options: Any) -> None:
         super().__init__(**{"vocab_size": 320, **options, "lookback": 0})
-        self._caps = replace(self._caps, pictures=RULES)
+        self._caps = replace(self._caps, pictures=rules)
         self._tower = tower
 
     def prefill(self, chunks: Sequence[PrefillChunk]) -> Any:

@@ -2,8 +2,9 @@
 
     python packages/engine/tests/support/soak.py --seconds 600 --overlap
 
-Workers are killed and stopped at random; the router is spared. Prompts go through shared memory,
-what is cached of them is loaded by decode, streams move between workers. Beside well-behaved
+Workers are killed and stopped at random, those that encode pictures too; the router is spared.
+Prompts and embeddings go through shared memory, what is cached is loaded by decode, streams move
+between workers. Beside well-behaved
 clients, whose every text is compared with the one from before, there are clients that leave, do not
 read, send half headers and half bodies, prompts far too long and schemas that cost. With
 `--overlap` both workers of a role may be away at once; without it one of them is always left, so
@@ -14,7 +15,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import base64
 import contextlib
+import functools
+import io
 import json
 import os
 import random
@@ -28,6 +32,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from PIL import Image
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from seeing_toy import SICK, SIDE, pixels
 
 POLITE, RUDE = 6, 2
 PROMPTS = 24
@@ -65,6 +74,9 @@ class Report:
     shared_bytes: float = 0
     stored_bytes: float = 0
     """Of prompts, through shared memory and by decode from the cache; of the workers left."""
+    encoded: float = 0
+    """Pictures, and how many had to be asked for again elsewhere; of the workers left."""
+    encoded_again: float = 0
 
     def problems(self) -> list[str]:
         found = [f"{name} is {value}" for name, value in self.leaked.items()]
@@ -105,11 +117,25 @@ def costly(fields: int, number: int) -> dict[str, Any]:
     return {"type": "object", "properties": dict.fromkeys(names, text), "required": names[:1]}
 
 
+@functools.cache
+def picture(number: int, mark: bytes = b"") -> dict[str, Any]:
+    """A part of a message."""
+    out = io.BytesIO()
+    Image.frombytes("RGB", (SIDE, SIDE), pixels(number, mark)).save(out, "PNG")
+    url = "data:image/png;base64," + base64.b64encode(out.getvalue()).decode()
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
 def body_of(number: int, *, stream: bool, **more: Any) -> dict[str, Any]:
+    """A third of them has one or two pictures."""
     words = " ".join(f"word{number}x{i}" for i in range(number % 40 + 1))
+    content: Any = words
+    if number % 3 == 0:
+        seen = [picture(number + i) for i in range(1 + number % 2)]
+        content = [*seen, {"type": "text", "text": words}]
     return {
         "model": "toy",
-        "messages": [{"role": "user", "content": words}],
+        "messages": [{"role": "user", "content": content}],
         "max_tokens": TOKENS,
         "temperature": 0,
         "ignore_eos": True,
@@ -148,7 +174,12 @@ class Soak:
         ]  # fmt: skip
         others += [
             asyncio.create_task(self._repeat(call))
-            for call in (self._refused_schema, self._costly_schema, self._leaves_a_costly_schema)
+            for call in (
+                self._refused_schema,
+                self._costly_schema,
+                self._leaves_a_costly_schema,
+                self._sick_picture,
+            )
         ]
         breaks = asyncio.create_task(self._break_workers())
         await asyncio.sleep(seconds)
@@ -183,6 +214,8 @@ class Soak:
 
     async def _ask(self, number: int, *, stream: bool) -> str:
         body = body_of(number, stream=stream)
+        if self.random.random() < 0.5:
+            body["user"] = f"user {self.random.randrange(10**9)}"  # nothing is cached for a new one
         if not stream:
             reply = await self.client.post("/v1/chat/completions", json=body)
             if reply.status_code != 200:
@@ -266,6 +299,13 @@ class Soak:
         body["thinking"] = {"type": "disabled"}
         self._count(await self.client.post("/v1/chat/completions", json=body))
 
+    async def _sick_picture(self) -> None:
+        """No encode worker can encode it."""
+        body = body_of(4, stream=False, max_tokens=4)
+        body["messages"][0]["content"] = [picture(self.random.randrange(10**6), SICK)]
+        self._count(await self.client.post("/v1/chat/completions", json=body))
+        await asyncio.sleep(1)
+
     async def _refused_schema(self) -> None:
         """More steps than are taken at all."""
         await self._ask_with({"type": "string", "pattern": "(a{1,3000}z{1,3000}){1,3000}"})
@@ -342,9 +382,11 @@ class Soak:
         self.report.migrations = values[worker + "router_migrations_total"]
         self.report.shared_bytes = values[worker + "transfer_shared_bytes_total"]
         self.report.stored_bytes = values[worker + "transfer_stored_bytes_total"]
+        self.report.encoded = values[worker + "encode_pictures_total"]
+        self.report.encoded_again = values[worker + "pictures_failed_total"]
         self.report.grammars = values[worker + "grammar_compilations_total"]
         left = {
-            "workers away": 4.0 - sum(w["ready"] for w in health["workers"]),
+            "workers away": 6.0 - sum(w["ready"] for w in health["workers"]),
             "requests in flight": health["in_flight"],
             "blocks": values[worker + "blocks_capacity"] - values[worker + "blocks_free"],
             "state slots": values[worker + "state_slots_capacity"]
@@ -352,6 +394,10 @@ class Soak:
             "router load": values[worker + "router_load_tokens"],
             "body bytes": values["deepinfer_http_body_bytes"],
             "compilers without a worker": float(len(orphans_of(self.pid))),
+            "pictures that wait": values[worker + "encode_asks"],
+            "pixels held": values[worker + "encode_pixel_bytes_held"],
+            "embeddings held": values[worker + "picture_bytes_held"],
+            "prompts with pictures": values[worker + "picture_prompts"],
             "grammars that wait": values[worker + "grammar_queue"],
         }
         return {name: value for name, value in left.items() if value}

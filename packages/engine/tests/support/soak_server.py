@@ -1,4 +1,4 @@
-"""The server of a soak: HTTP and router here, two prefill and two decode workers below it.
+"""The server of a soak: HTTP and router here, two prefill, decode and encode workers below it.
 
     python soak_server.py [TIMEOUT_S]
 
@@ -19,6 +19,12 @@ from pathlib import Path
 
 import uvloop
 
+sys.path.insert(0, str(Path(__file__).parent))
+
+from soak_worker import SEES
+
+from deepinfer_engine.adapters.recipe import Tokenizer
+from deepinfer_engine.codec.pictures import PictureIntake, PicturePolicy
 from deepinfer_engine.codec.recipe_codec import RecipeCodec
 from deepinfer_engine.demo import demo_path
 from deepinfer_engine.pd.supervise import CLUSTER_KEY_ENV, ChildSpec, Supervisor
@@ -27,8 +33,7 @@ from deepinfer_engine.server.app import create_app
 from deepinfer_engine.server.run import bind, listening, url_of
 from deepinfer_engine.settings import Settings
 
-ROLES = {"prefill-1": "prefill", "prefill-2": "prefill", "decode-1": "decode", "decode-2": "decode"}
-
+ROLES = {f"{role}-{i}": role for role in ("prefill", "decode", "encode") for i in (1, 2)}
 
 PR_SET_CHILD_SUBREAPER = 36
 
@@ -39,14 +44,17 @@ async def main(timeout_s: float, cache: str) -> None:
     key, addresses, engine = secrets.token_bytes(32), {}, None
     script = str(Path(__file__).parent / "soak_worker.py")
 
-    def of(role: str) -> list[str]:
-        return [address for name, address in addresses.items() if ROLES[name] == role]
+    def there() -> dict[str, list[str]]:
+        found: dict[str, list[str]] = {role: [] for role in ROLES.values()}
+        for name, address in addresses.items():
+            found[ROLES[name]].append(address)
+        return found
 
     def hear(name, notice):
         if notice["event"] == "ready" and addresses.get(name) != notice["address"]:
             addresses[name] = notice["address"]
             if engine is not None:
-                engine.set_workers(prefill=of("prefill"), decode=of("decode"))
+                engine.set_workers(**there())
 
     supervisor = Supervisor(
         [ChildSpec(name, [sys.executable, script, role]) for name, role in ROLES.items()],
@@ -55,10 +63,11 @@ async def main(timeout_s: float, cache: str) -> None:
         silence_s=5.0,
     )
     await supervisor.start(120)
-    engine = await RemoteEngine.connect(
-        prefill=of("prefill"), decode=of("decode"), cluster_key=key, ready_timeout_s=60
-    )
-    codec = RecipeCodec.from_directory(demo_path(), ("toy",))
+    engine = await RemoteEngine.connect(**there(), cluster_key=key, ready_timeout_s=60)
+    sees = PictureIntake(SEES, PicturePolicy())
+    path = demo_path() / "tokenizer.json"
+    tokenizer = Tokenizer.from_file(str(path))
+    codec = RecipeCodec(tokenizer, ("toy",), pictures=sees, tokenizer_path=path)
     settings = Settings(
         slow_reader_timeout_s=timeout_s, header_timeout_s=timeout_s, body_timeout_s=timeout_s
     )

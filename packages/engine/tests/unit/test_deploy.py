@@ -74,7 +74,7 @@ def test_what_the_chart_makes_fits_the_schemas_of_kubernetes(name, document):
 
 def test_containers_have_options_that_there_are_and_probes_and_no_rights():
     pods = [doc["spec"]["template"]["spec"] for _, doc in DOCUMENTS if doc["kind"] == "Deployment"]
-    assert len(pods) == 3
+    assert len(pods) == 4
     for pod in pods:
         (container,) = pod["containers"]
         check_arguments(container["args"])
@@ -96,11 +96,13 @@ def test_names_and_labels_of_the_chart_meet():
     labels = by_kind["Deployment", "mine-router"]["spec"]["template"]["metadata"]["labels"]
     assert service["spec"]["selector"].items() <= labels.items()
     port = service["spec"]["ports"][0]["port"]
-    for role in ("prefill", "decode"):
+    for role in ("prefill", "decode", "encode"):
         pod = by_kind["Deployment", f"mine-{role}"]["spec"]["template"]["spec"]
         assert f"--register-at=http://mine-router:{port}" in pod["containers"][0]["args"]
-        claim = pod["volumes"][0]["persistentVolumeClaim"]["claimName"]
-        assert ("PersistentVolumeClaim", claim) in by_kind
+        claims = [v["persistentVolumeClaim"] for v in pod["volumes"] if v["name"] == "kv"]
+        assert len(claims) == (role != "encode")  # it has no cache
+        for claim in claims:
+            assert ("PersistentVolumeClaim", claim["claimName"]) in by_kind
 
 
 def test_helm_lints_and_renders_the_chart_as_we_do():
@@ -122,7 +124,7 @@ def test_the_compose_file_names_options_that_there_are():
     text = (DEPLOY / "compose" / "compose.yaml").read_text(encoding="utf-8")
     services = yaml.safe_load(text)["services"]
     roles = [service["command"][0] for service in services.values()]
-    assert sorted(roles) == ["decode", "decode", "prefill", "prefill", "router"]
+    assert sorted(roles) == ["decode", "decode", "encode", "prefill", "prefill", "router"]
     for name, service in services.items():
         check_arguments(service["command"])
         for argument in service["command"]:

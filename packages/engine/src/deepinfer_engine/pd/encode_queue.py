@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from deepinfer_engine.core.pictures import Picture, PictureRules
+from deepinfer_engine.pd.quoting import quoted
 
 log = logging.getLogger(__name__)
 
@@ -162,9 +163,12 @@ class EncodeQueue:
                 for one in batch:
                     self._encode([one])
                 return
-            log.exception("a picture of %s could not be encoded", _size(batch[0].picture))
+            text = f"{type(error).__name__}: {error}"
+            size = batch[0].picture.width, batch[0].picture.height
+            log.warning("a picture of %d x %d pixels could not be encoded: %s", *size, quoted(text))
+            log.debug("its traceback", exc_info=True)
             self.failures += 1
-            self._failed(batch[0], f"{type(error).__name__}: {error}")
+            self._failed(batch[0], text)
             return
         for one, its in zip(batch, rows, strict=True):
             self.encoded += 1
@@ -173,7 +177,3 @@ class EncodeQueue:
 
 def _patches_of(picture: Picture, rules: PictureRules) -> int:
     return (picture.width // rules.patch) * (picture.height // rules.patch)
-
-
-def _size(picture: Picture) -> str:
-    return f"{picture.width} x {picture.height} pixels"

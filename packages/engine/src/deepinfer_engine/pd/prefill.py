@@ -40,7 +40,7 @@ from deepinfer_engine.pd.messages import (
     xid_body,
 )
 from deepinfer_engine.pd.peers import ModelIdentity, abort_body, xid_of
-from deepinfer_engine.pd.pictures import PictureClient
+from deepinfer_engine.pd.pictures import CACHE_BYTES, PictureClient
 from deepinfer_engine.pd.quoting import quoted
 from deepinfer_engine.pd.remote_writes import RemoteWrites
 from deepinfer_engine.pd.rings import OF_RINGS, UnitSender
@@ -130,6 +130,7 @@ async def serve_prefill(
     loads_stored: bool = False,
     writes: RemoteWrites | None = None,
     encoding: Encoding = "own",
+    picture_cache_bytes: int = CACHE_BYTES,
     ready: Callable[[str], None] = lambda address: None,
     stop: asyncio.Event | None = None,
     drain_timeout_s: float = 120.0,
@@ -146,6 +147,7 @@ async def serve_prefill(
     `writes`: units go by one-sided writes to decode workers that lend a place for them.
     `encoding`: where pictures are encoded: by `runner`, by encode workers, or by `runner` where no
     encode worker takes them. Without a tower of its own `runner` wants `workers`.
+    `picture_cache_bytes`: embeddings that are kept of what encode workers sent.
     """
     service = PrefillService(
         runner,
@@ -155,6 +157,7 @@ async def serve_prefill(
         identity=identity,
         helpers=helpers,
         encoding=encoding,
+        picture_cache_bytes=picture_cache_bytes,
     )
     service.on_look = looked
     service.announcing = announcing
@@ -177,6 +180,7 @@ class PrefillService(WorkerService):
         identity: ModelIdentity | None = None,
         helpers: Helpers | None = None,
         encoding: Encoding = "own",
+        picture_cache_bytes: int = CACHE_BYTES,
     ) -> None:
         super().__init__(
             "prefill",
@@ -203,9 +207,9 @@ class PrefillService(WorkerService):
             self.connector.on_hit = self._found
         self._resends = 0
         self._encoding: Encoding = encoding
-        self.pictures = self._picture_client()
+        self.pictures = self._picture_client(picture_cache_bytes)
 
-    def _picture_client(self) -> PictureClient | None:
+    def _picture_client(self, cache_bytes: int) -> PictureClient | None:
         """None where pictures are encoded here, or there are none."""
         rules = self.runner.caps.pictures
         if self._encoding == "own" or rules is None:
@@ -218,6 +222,7 @@ class PrefillService(WorkerService):
             spawn=self.spawn,
             abort=self.loop.abort,
             has_tower=self._encoding == "either",
+            cache_bytes=cache_bytes,
         )
         self.loop.gather = client.gather
         return client

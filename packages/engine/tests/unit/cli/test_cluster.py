@@ -48,6 +48,16 @@ def test_a_role_has_the_common_settings_and_its_own(tmp_path):
     assert spec.decode.bundle == {"CPU": 8.0, "big": 1.0}
 
 
+def test_encode_workers_are_used_where_there_are_some(tmp_path):
+    spec = read_spec(written(tmp_path, TEXT))
+    assert (spec.encode.count, spec.of("prefill").encoded_by) == (0, "own")
+    spec = read_spec(written(tmp_path, TEXT + "[encode]\ncount = 2\n"))
+    assert [spec.of(role).encoded_by for role in ("prefill", "decode")] == ["workers", "own"]
+    either = TEXT.replace("gpus = 1", 'gpus = 1\nsettings = { encoding = "either" }')
+    spec = read_spec(written(tmp_path, either + "[encode]\ncount = 2\n"))
+    assert spec.of("prefill").encoded_by == "either"
+
+
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
@@ -88,11 +98,13 @@ def test_the_directory_forgets_who_is_not_named_any_more():
     assert directory.members() == {
         "prefill": ["10.0.0.3:7"],
         "decode": ["10.0.0.1:7", "10.0.0.2:7"],
+        "encode": [],
     }
     now[0] = FORGET_S - 1
     directory.tell("mine/decode/0", "decode", "10.0.0.1:8")  # it listens elsewhere now
     directory.tell("mine/prefill/0", "prefill", "")
-    assert directory.members() == {"prefill": [], "decode": ["10.0.0.1:8", "10.0.0.2:7"]}
+    decodes = ["10.0.0.1:8", "10.0.0.2:7"]
+    assert directory.members() == {"prefill": [], "decode": decodes, "encode": []}
     now[0] = FORGET_S + 1
     assert directory.members()["decode"] == ["10.0.0.1:8"]
 

@@ -108,6 +108,17 @@ def infinite(peer, ask, units, body):
     sent(peer, [unit], body, digest=combined)
 
 
+def first_half_twice(peer, ask, units, body):
+    """As many units and bytes as there should be, and the second half never written."""
+    view = units[0].views[0][: len(units[0].views[0]) // 2]
+    one, combined, made = units[0].header, 0, []
+    for number in range(2):
+        header = replace(one, unit=number, nbytes=len(view), digest=wire.unit_digest([view]))
+        combined = wire.add_to_combined(combined, number, header.digest)
+        made.append(replace(units[0], header=header, views=(view,)))
+    sent(peer, made, body, n_units=2, digest=combined)
+
+
 LIES = {
     "another dtype": changed(dtype="float32"),
     "more rows": changed(rows=99),
@@ -116,6 +127,7 @@ LIES = {
     "another count": changed(n_units=2),
     "no units": lambda peer, ask, units, body: sent(peer, [], body, n_units=0, digest=0),
     "twice": lambda peer, ask, units, body: sent(peer, [*units, *units], body),
+    "half of it twice": first_half_twice,
     "a damaged unit": flipped,
     "not a number": infinite,
     "beyond the end": with_header(block_first=8),

@@ -25,6 +25,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from deepinfer_engine.pd.announcing import WORKER_ROLES
 from deepinfer_engine.pd.supervise import CLUSTER_KEY_ENV, ChildSpec, Supervisor
 from deepinfer_engine.settings import Settings
 
@@ -61,7 +62,7 @@ class Directory:
         """Role -> addresses."""
         now = self._clock()
         self._told = {k: v for k, v in self._told.items() if now - v[0] < FORGET_S}
-        found: dict[str, list[str]] = {"prefill": [], "decode": []}
+        found: dict[str, list[str]] = {role: [] for role in WORKER_ROLES}
         for _, role, address in sorted(self._told.values(), key=lambda told: told[2]):
             found[role].append(address)
         return found
@@ -96,7 +97,7 @@ class _Named:
 
 
 class Worker:
-    """A prefill or decode process."""
+    """A prefill, decode or encode process."""
 
     def __init__(
         self, cluster: str, instance: str, role: str, settings: dict[str, Any], key: str
@@ -244,7 +245,7 @@ class Router:
 
     def _running(self) -> None:
         """Start the process again and again. It ends at once when this thread does."""
-        changed = {"workers_file": self._workers, "prefill": (), "decode": ()}
+        changed = {"workers_file": self._workers, **dict.fromkeys(WORKER_ROLES, ())}
         settings = self._settings.model_copy(update=changed)
         self._config.touch(0o600)
         self._config.write_text(settings.model_dump_json(exclude_unset=False), encoding="utf-8")
@@ -262,7 +263,7 @@ class Router:
             found = self._directory.call("members")
             if found is not None and found != before:
                 # A list of plain strings is the same in JSON and TOML.
-                lines = [f"{role} = {json.dumps(found[role])}" for role in ("prefill", "decode")]
+                lines = [f"{role} = {json.dumps(found[role])}" for role in WORKER_ROLES]
                 fresh = self._workers.with_suffix(".new")
                 fresh.write_text("\n".join(lines) + "\n", encoding="utf-8")
                 fresh.rename(self._workers)

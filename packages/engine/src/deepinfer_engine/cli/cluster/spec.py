@@ -11,8 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from deepinfer_engine.errors import ConfigError
 from deepinfer_engine.settings import Settings
 
-Role = Literal["router", "prefill", "decode"]
-ROLES: tuple[Role, ...] = ("prefill", "decode", "router")
+Role = Literal["router", "prefill", "decode", "encode"]
+ROLES: tuple[Role, ...] = ("encode", "prefill", "decode", "router")
 
 
 class RoleSpec(BaseModel):
@@ -47,6 +47,8 @@ class ClusterSpec(BaseModel):
     router: RoleSpec = RoleSpec()
     prefill: RoleSpec = RoleSpec()
     decode: RoleSpec = RoleSpec()
+    encode: RoleSpec = RoleSpec(count=0)
+    """With some, prefill workers have pictures encoded there unless `encoding` says otherwise."""
 
     @model_validator(mode="after")
     def _check(self) -> ClusterSpec:
@@ -60,7 +62,10 @@ class ClusterSpec(BaseModel):
 
     def of(self, role: Role) -> Settings:
         """The settings that a role runs with. Raises ValidationError."""
-        return Settings.model_validate({**self.settings, **self.role(role).settings})
+        own: dict[str, Any] = {}
+        if role == "prefill" and self.encode.count:
+            own["encoding"] = "workers"
+        return Settings.model_validate({**own, **self.settings, **self.role(role).settings})
 
 
 def read_spec(path: Path) -> ClusterSpec:
