@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -96,6 +96,42 @@ def test_results_do_not_depend_on_the_order_or_company_of_requests() -> None:
         )
         assert alone.emitted(0) == whole.emitted(r)
         assert whole.select(one).emitted(0) == whole.emitted(r)
+
+
+@pytest.mark.parametrize("as_torch", [False, True])
+@pytest.mark.parametrize("coupled", [False, True])
+def test_a_round_without_drafts_is_the_same_beside_one_that_has_some(coupled, as_torch) -> None:
+    """It goes a shorter way; every field of the outcome is that of the general one."""
+    R, vocab = 24, 7
+    logits, _, proposal, _, params = random_batch(11, R + 1, 3, vocab)
+    lens = np.zeros(R + 1, dtype=np.int64)
+    lens[R] = 2
+    cu = np.concatenate([[0], np.cumsum(lens + 1)])
+    logits = np.random.default_rng(2).normal(size=(int(cu[-1]), vocab))
+    logits[3] = -np.inf
+    logits[4, 2] = np.nan
+    params = replace(
+        params,
+        coupled=np.full(R + 1, coupled),
+        eos_ids=(1,),
+        ignore_eos=np.arange(R + 1) % 2 == 0,
+        stop_ids=RaggedIds.of([[i % vocab] for i in range(R + 1)]),
+        max_new=np.arange(R + 1) % 3 + 1,
+    )
+    given = logits
+    if as_torch:
+        given = pytest.importorskip("torch").from_numpy(logits)
+    few = np.arange(R)
+    both = Verifier().verify(given, cu, proposal, lens, params, logprobs=2).select(few)
+    short = Proposal(proposal.tokens[:R], proposal.lengths[:R], q=proposal.q[:R])
+    alone = Verifier().verify(
+        given[:R], cu[: R + 1], short, lens[:R], params.select(few), logprobs=2
+    )
+    assert both.dead.sum() == 2
+    assert both.stopped.any()
+    assert both.exhausted.any()
+    for field in fields(alone):
+        np.testing.assert_array_equal(getattr(alone, field.name), getattr(both, field.name))
 
 
 def test_greedy_ties_go_to_the_lowest_id() -> None:
@@ -239,6 +275,16 @@ def test_coupled_draws_follow_the_law() -> None:
     counted = np.bincount(out.tokens, minlength=4)
     # chi-square with 3 degrees of freedom: 21.1 is its 1e-4 quantile
     assert float(((counted - n * law) ** 2 / (n * law)).sum()) < 21.1
+
+
+def test_parameters_move_on_with_the_text() -> None:
+    params = replace(random_batch(3, 5, 2, 9)[-1], max_new=np.full(5, 9), eos_ids=(1,))
+    later = params.moved(params.positions + 3, np.full(5, 6))
+    wanted = replace(params, positions=params.positions + 3, max_new=np.full(5, 6))
+    for field in fields(wanted):
+        np.testing.assert_array_equal(getattr(later, field.name), getattr(wanted, field.name))
+    with pytest.raises(ShapeError, match="positions of shape"):
+        params.moved(np.zeros(4, dtype=np.int64), None)
 
 
 def test_uniforms_are_uniform_and_independent_over_every_key() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -54,8 +55,14 @@ def _uniform_bits(base: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     return _top53(base + (ids + 1) * _GOLDEN)
 
 
+@lru_cache(4)
+def _steps(vocab: int, device: torch.device) -> torch.Tensor:
+    """int64 [1, vocab]: what each token id adds to a key. Nobody writes it."""
+    return (torch.arange(1, vocab + 1, dtype=torch.int64, device=device) * _GOLDEN)[None, :]
+
+
 def _gumbel(bits: torch.Tensor) -> torch.Tensor:
-    return -torch.log(-torch.log((bits.double() + 0.5) * 2.0**-53))
+    return bits.double().add_(0.5).mul_(2.0**-53).log_().neg_().log_().neg_()
 
 
 def _head(x: torch.Tensor, n: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -84,11 +91,15 @@ class TorchBackend:
         return x[self._ids(rows, x)]
 
     def argmax(self, x: Any) -> tuple[Int, npt.NDArray[np.bool_]]:
+        if x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64):
+            # numpy's is the first of equal entries, or of those that are none, in one pass
+            rows = x.detach().numpy()
+            first = rows.argmax(axis=1)
+            return first, np.isfinite(rows[np.arange(len(rows)), first])
         # torch does not promise which of equal entries argmax returns: take the first by hand
         top = x.amax(dim=1, keepdim=True)
         hit = (x == top) | torch.isnan(x)
-        ids = hit.to(torch.int8).argmax(dim=1) if x.device.type == "cpu" else _first_true(hit)
-        return ids.cpu().numpy(), torch.isfinite(top[:, 0]).cpu().numpy()
+        return _first_true(hit).cpu().numpy(), torch.isfinite(top[:, 0]).cpu().numpy()
 
     def normaliser(self, x: Any) -> Float:
         top = x.amax(dim=1, keepdim=True)
@@ -116,9 +127,8 @@ class TorchBackend:
         return x.masked_fill(~mask, float("-inf"))
 
     def scale_rows(self, x: Any, by: Float) -> Any:
-        top = x.amax(dim=1, keepdim=True)
-        top = torch.where(torch.isfinite(top), top, torch.zeros_like(top))
-        return (x - top) / torch.from_numpy(by).to(x)[:, None]
+        top = x.amax(dim=1, keepdim=True).nan_to_num_(0.0, 0.0, 0.0)
+        return (x - top).div_(torch.from_numpy(by).to(x)[:, None])
 
     def truncate(self, x: Any, top_p: Float, top_k: Int, min_p: Float) -> Any:
         """What is kept nearly always lies among the largest few: only other rows are sorted."""
@@ -180,8 +190,8 @@ class TorchBackend:
         return (cdf <= target[:, None]).sum(dim=1).cpu().numpy()
 
     def add_gumbel(self, x: Any, seeds: Any, positions: Int) -> Any:
-        ids = torch.arange(x.shape[1], dtype=torch.int64, device=x.device)[None, :]
-        return x.double() + _gumbel(_uniform_bits(_base(x, seeds, positions)[:, None], ids))
+        keys = _base(x, seeds, positions)[:, None] + _steps(x.shape[1], x.device)
+        return _gumbel(_top53(keys)).add_(x)
 
     def coupled_argmax(
         self, x: Any, seeds: Any, positions: Int
@@ -199,7 +209,7 @@ class TorchBackend:
         if not torch.isinf(x[:, ::64]).float().mean() > 0.75:
             known = leader.double() + _gumbel(_uniform_bits(base, first))
             far = (known - FAR - 1e-3).to(x.dtype)  # rounds to a little below, never above
-            every = torch.arange(1, x.shape[1] + 1, dtype=torch.int64, device=x.device) * _GOLDEN
+            every = _steps(x.shape[1], x.device)[0]
             there = torch.empty(x.shape, dtype=torch.bool, device=x.device)
             for i in range(x.shape[0]):  # a row at a time stays in the processor's cache
                 there[i] = _top53(every + base[i]) >= FAR_BITS

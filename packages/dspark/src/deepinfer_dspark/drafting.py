@@ -81,7 +81,7 @@ class DraftBatch:
         """int64 [R]; drafts to make for each request, 0..most."""
         if self.wanted is None:
             return np.full(self.requests, most, dtype=np.int64)
-        return np.clip(self.wanted, 0, most).astype(np.int64)
+        return np.minimum(np.maximum(self.wanted, 0), most).astype(np.int64, copy=False)
 
 
 class Drafter(Protocol):

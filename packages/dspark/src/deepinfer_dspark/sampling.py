@@ -141,6 +141,23 @@ class SamplingBatch:
                 changes[field.name] = value.select(requests)
         return replace(self, **changes)
 
+    def moved(
+        self, positions: npt.NDArray[np.int64], max_new: npt.NDArray[np.int64] | None
+    ) -> SamplingBatch:
+        """The same requests some tokens later. Everything else stays, so it is not checked again;
+        `penalties` would have to follow the text."""
+        if positions.shape != self.temperature.shape:
+            raise ShapeError(
+                f"SamplingBatch wants positions of shape {self.temperature.shape}, got "
+                f"{positions.shape}"
+            )
+        later = object.__new__(SamplingBatch)
+        for name in _NAMES:
+            object.__setattr__(later, name, getattr(self, name))
+        object.__setattr__(later, "positions", positions)
+        object.__setattr__(later, "max_new", max_new)
+        return later
+
     @classmethod
     def greedy(cls, requests: int) -> SamplingBatch:
         """Argmax for every request."""
@@ -171,6 +188,9 @@ class SamplingBatch:
             top_k=None if top_k < 1 else np.full(requests, top_k, dtype=np.int64),
             min_p=None if min_p <= 0.0 else np.full(requests, min_p),
         )
+
+
+_NAMES: Final = tuple(field.name for field in fields(SamplingBatch))
 
 
 def _lists(sampling: SamplingBatch) -> list[tuple[str, RaggedIds | None, bool]]:

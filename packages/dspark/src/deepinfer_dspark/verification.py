@@ -150,6 +150,10 @@ class Verifier:
         rng = CounterRng() if rng is None else rng
         rows = Rows.of(lens64)
         vocab = int(logits.shape[1])
+        raw = logits if raw_logits is None else raw_logits
+        if not lens64.any():
+            result = self._sampled(xp, logits, rows, proposal, sampling, masks, rng)
+            return result if logprobs is None else _with_logprobs(xp, raw, cu, result, logprobs)
         # entries beyond lens may be padding of any value; ids the target does not have are never
         # accepted, so the rows behind them are never used
         k = np.arange(proposal.gamma, dtype=np.int64)[None, :]
@@ -167,10 +171,42 @@ class Verifier:
         run = np.logical_and.accumulate(accepted, axis=1).sum(axis=1, dtype=np.int64)
         final, dead = judge.final(run)
         result = _cut(run, final, dead, drafts, accept_prob, lens64, sound, sampling)
-        if logprobs is None:
-            return result
-        return _with_logprobs(
-            xp, logits if raw_logits is None else raw_logits, cu, result, logprobs
+        return result if logprobs is None else _with_logprobs(xp, raw, cu, result, logprobs)
+
+    def _sampled(
+        self,
+        xp: Backend,
+        logits: Any,
+        rows: Rows,
+        proposal: Proposal,
+        sampling: SamplingBatch,
+        masks: Any | None,
+        rng: Uniforms,
+    ) -> VerifyResult:
+        """A round without drafts, the step of most requests most of the time: nothing is judged, so
+        what judging needs is not made. The outcome is that of the general way."""
+        R, none = proposal.requests, np.zeros(proposal.requests, dtype=np.int64)
+        drafts = np.zeros((R, 0), dtype=np.int64)
+        edited = edit_logits(xp, logits, rows, drafts, sampling, masks)
+        judge = _Judge(xp, edited, rows, np.arange(R + 1), none, drafts, None, sampling, rng)
+        final, dead = judge.final(none)
+        alive = ~dead
+        cu = np.zeros(R + 1, dtype=np.int64)
+        np.cumsum(alive, out=cu[1:])
+        exhausted = np.zeros(R, dtype=np.bool_)
+        if sampling.max_new is not None:
+            exhausted = alive >= sampling.max_new
+        return VerifyResult(
+            tokens=final[alive],
+            cu_tokens=cu,
+            n_accepted=none,
+            final=final,
+            accept_prob=np.full((R, proposal.gamma), np.nan),
+            stopped=_stop_hits(final[:, None], sampling)[:, 0] & alive,
+            exhausted=exhausted,
+            dead=dead,
+            invalid=np.zeros(R, dtype=np.bool_),
+            verified=none,
         )
 
 
@@ -185,14 +221,15 @@ def _check(
             f"verify got a proposal of {R} requests, lens {lens64.shape}, cu_lens {cu.shape}, "
             f"sampling for {sampling.requests}: they must agree"
         )
-    if len(logits.shape) != 2 or not np.array_equal(np.diff(cu), lens64 + 1) or cu[0] != 0:
+    fits = len(logits.shape) == 2 and cu[0] == 0 and bool((cu[1:] - cu[:-1] == lens64 + 1).all())
+    if not fits:
         raise ShapeError(
             "verify wants 2-d logits and cu_lens = concat([0], cumsum(1 + lens)), got logits "
             f"{tuple(logits.shape)} and cu_lens {cu[:4].tolist()}..."
         )
     if int(logits.shape[0]) != int(cu[-1]):
         raise ShapeError(f"verify wants {int(cu[-1])} rows of logits, got {int(logits.shape[0])}")
-    if np.any(lens64 < 0) or np.any(lens64 > to_host(proposal.lengths)):
+    if not ((lens64 >= 0) & (lens64 <= proposal.lengths)).all():
         raise ShapeError("verify wants lens[r] between 0 and the drafts the proposal has for r")
     return cu, lens64
 
@@ -207,6 +244,7 @@ class _Judge:
     """The three rules (argmax, rejection, coupled) behind two questions: accepted? final token?
 
     lens: int64 [R]; drafts that are judged, of which the first of the rest may be unsound.
+    q: may be None where there are none.
     """
 
     def __init__(
@@ -217,7 +255,7 @@ class _Judge:
         cu: Int,
         lens: Int,
         drafts: Int,
-        q: DraftLaw,
+        q: DraftLaw | None,
         sampling: SamplingBatch,
         rng: Uniforms,
     ) -> None:
@@ -269,6 +307,7 @@ class _Judge:
         drawn_at = np.nonzero(ok & self.drawn[:, None])
         if drawn_at[0].size:
             target = self._target_at(row[drawn_at], self.drafts[drawn_at])
+            assert self.q is not None
             draft = self.q.at(*drawn_at)
             with np.errstate(over="ignore"):
                 prob[drawn_at] = np.minimum(1.0, target / draft)
@@ -297,6 +336,7 @@ class _Judge:
         rejected = run < self.lens[request]
         at = np.flatnonzero(rejected)
         if at.size:
+            assert self.q is not None
             q = self.q.rows(request[at], run[at])
             p[at] = self.xp.subtract_clipped(self.xp.take(p, at), q)
         position = self.sampling.positions[request] + run

@@ -36,6 +36,7 @@ class _Text:
 
     indexed: int = 0
     after: Index = field(default_factory=dict[tuple[int, ...], int])
+    suffixes: list[tuple[int, ...]] = field(default_factory=list[tuple[int, ...]])  # at `indexed`
     matched: int = 0  # tokens before the proposal that agree with those before its source
     proposed_at: int = 0  # length of the text then
     proposed: list[int] = field(default_factory=list[int])
@@ -97,7 +98,9 @@ class NGramDrafter:
         conf = np.zeros((batch.requests, self.max_tokens))
         room = batch.room(self.max_tokens)
         for i, (request, history) in enumerate(zip(batch.request_ids, batch.history, strict=True)):
-            text = self._texts.setdefault(request, _Text())
+            text = self._texts.get(request)
+            if text is None:
+                text = self._texts[request] = _Text()
             self._learn(text, history)
             at = self._find(text, history)
             if at is None:
@@ -115,8 +118,10 @@ class NGramDrafter:
 
     def _learn(self, text: _Text, history: Sequence[int]) -> None:
         """Compare the last proposal with what came since; its positions up to the first miss."""
-        came = history[text.proposed_at : text.proposed_at + len(text.proposed)]
         text.hits, text.expected = self._keep * text.hits, self._keep * text.expected
+        if not text.proposed:
+            return
+        came = history[text.proposed_at : text.proposed_at + len(text.proposed)]
         for k, (guess, token) in enumerate(zip(text.proposed, came, strict=False)):
             own = self._class[text.matched + k]
             text.hits += guess == token
@@ -130,20 +135,26 @@ class NGramDrafter:
     def _find(self, text: _Text, history: Sequence[int]) -> int | None:
         """Position after the latest earlier occurrence of the longest known suffix."""
         if text.indexed > len(history):  # a shorter history than before: another text
-            text.indexed, text.after = 0, {}
+            text.indexed, text.after, text.suffixes = 0, {}, []
         if text.indexed == 0 and self._first_indexed is not None:
             text.indexed = max(0, len(history) - self._first_indexed)
         # an n-gram is entered once the token after it is known, so a suffix never finds itself
-        for end in range(max(text.indexed, 1), len(history)):
+        after, total, begin = text.after, len(history), max(text.indexed, 1)
+        if text.suffixes and begin < total:  # they were made to be looked for
+            for gram in text.suffixes:
+                after[gram] = begin
+            begin += 1
+        for end in range(begin, total):
             for n in self._lengths:
                 if n <= end:
-                    text.after[tuple(history[end - n : end])] = end
-        text.indexed = max(len(history), 1)
-        for n in self._lengths:
-            if n <= len(history):
-                at = text.after.get(tuple(history[-n:]))
-                if at is not None:
-                    return at
+                    after[tuple(history[end - n : end])] = end
+        text.indexed = max(total, 1)
+        longest = tuple(history[-self._lengths[0] :])
+        text.suffixes = [longest[-n:] for n in self._lengths if n <= total]
+        for gram in text.suffixes:
+            at = after.get(gram)
+            if at is not None:
+                return at
         return None
 
     def _copy(self, history: Sequence[int], at: int) -> list[int]:

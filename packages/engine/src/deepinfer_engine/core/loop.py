@@ -9,7 +9,8 @@ time it is.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -50,6 +51,15 @@ class PrefixLink(Protocol):
     def after_publications(self, call: Callable[[], None]) -> None:
         """Call `call`, on another thread, once everything published before is findable."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What another process of this engine said last of what it does."""
+
+    pid: int
+    counters: Mapping[str, float]
+    gauges: Mapping[str, float]
 
 
 class LoadedCallback(Protocol):
@@ -283,6 +293,11 @@ class EngineLoop:
         with self._changed:
             counters = {**self.scheduler.counters, **self.scheduler.queued.counters()}
             return counters, self.scheduler.gauges()
+
+    @property
+    def others(self) -> Sequence[Report]:
+        """Processes that run requests of this engine beside this one."""
+        return ()
 
     # -- inside ---------------------------------------------------------------------------------
 

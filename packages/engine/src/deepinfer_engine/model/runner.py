@@ -197,21 +197,25 @@ class TorchRunner:
             if rows:
                 sampling = self._sampler.arrays(rows)
                 lens, proposal = self._propose(rows, sampling)
-                fed = [self._rows_of(r, proposal.tokens[i, : lens[i]]) for i, r in enumerate(rows)]
-                n = len(rows) + int(lens.sum())
                 step = sampling, lens, proposal
+                counts = lens.tolist()
+                fed = [
+                    self._rows_of(row, proposal.tokens[i, :count].tolist() if count else ())
+                    for i, (row, count) in enumerate(zip(rows, counts, strict=True))
+                ]
+                n = len(rows) + sum(counts)
             else:
                 self._budget.sits_out(0)
-            read = _ReadRows(chunks, n)
+            read = _ReadRows(chunks, n) if chunks else None
             fed += [self._model.rows_of(c) for c in chunks]
-            logits = self._model.forward(fed, read.wanted if chunks else None)
+            logits = self._model.forward(fed, None if read is None else read.wanted)
             if step is not None:
                 sampling, lens, proposal = step
                 outputs = self._sampler.verify(rows, logits[:n], proposal, lens, sampling)
                 drafted = proposal.tokens.shape[1] > 0
                 if drafted:
                     self._budget.observe(lens, np.array([o.n_accepted for o in outputs]))
-            first = read.outputs(self._sampler, logits)
+            first = [] if read is None else read.outputs(self._sampler, logits)
         if self._drafts is not None and rows and not chunks:
             spent = (self._clock() - began) * 1e3
             made = sum(len(o.tokens) for o in outputs)
@@ -243,9 +247,9 @@ class TorchRunner:
         proposal = drafts.propose(rows, most, self._caps.nextn, sampling, rng)
         return self._budget.lengths(proposal, most), proposal
 
-    def _rows_of(self, row: DecodeRow, drafts: np.ndarray) -> SequenceRows:
+    def _rows_of(self, row: DecodeRow, drafts: Sequence[int]) -> SequenceRows:
         return SequenceRows(
-            np.concatenate([[row.history[-1]], drafts]).astype(np.int64),
+            np.array([row.history[-1], *drafts], dtype=np.int64),
             len(row.history) - 1,
             _lookback(row, self._caps.lookback),
             row.block_table,
@@ -255,6 +259,8 @@ class TorchRunner:
 
 def _lookback(row: DecodeRow, size: int) -> tuple[int, ...]:
     """The up to `size` tokens before the anchor, oldest first."""
+    if not size:
+        return ()
     first = max(0, len(row.history) - 1 - size)
     before = row.history[first:-1]
     return text_only(before, first, row.pictures) if row.pictures else tuple(before)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from deepinfer_engine.adapters.dspark import Penalties, RaggedIds, SamplingBatch
+from deepinfer_engine.core.runner import DecodeRow
 from deepinfer_engine.core.token_log import TokenLog
 from deepinfer_engine.core.types import SamplingParams
 
@@ -74,6 +75,41 @@ def sampling_batch(
             dtype=np.int64,
         ),
     )
+
+
+class StepSampling:
+    """The arrays of decode steps: of the same requests as the step before, only where they are."""
+
+    def __init__(self, eos_token_ids: tuple[int, ...], *, coupled: bool) -> None:
+        self._eos = eos_token_ids
+        self._coupled = coupled
+        self._params: list[SamplingParams] = []
+        self._prompt_lens: list[int] = []
+        self._most = np.zeros(0, dtype=np.int64)
+        """Tokens at which each request ends."""
+        self._last: SamplingBatch | None = None
+
+    def of(self, rows: Sequence[DecodeRow]) -> SamplingBatch:
+        params = [r.sampling for r in rows]
+        prompt_lens = [r.prompt_len for r in rows]
+        last = self._last
+        if (
+            last is not None
+            and last.penalties is None  # those follow the text
+            and params == self._params
+            and prompt_lens == self._prompt_lens
+        ):
+            positions = np.array([len(r.history) for r in rows], dtype=np.int64)
+            return last.moved(positions, np.maximum(self._most - positions, 1))
+        histories = [r.history for r in rows]
+        self._last = sampling_batch(
+            params, histories, prompt_lens, self._eos, coupled=self._coupled
+        )
+        self._params, self._prompt_lens = params, prompt_lens
+        self._most = np.array(
+            [n + p.max_tokens for n, p in zip(prompt_lens, params, strict=True)], dtype=np.int64
+        )
+        return self._last
 
 
 def _coupled(

@@ -9,7 +9,7 @@ from deepinfer_engine.core.runner import IntArray
 from deepinfer_engine.model.vision.image_rows import Images
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: one a sequence and step, and that takes three times as long
 class SequenceRows:
     """The new tokens of one sequence in a forward pass.
 

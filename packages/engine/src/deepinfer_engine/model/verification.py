@@ -19,7 +19,7 @@ from deepinfer_engine.adapters.dspark import (
 from deepinfer_engine.core.masks import mask_rows
 from deepinfer_engine.core.runner import DecodeRow, PrefillChunk, StepOutput
 from deepinfer_engine.core.types import TokenLogprob
-from deepinfer_engine.model.sampling import sampling_batch
+from deepinfer_engine.model.sampling import StepSampling, sampling_batch
 
 IntArray = npt.NDArray[np.int64]
 
@@ -37,6 +37,7 @@ class Sampler:
         self._eos = eos_token_ids
         self._coupled = coupled
         self._verifier = Verifier()
+        self._arrays = StepSampling(eos_token_ids, coupled=coupled)
 
     def first_tokens(self, chunks: Sequence[PrefillChunk], logits: Tensor) -> list[StepOutput]:
         """The first output token of prompts, from one row of logits each."""
@@ -60,17 +61,11 @@ class Sampler:
             rng=self.rng,
             logprobs=_most_logprobs(chunks),
         )
-        return [_output(result, i, c.sampling.logprobs, drafted=0) for i, c in enumerate(chunks)]
+        return _outputs(result, [c.sampling.logprobs for c in chunks], [0] * len(chunks))
 
     def arrays(self, rows: Sequence[DecodeRow]) -> SamplingBatch:
         """The sampling parameters of a decode step."""
-        return sampling_batch(
-            [r.sampling for r in rows],
-            [r.history for r in rows],
-            [r.prompt_len for r in rows],
-            self._eos,
-            coupled=self._coupled,
-        )
+        return self._arrays.of(rows)
 
     def verify(
         self,
@@ -94,10 +89,7 @@ class Sampler:
             rng=self.rng,
             logprobs=_most_logprobs(rows),
         )
-        return [
-            _output(result, i, r.sampling.logprobs, drafted=int(lens[i]))
-            for i, r in enumerate(rows)
-        ]
+        return _outputs(result, [r.sampling.logprobs for r in rows], lens.tolist())
 
 
 def prompt_logprobs(logits: Tensor, following: Sequence[int], k: int) -> tuple[TokenLogprob, ...]:
@@ -120,23 +112,28 @@ def _most_logprobs(items: Sequence[DecodeRow] | Sequence[PrefillChunk]) -> int |
     return max(asked) if asked else None
 
 
-def _output(result: VerifyResult, i: int, logprobs: int | None, *, drafted: int) -> StepOutput:
-    low, high = int(result.cu_tokens[i]), int(result.cu_tokens[i + 1])
-    tokens = tuple(result.tokens[low:high].tolist())
-    details: tuple[TokenLogprob, ...] = ()
-    if logprobs is not None and result.logprobs is not None:
-        details = tuple(
-            TokenLogprob(
-                int(result.tokens[at]), float(result.logprobs[at]), _top(result, at, logprobs)
-            )
-            for at in range(low, high)
-        )
-    return StepOutput(
-        tokens=tokens,
-        n_drafted=drafted,
-        n_accepted=max(len(tokens) - 1, 0),
-        logprobs=details,
-        failed=bool(result.dead[i]),
+def _outputs(
+    result: VerifyResult, logprobs: Sequence[int | None], drafted: Sequence[int]
+) -> list[StepOutput]:
+    """logprobs, drafted: of each request."""
+    tokens, dead = result.tokens.tolist(), result.dead.tolist()
+    ends = result.cu_tokens.tolist()
+    outputs: list[StepOutput] = []
+    for i, (asked, drafts) in enumerate(zip(logprobs, drafted, strict=True)):
+        low, high = ends[i], ends[i + 1]
+        output = StepOutput(tuple(tokens[low:high]), drafts, max(high - low - 1, 0), (), dead[i])
+        if asked is not None:
+            output.logprobs = _said(result, low, high, asked)
+        outputs.append(output)
+    return outputs
+
+
+def _said(result: VerifyResult, low: int, high: int, count: int) -> tuple[TokenLogprob, ...]:
+    if result.logprobs is None:
+        return ()
+    return tuple(
+        TokenLogprob(int(result.tokens[at]), float(result.logprobs[at]), _top(result, at, count))
+        for at in range(low, high)
     )
 
 

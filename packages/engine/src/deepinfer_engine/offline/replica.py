@@ -13,17 +13,22 @@ from typing import Any
 
 import torch
 
+from deepinfer_engine.core.loop import EngineLoop
 from deepinfer_engine.core.plan import Chunk, Progress
 from deepinfer_engine.core.types import GenerateRequest, SamplingParams
 from deepinfer_engine.core.votes import Vote
 from deepinfer_engine.core.voting_loop import VotingLoop
 from deepinfer_engine.errors import EngineError
+from deepinfer_engine.kv.connector import KVConnector
 from deepinfer_engine.offline.build import EngineSpec, build_engine
 from deepinfer_engine.parallel.ballot import GlooBallot
 from deepinfer_engine.parallel.channel import Channel
 from deepinfer_engine.parallel.member import opened
 from deepinfer_engine.parallel.messages import Setup
 from deepinfer_engine.parallel.replica import ReplicaSeat
+
+REPORT_S = 0.25
+"""Seconds between two reports of a rank that works."""
 
 
 def request_body(request: GenerateRequest) -> dict[str, Any]:
@@ -76,7 +81,7 @@ def main() -> None:
     torch.set_num_threads(setup.threads)
     sink, spec = Collector(), EngineSpec.read(body["spec"])
     try:
-        _, _, loop = build_engine(
+        _, connector, loop = build_engine(
             spec,
             VotingLoop,
             ReplicaSeat(setup, channel),
@@ -84,13 +89,33 @@ def main() -> None:
             ballot=GlooBallot(),
             vote=Vote(setup.size, spec.vote_policy),
         )
-        serve(loop, sink, channel)
+        serve(loop, sink, channel, Reporter(loop, connector))
     except EngineError as error:
         channel.send({"failed": str(error), "kind": type(error).__name__})
         sys.exit(1)
 
 
-def serve(loop: Any, sink: Collector, channel: Channel) -> None:
+class Reporter:
+    """What this rank tells of itself: now and then, and at once when it has nothing left to do."""
+
+    def __init__(self, loop: EngineLoop, connector: KVConnector | None) -> None:
+        self._loop, self._connector = loop, connector
+        self._busy, self._next = True, 0.0
+
+    def due(self, now: float) -> tuple[dict[str, float], dict[str, float]] | None:
+        """Counters and gauges, where it is time."""
+        was_busy, self._busy = self._busy, self._loop.unfinished > 0
+        if now < self._next and (self._busy or not was_busy):
+            return None
+        self._next = now + REPORT_S
+        counters, gauges = self._loop.snapshot()
+        if self._connector is not None:
+            counters |= self._connector.counters()
+            gauges |= self._connector.gauges()
+        return counters, gauges
+
+
+def serve(loop: EngineLoop, sink: Collector, channel: Channel, reporter: Reporter) -> None:
     """One step for each message."""
     while (body := channel.receive()) is not None:
         for asked in body["submit"]:
@@ -99,7 +124,7 @@ def serve(loop: Any, sink: Collector, channel: Channel) -> None:
         for key in body["abort"]:
             loop.abort(key)
         loop.step(time.monotonic())
-        channel.send({"made": sink.take()})
+        channel.send({"made": sink.take(), "report": reporter.due(time.monotonic())})
 
 
 if __name__ == "__main__":

@@ -8,11 +8,13 @@ steps of the first rank, so an engine that nobody uses costs nothing.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from deepinfer_engine.core.constraint import SequenceConstraint
+from deepinfer_engine.core.loop import Report
 from deepinfer_engine.core.plan import Plan, Progress
 from deepinfer_engine.core.sequence import LiveSequence
 from deepinfer_engine.core.types import FinishReason, GenerateRequest, TokenLogprob, Usage
@@ -76,6 +78,7 @@ class ReplicaLoop(VotingLoop):
         self._elsewhere: dict[str, _Elsewhere] = {}
         self._submitted: list[list[dict[str, Any]]] = [[] for _ in group.members]
         self._aborted: list[list[str]] = [[] for _ in group.members]
+        self._reports = [Report(member.process.pid, {}, {}) for member in group.members]
 
     def step(self, now: float) -> Plan | None:
         """One step of the group; None where this rank ran nothing. Raises EngineLost."""
@@ -86,11 +89,13 @@ class ReplicaLoop(VotingLoop):
         for channel, new, gone in zip(channels, submitted, aborted, strict=True):
             channel.send({"submit": new, "abort": gone})
         plan = super().step(now)
-        for channel in channels:
+        for i, channel in enumerate(channels):
             answer = channel.receive()
             if answer is None or "made" not in answer:
                 failed = self._group.failure or (answer or {}).get("failed", "no answer")
                 raise EngineLost(f"a rank of the group is lost: {failed}")
+            if answer["report"] is not None:
+                self._reports[i] = Report(self._reports[i].pid, *answer["report"])
             for made in answer["made"]:
                 self._hear(*made)
         return plan
@@ -143,6 +148,11 @@ class ReplicaLoop(VotingLoop):
     def unfinished(self) -> int:
         """Of all ranks."""
         return super().unfinished + len(self._elsewhere)
+
+    @property
+    def others(self) -> Sequence[Report]:
+        """See `EngineLoop.others`: the other ranks, as of their last word."""
+        return tuple(self._reports)
 
     def _least(self) -> int:
         owed = [0] * (1 + len(self._group.members))

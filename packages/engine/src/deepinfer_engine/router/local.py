@@ -155,17 +155,27 @@ class LocalEngine:
         gauges["last_step_seconds"] = self._thread.last_step_s
         failed = self._failure is not None or self._closed
         stuck = self._thread.trouble
-        return [
-            WorkerStatus(
-                name=self._name,
-                role="single",
-                ready=not failed and not stuck,
-                detail=f"stopped: {self._failure or 'closed'}" if failed else stuck,
-                pid=os.getpid(),
-                counters=counters,
-                gauges=gauges,
+        own = WorkerStatus(
+            name=self._name,
+            role="single",
+            ready=not failed and not stuck,
+            detail=f"stopped: {self._failure or 'closed'}" if failed else stuck,
+            pid=os.getpid(),
+            counters=counters,
+            gauges=gauges,
+        )
+        # What one of them lacks, all lack: they step together.
+        others = [
+            replace(
+                own,
+                name=f"{self._name}-{rank}",
+                pid=other.pid,
+                counters=other.counters,
+                gauges=other.gauges,
             )
+            for rank, other in enumerate(self.loop.others, start=1)
         ]
+        return [own, *others]
 
     async def problems(self) -> list[str]:
         return []

@@ -15,6 +15,8 @@ from deepinfer_engine.cli.generate import run_generate
 from deepinfer_engine.cli.launch import launched_engine
 from deepinfer_engine.core.types import FinishEvent, GenerateRequest, SamplingParams, TokensEvent
 from deepinfer_engine.errors import ConfigError
+from deepinfer_engine.router.client import WorkerStatus
+from deepinfer_engine.server.metrics import Metrics
 from deepinfer_engine.settings import Settings
 
 
@@ -87,6 +89,47 @@ def test_users_do_not_share_the_cache_of_the_other_process() -> None:
     assert first == 0
     assert again > 0
     assert other == 0
+
+
+def test_status_and_metrics_tell_of_every_process() -> None:
+    def asked(name: str, tokens: int) -> GenerateRequest:
+        greedy = SamplingParams(temperature=0, seed=1, max_tokens=tokens, ignore_eos=True)
+        return GenerateRequest(name, (5, 6, len(name)), greedy)
+
+    async def statuses() -> list[list[WorkerStatus]]:
+        settings = Settings(single_process=True, dp=2, num_blocks=64, max_num_seqs=4, cache=False)
+        async with launched_engine(settings) as engine:
+            found = [await engine.status()]
+
+            async def ended(name: str, tokens: int) -> None:
+                async for _ in engine.generate(asked(name, tokens)):
+                    pass
+
+            await asyncio.gather(ended("one", 9), ended("other", 7))
+            found.append(await engine.status())
+            # Given up, they are forgotten wherever they ran.
+            first, second = engine.generate(asked("a", 200)), engine.generate(asked("bb", 200))
+            await asyncio.gather(anext(first), anext(second))
+            await first.aclose()
+            await second.aclose()
+            async with asyncio.timeout(60):
+                while any(w.gauges["running"] for w in await engine.status()):
+                    await asyncio.sleep(0.01)
+            return found
+
+    before, after = asyncio.run(statuses())
+    for told in (before, after):
+        assert [w.name for w in told] == ["local", "local-1"]
+        assert all(w.ready and w.role == "single" for w in told)
+        assert len({w.pid for w in told}) == 2
+    assert sorted(w.counters["generated_tokens"] for w in after) == [7, 9]
+    assert [w.counters["prompt_tokens"] for w in after] == [3, 3]
+    assert [w.gauges["blocks_capacity"] for w in after] == [63, 63]
+    assert [w.gauges["running"] for w in after] == [0, 0]
+    rendered = Metrics().render(after, "")[0].decode()
+    samples = dict(line.rsplit(" ", 1) for line in rendered.splitlines() if line[0] != "#")
+    name = 'deepinfer_worker_generated_tokens_total{role="single",worker="%s"}'
+    assert {float(samples[name % w.name]) for w in after} == {7.0, 9.0}
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 from dense_checkpoint import write_dense
 from tiny_checkpoint import write_tiny
+from toy_engine import greedy, hand_loop, prompt, request, run_dry
 
 from deepinfer_engine import LLM, ConfigError, EngineLost, SamplingParams
+from deepinfer_engine.offline.replica import REPORT_S, Reporter
 
 PROMPTS = [[5 + i, 9, 30 + 7 * i, 4] * (1 + 5 * (i % 3)) for i in range(9)]
 PARAMS = [
@@ -102,3 +104,20 @@ def test_a_killed_process_is_an_error_that_says_so(folder: Path, two: LLM) -> No
         two.generate(PROMPTS, PARAMS)
     with pytest.raises(EngineLost, match="has stopped"):
         two.generate([[5]], with_max(2))
+
+
+def test_a_rank_reports_now_and_then_and_at_once_when_it_is_done() -> None:
+    loop, _ = hand_loop()
+    reporter = Reporter(loop, None)
+    assert reporter.due(0.0) is not None
+    loop.submit(request("a", prompt(1, 9), greedy(20, ignore_eos=True)), "a", 0.0)
+    loop.step(0.0)
+    assert reporter.due(0.5 * REPORT_S) is None
+    counters, gauges = reporter.due(1.5 * REPORT_S) or ({}, {})
+    assert (counters["prompt_tokens"], gauges["running"]) == (9, 1)
+    assert reporter.due(1.6 * REPORT_S) is None
+    run_dry(loop)
+    counters, gauges = reporter.due(1.7 * REPORT_S) or ({}, {})
+    assert (counters["generated_tokens"], gauges["running"]) == (20, 0)
+    assert reporter.due(1.8 * REPORT_S) is None
+    assert reporter.due(3.0 * REPORT_S) is not None
