@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from deepinfer_engine.core.config import EngineConfig
@@ -165,8 +167,9 @@ class DecodeService(WorkerService):
     def role_handle(self, peer: Connection, kind: FrameType, frame: Frame) -> None:
         role = peer.hello.get("role")
         if kind is FrameType.UNIT and role == "prefill":
-            header = UnitHeader.unpack(frame.data)
-            self._unit(peer, header, frame.data[UNIT_HEADER_BYTES:])
+            header = UnitHeader.unpack(frame.data, elsewhere=frame.placed)
+            payload = None if frame.placed else frame.data[UNIT_HEADER_BYTES:]
+            self._unit(peer, header, payload)
             return
         if kind is FrameType.UNIT_AT and role == "prefill":
             self._unit_in_ring(peer, frame)
@@ -370,9 +373,24 @@ class DecodeService(WorkerService):
             payload.release()
         peer.send(FrameType.UNITS_READ, {"count": ring.count})
 
-    def _unit(self, peer: Connection, header: UnitHeader, payload: memoryview) -> None:
+    def peer_joined(self, peer: Connection) -> None:
+        super().peer_joined(peer)
+        if peer.hello.get("role") == "prefill":
+            peer.place = functools.partial(self._place_unit, peer)
+
+    def _place_unit(self, peer: Connection, header: UnitHeader) -> Sequence[memoryview] | None:
+        """What is wrong with it is told when it is known to be the peer's."""
+        with contextlib.suppress(TransferError):
+            return self.landings.place(peer, header)
+        return None
+
+    def _unit(self, peer: Connection, header: UnitHeader, payload: memoryview | None) -> None:
+        """`payload`: None where it lies in its blocks."""
         try:
-            attempt = self.landings.unit(peer, header, payload)
+            if payload is None:
+                attempt = self.landings.placed(peer, header)
+            else:
+                attempt = self.landings.unit(peer, header, payload)
         except TransferError as error:
             self._break(self.landings.granted(header.grant_id), peer, str(error))
             return

@@ -131,6 +131,18 @@ class Landings:
         Returns the attempt; `header.unit in attempt.corrupt_units` asks for a resend. Raises
         TransferError for a unit that its writer could not have meant: the attempt must be aborted.
         """
+        views = self.place(writer, header)
+        if views is None:
+            return None
+        at = 0
+        for view in views:
+            view[:] = payload[at : at + len(view)]
+            at += len(view)
+        return self.placed(writer, header)
+
+    def place(self, writer: object, header: UnitHeader) -> Sequence[memoryview] | None:
+        """Where the bytes of a unit go; as `unit` otherwise. Until `placed`, which must come before
+        anything else does, it counts for nothing that something lies there."""
         attempt = self._by_grant.get(header.grant_id)
         if attempt is None or attempt.xid.attempt != header.attempt:
             return None
@@ -138,11 +150,16 @@ class Landings:
             return None
         if attempt.writer is not None and attempt.writer is not writer:
             raise TransferError(f"{attempt.xid.key} is written by two peers")
-        attempt.writer = writer
         self._check_unit(attempt, header)
+        return self._views(attempt, header)
+
+    def placed(self, writer: object, header: UnitHeader) -> Attempt:
+        """The bytes of a unit lie where `place` has said: judge what is there now."""
+        attempt = self._by_grant[header.grant_id]
+        attempt.writer = writer
         # What lies there is judged, not what came: a payload in memory that others write may change
         # while it is read.
-        if wire.unit_digest(self._put(attempt, header, payload)) != header.digest:
+        if wire.unit_digest(self._views(attempt, header)) != header.digest:
             self.counters["transfer_digest_errors"] += 1
             if header.unit in attempt.corrupt_units:
                 raise TransferError(
@@ -155,7 +172,7 @@ class Landings:
         attempt.units_seen += 1
         attempt.combined = wire.add_to_combined(attempt.combined, header.unit, header.digest)
         self.counters["transfer_units"] += 1
-        self.counters["transfer_bytes"] += len(payload)
+        self.counters["transfer_bytes"] += header.nbytes
         if attempt.stage is Stage.RESERVED:
             attempt.stage = Stage.WRITING
         self._settle(attempt)
@@ -296,22 +313,13 @@ class Landings:
         else:
             raise TransferError(f"unit {header.unit} of {key} has unknown group {header.group}")
 
-    def _put(
-        self, attempt: Attempt, header: UnitHeader, payload: memoryview
-    ) -> Sequence[memoryview]:
-        """Copy a unit to where it belongs."""
+    def _views(self, attempt: Attempt, header: UnitHeader) -> Sequence[memoryview]:
         reserved = attempt.reservation
         if header.group == GROUP_STATE:
             first, end = header.block_first, header.block_first + header.nbytes
-            views = [self._runner.state_bytes(reserved.state_slot)[first:end]]
-        else:
-            first, end = header.block_first, header.block_first + header.block_count
-            views = [self._runner.block_bytes(b) for b in reserved.blocks[first:end]]
-        at = 0
-        for view in views:
-            view[:] = payload[at : at + len(view)]
-            at += len(view)
-        return views
+            return [self._runner.state_bytes(reserved.state_slot)[first:end]]
+        first, end = header.block_first, header.block_first + header.block_count
+        return [self._runner.block_bytes(b) for b in reserved.blocks[first:end]]
 
     def _count(self, attempt: Attempt, header: UnitHeader) -> None:
         first = header.block_first

@@ -20,23 +20,54 @@ from collections.abc import Sequence
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers import Cipher as Stream
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.ciphers.algorithms import AES
+from cryptography.hazmat.primitives.ciphers.modes import GCM
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from deepinfer_engine.errors import TransferError
 
 PUBLIC_BYTES = 32
 _INFO = b"deepinfer worker link, protocol 2"
+_TAG_BYTES = 16
 _NONCE = struct.Struct("<4xQ")
+
+
+class Opening:
+    """A frame that is opened piece by piece. What came of it counts once `end` agrees."""
+
+    __slots__ = ("_at", "_body", "_context")
+
+    def __init__(self, key: AES, seq: int, header: bytes, body: memoryview) -> None:
+        if len(body) < _TAG_BYTES:
+            raise _changed()
+        self._context = Stream(key, GCM(_NONCE.pack(seq))).decryptor()
+        self._context.authenticate_additional_data(header)
+        self._body = body
+        self._at = 0
+
+    def read(self, target: memoryview) -> None:
+        """The next bytes, as many as fit the target."""
+        end = self._at + len(target)
+        self._context.update_into(self._body[self._at : end], target)
+        self._at = end
+
+    def end(self) -> None:
+        """All but the tag was read. TransferError unless it was what the peer sealed."""
+        try:
+            self._context.finalize_with_tag(bytes(self._body[self._at :]))
+        except InvalidTag:
+            raise _changed() from None
 
 
 class Cipher:
     """One direction of one connection."""
 
-    __slots__ = ("_aead",)
+    __slots__ = ("_aead", "_key")
 
     def __init__(self, key: bytes) -> None:
-        self._aead = AESGCM(key)
+        self._aead, self._key = AESGCM(key), AES(key)
 
     def seal(self, seq: int, header: bytes, parts: Sequence[bytes | memoryview]) -> bytes:
         """The body of frame `seq`, `wire.TAG_BYTES` longer than the parts together."""
@@ -50,12 +81,21 @@ class Cipher:
         except InvalidTag:
             raise _changed() from None
 
-    def open_into(self, seq: int, header: bytes, body: memoryview, target: memoryview) -> None:
-        """The same, into memory that is there. Where this raises, what lies in it is no frame."""
-        try:
-            self._aead.decrypt_into(_NONCE.pack(seq), body, header, target)
-        except InvalidTag:
-            raise _changed() from None
+    def seal_into(
+        self, seq: int, header: bytes, parts: Sequence[bytes | memoryview], target: memoryview
+    ) -> None:
+        """As `seal`, into memory of just its length: no part is copied before."""
+        context = Stream(self._key, GCM(_NONCE.pack(seq))).encryptor()
+        context.authenticate_additional_data(header)
+        at = 0
+        for part in parts:
+            at += context.update_into(part, target[at:])
+        context.finalize()
+        target[at:] = context.tag
+
+    def opening(self, seq: int, header: bytes, body: memoryview) -> Opening:
+        """The same, piece by piece, into memory that is there."""
+        return Opening(self._key, seq, header, body)
 
 
 def _changed() -> TransferError:

@@ -20,17 +20,18 @@ from typing import cast
 
 from deepinfer_engine.errors import ConfigError, TransferError
 from deepinfer_engine.pd import schema, wire
+from deepinfer_engine.pd.buffers import Buffers
 from deepinfer_engine.pd.quoting import quoted
 from deepinfer_engine.pd.sealing import PUBLIC_BYTES, Cipher, KeyAgreement
 from deepinfer_engine.pd.wire import Body, FrameType
 
 HANDSHAKE_TIMEOUT_S = 10.0
 MAX_UNSENT_BYTES = 64 << 20
-MAX_UNREAD_BYTES = 16 << 20
-"""Frames received but not taken yet, beyond which the peer has to wait."""
+MAX_UNREAD_BYTES = 6 << 20
+"""Frames received but not taken yet, beyond which the peer has to wait: some units, which still lie
+in a cache when their turn comes."""
 
-MAX_SPARE = 4
-"""Buffers that a connection keeps for units."""
+Place = Callable[[wire.UnitHeader], Sequence[memoryview] | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,8 @@ class Frame:
 
     type: int
     data: memoryview
+    placed: bool = False
+    """A UNIT whose bytes lie where `Connection.place` said; `data` is its header alone."""
 
     def body(self) -> Body:
         """The message, as its schema has it. Raises TransferError."""
@@ -69,8 +72,10 @@ class Connection(asyncio.BufferedProtocol):
         self._filled = 0
         self._frames: deque[tuple[wire.FrameHeader, bytes, memoryview]] = deque()
         self._unread = 0
-        self._spare: list[memoryview] = []
-        """Buffers that hold nothing now."""
+        self._buffers = Buffers()
+        self.place: Place = lambda header: None
+        """Where the bytes of a unit go when it is received; None: into memory of the connection.
+        The header may be a stranger's: it is known to be the peer's when the frame is there."""
         self._lent: memoryview | None = None
         """That of the unit that `receive` gave last."""
         self._error: TransferError | None = None
@@ -113,11 +118,27 @@ class Connection(asyncio.BufferedProtocol):
         if self._seals is None:
             header = wire.pack_frame(kind, self._sent, size)
             self._transport.writelines([header, *parts])
+            self._buffers.queued(len(header) + size)
         else:
-            header = wire.pack_frame(kind, self._sent, size + wire.TAG_BYTES, sealed=True)
+            self._write_sealed(kind, parts, size + wire.TAG_BYTES)
+        self._sent += 1
+
+    def _write_sealed(
+        self, kind: FrameType, parts: Sequence[bytes | memoryview], size: int
+    ) -> None:
+        assert self._transport is not None
+        assert self._seals is not None
+        header = wire.pack_frame(kind, self._sent, size, sealed=True)
+        self._buffers.sent(self._transport.get_write_buffer_size())
+        if kind is FrameType.UNIT:
+            buffer = self._buffers.take(size)
+            self._seals.seal_into(self._sent, header, parts, buffer)
+            self._transport.writelines([header, buffer])
+            self._buffers.queued(len(header) + size, buffer)
+        else:
             body = self._seals.seal(self._sent, header, parts)
             self._transport.writelines([header, body])
-        self._sent += 1
+            self._buffers.queued(len(header) + size)
 
     def seal(self, outgoing: Cipher, incoming: Cipher) -> None:
         """From here on frames are sealed, both ways."""
@@ -132,7 +153,7 @@ class Connection(asyncio.BufferedProtocol):
     async def receive(self) -> Frame | None:
         """The next frame; None at the end. TransferError on a frame that breaks the protocol."""
         if self._lent is not None:
-            self._back(self._lent)
+            self._buffers.back(self._lent)
             self._lent = None
         while not self._frames:
             if self._error is not None:
@@ -150,29 +171,51 @@ class Connection(asyncio.BufferedProtocol):
             raise TransferError(
                 f"a frame came {state}: give all workers and the router the same cluster key"
             )
-        buffer = data if header.type == FrameType.UNIT else None
-        if self._opens is not None and buffer is not None and len(buffer) >= wire.TAG_BYTES:
-            plain = self._buffer(len(buffer) - wire.TAG_BYTES)
-            self._opens.open_into(header.seq, raw, buffer, plain)
-            self._back(buffer)
-            buffer = data = plain
-        elif self._opens is not None:
+        if header.type == FrameType.UNIT:
+            return self._unit(header, raw, data)
+        if self._opens is not None:
             data = self._opens.open(header.seq, raw, data)
-        self._lent = buffer
         return Frame(header.type, data)
 
-    def _buffer(self, size: int) -> memoryview:
-        """Memory for a unit. What it holds is of another one."""
-        for i, spare in enumerate(self._spare):
-            if spare.nbytes >= size:
-                return self._spare.pop(i)[:size]
-        return memoryview(bytearray(size))
+    def _unit(self, header: wire.FrameHeader, raw: bytes, body: memoryview) -> Frame:
+        """A unit, opened or copied to its place; its memory is used again after the next."""
+        self._lent = body
+        size = len(body) - (wire.TAG_BYTES if self._opens is not None else 0)
+        if size < wire.UNIT_HEADER_BYTES:
+            raise TransferError(f"a unit of {size} bytes has no header")
+        if self._opens is None:
+            views = self._placed(body, len(body))
+            if views is None:
+                return Frame(header.type, body)
+            at = wire.UNIT_HEADER_BYTES
+            for view in views:
+                view[:] = body[at : at + len(view)]
+                at += len(view)
+            return Frame(header.type, body[: wire.UNIT_HEADER_BYTES], placed=True)
+        opening = self._opens.opening(header.seq, raw, body)
+        head = memoryview(bytearray(wire.UNIT_HEADER_BYTES))
+        opening.read(head)
+        views = self._placed(head, size)
+        if views is not None:
+            for view in views:
+                opening.read(view)
+            opening.end()
+            return Frame(header.type, head, placed=True)
+        plain = self._buffers.take(size)
+        plain[: len(head)] = head
+        opening.read(plain[len(head) :])
+        self._buffers.back(body)
+        self._lent = plain
+        opening.end()
+        return Frame(header.type, plain)
 
-    def _back(self, buffer: memoryview) -> None:
-        whole = memoryview(buffer.obj)
-        self._spare.append(whole)
-        if len(self._spare) > MAX_SPARE:
-            self._spare.remove(min(self._spare, key=len))
+    def _placed(self, data: memoryview, size: int) -> Sequence[memoryview] | None:
+        """Where a unit's bytes go, by its header; nowhere by one that is not right."""
+        try:
+            unit = wire.UnitHeader.unpack(data[: wire.UNIT_HEADER_BYTES], elsewhere=True)
+        except TransferError:
+            return None
+        return self.place(unit) if unit.nbytes == size - wire.UNIT_HEADER_BYTES else None
 
     def close(self) -> None:
         if self._transport is not None:
@@ -212,7 +255,7 @@ class Connection(asyncio.BufferedProtocol):
                 return
             length = self._frame.length
             unit = self._frame.type == FrameType.UNIT
-            self._target = self._buffer(length) if unit else memoryview(bytearray(length))
+            self._target = self._buffers.take(length) if unit else memoryview(bytearray(length))
             self._filled = 0
             if self._frame.length:
                 return

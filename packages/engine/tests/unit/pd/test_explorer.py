@@ -41,7 +41,7 @@ def test_two_requests_of_three_units_with_accidents(requests, accidents):
 
 MUTATIONS = {
     "a damaged unit counts": (
-        "if wire.unit_digest(self._put(attempt, header, payload)) != header.digest:",
+        "if wire.unit_digest(self._views(attempt, header)) != header.digest:",
         "if False:",
     ),
     "a unit with another attempt's number is taken": (

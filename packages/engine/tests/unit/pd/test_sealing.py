@@ -15,19 +15,33 @@ def sealed(seq=3, header=HEADER):
     return Cipher(KEY).seal(seq, header, [BODY[:4], BODY[4:]])
 
 
-def opened(body, cipher=None, seq=3, header=HEADER):
+def opened(body, cipher=None, seq=3, header=HEADER, piece=5):
     """What a frame held, by both ways, which must agree."""
     cipher = cipher or Cipher(KEY)
-    target = memoryview(bytearray(max(0, len(body) - TAG_BYTES)))
     try:
         whole = bytes(cipher.open(seq, header, body))
     except TransferError:
         with pytest.raises(TransferError, match="not what the peer sealed"):
-            cipher.open_into(seq, header, memoryview(body), target)
+            in_pieces(cipher, seq, header, body, piece)
         raise
-    cipher.open_into(seq, header, memoryview(body), target)
-    assert bytes(target) == whole
+    assert in_pieces(cipher, seq, header, body, piece) == whole
     return whole
+
+
+def in_pieces(cipher, seq, header, body, piece):
+    target = memoryview(bytearray(max(0, len(body) - TAG_BYTES)))
+    opening = cipher.opening(seq, header, memoryview(body))
+    for at in range(0, len(target), piece):
+        opening.read(target[at : at + piece])
+    opening.end()
+    return bytes(target)
+
+
+@pytest.mark.parametrize("parts", [[BODY], [BODY[:4], BODY[4:]], [b"", BODY], [b""]])
+def test_a_frame_sealed_into_memory_is_the_same_frame(parts):
+    target = memoryview(bytearray(sum(map(len, parts)) + TAG_BYTES))
+    Cipher(KEY).seal_into(3, HEADER, parts, target)
+    assert bytes(target) == Cipher(KEY).seal(3, HEADER, parts)
 
 
 def test_a_frame_is_opened_where_it_was_sealed():

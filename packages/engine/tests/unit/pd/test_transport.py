@@ -7,7 +7,8 @@ import contextlib
 import itertools
 
 import pytest
-from toy_engine import identity, run, until
+import uvloop
+from toy_engine import PATIENCE_S, identity, run, until
 
 from deepinfer_engine.errors import ConfigError, TransferError
 from deepinfer_engine.pd import transport, wire
@@ -415,3 +416,66 @@ def test_beyond_loopback_a_cluster_key_is_demanded(host, loopback):
     else:
         with pytest.raises(ConfigError, match="cluster key"):
             transport.check_key(host, None)
+
+
+@pytest.mark.parametrize("key", [None, KEY], ids=["in clear", "sealed"])
+def test_units_land_where_they_belong_and_are_told_by_their_header(key):
+    """Every other one has a place, of two parts."""
+    sent = [bytes([n + 1]) * (3000 + n) for n in range(6)]
+    places = {n: [bytearray(1000), bytearray(len(sent[n]) - 1000)] for n in (0, 2, 4)}
+
+    def place(header):
+        parts = places.get(header.unit)
+        return None if parts is None else [memoryview(part) for part in parts]
+
+    async def body():
+        got: asyncio.Queue = asyncio.Queue()
+
+        async def reads(peer):
+            peer.place = place
+            while (frame := await peer.receive()) is not None:
+                got.put_nowait((frame.placed, bytes(frame.data)))
+
+        async with listener(reads, key) as (address, _):
+            peer = await transport.connect(address, HELLO, key)
+            for n, data in enumerate(sent):
+                header = wire.UnitHeader(1, 1, 0, n, 0, 1, 0, 1, len(data), 0)
+                peer.send_unit(header, [memoryview(data)[:7], memoryview(data)[7:]])
+            for n, data in enumerate(sent):
+                placed, said = await got.get()
+                assert placed == (n in places)
+                head, rest = said[: wire.UNIT_HEADER_BYTES], said[wire.UNIT_HEADER_BYTES :]
+                assert wire.UnitHeader.unpack(head, elsewhere=True).unit == n
+                assert (rest, b"".join(places.get(n, []))) == (
+                    (b"", data) if placed else (data, b"")
+                )
+            await close(peer)
+
+    run(body())
+
+
+def test_what_is_sealed_stays_as_it_is_until_it_has_left():
+    """More units than sockets hold, to a peer that does not read yet: the memory of one is not used
+    for the next. As workers run: asyncio's own loop copies what it cannot send at once."""
+    sent = [bytes([n + 1]) * (1 << 20) for n in range(40)]
+
+    async def body():
+        got: asyncio.Queue = asyncio.Queue()
+        go = asyncio.Event()
+
+        async def reads(peer):
+            await go.wait()
+            while (frame := await peer.receive()) is not None:
+                got.put_nowait(bytes(frame.data[wire.UNIT_HEADER_BYTES :]))
+
+        async with listener(reads, KEY) as (address, _):
+            peer = await transport.connect(address, HELLO, KEY)
+            for n, data in enumerate(sent):
+                header = wire.UnitHeader(1, 1, 0, n, 0, 1, 0, 1, len(data), 0)
+                peer.send_unit(header, [memoryview(data)])
+                await asyncio.sleep(0)
+            go.set()
+            assert [await got.get() for _ in sent] == sent
+            await close(peer)
+
+    uvloop.run(asyncio.wait_for(body(), PATIENCE_S))
