@@ -30,7 +30,7 @@ from deepinfer_engine.demo import demo_path
 from deepinfer_engine.pd.supervise import CLUSTER_KEY_ENV, ChildSpec, Supervisor
 from deepinfer_engine.router.remote import RemoteEngine
 from deepinfer_engine.server.app import create_app
-from deepinfer_engine.server.run import bind, listening, url_of
+from deepinfer_engine.server.run import bind, give_large_blocks_back, listening, url_of
 from deepinfer_engine.settings import Settings
 
 ROLES = {f"{role}-{i}": role for role in ("prefill", "decode", "encode") for i in (1, 2)}
@@ -71,6 +71,7 @@ async def main(timeout_s: float, cache: str) -> None:
     settings = Settings(
         slow_reader_timeout_s=timeout_s, header_timeout_s=timeout_s, body_timeout_s=timeout_s
     )
+    give_large_blocks_back()
     sock = bind("127.0.0.1", 0)
     async with listening(create_app(engine, codec, settings), sock, 0):
         print(url_of(sock), flush=True)

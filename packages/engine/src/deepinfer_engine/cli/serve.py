@@ -17,7 +17,13 @@ from deepinfer_engine.cli.launch import build_codec, launched_engine, opened_sea
 from deepinfer_engine.cli.logs import setup_logging
 from deepinfer_engine.server.auth import accepted_keys, read_secret
 from deepinfer_engine.server.exposure import check_exposure
-from deepinfer_engine.server.run import bind, listening, room_for_connections, url_of
+from deepinfer_engine.server.run import (
+    bind,
+    give_large_blocks_back,
+    listening,
+    room_for_connections,
+    url_of,
+)
 from deepinfer_engine.settings import Settings
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -31,6 +37,8 @@ def run_serve(settings: Settings, console: Console) -> int:
     check_exposure(settings, keys, admin_key)
     room = room_for_connections(settings.max_connections)
     settings = settings.model_copy(update={"max_connections": room})
+    if not settings.single_process:
+        give_large_blocks_back()
     sock = bind(settings.host, settings.port)
     # It takes less of the processor for a streamed token than asyncio's own loop.
     return uvloop.run(_serve_until_signal(settings, sock, console))

@@ -5,6 +5,7 @@ loads.
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import errno
 import logging
 import math
@@ -70,6 +71,22 @@ def room_for_connections(wanted: int) -> int:
             )  # fmt: skip
             return room
     return wanted
+
+
+_M_MMAP_THRESHOLD = -3
+_LARGE_BYTES = 1 << 20
+
+
+def give_large_blocks_back() -> None:
+    """Have the C library return blocks of a MiB and more to the system when they are freed.
+
+    By itself it keeps them once one was freed, and after some bodies of megabytes, with small
+    things between them, a process that owns no model holds twice its memory for good. One with a
+    model needs such blocks every step: do not call it there.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)
 
 
 def quiet_accepts(loop: asyncio.AbstractEventLoop, clock: Clock) -> None:
