@@ -78,7 +78,8 @@ class EncoderLink:
         return self._connection.closed
 
     async def rows(self, xid: Xid, picture: Picture, salt: str, *, alone: bool) -> memoryview:
-        """The embeddings of a picture, checked. Raises NotEncoded."""
+        """The embeddings of a picture, checked. Raises NotEncoded. Cancelled, it takes back all
+        that this attempt has asked here."""
         made: asyncio.Future[memoryview] = asyncio.get_running_loop().create_future()
         landing = RowLanding(xid.attempt, picture.length, self._form)
         ask = _Ask(xid, next(self._grants), picture, landing, made)
@@ -102,14 +103,13 @@ class EncoderLink:
         )
         try:
             return await made
+        except asyncio.CancelledError:
+            self._connection.send(FrameType.ABORT, {**xid_body(xid), "reason": "left"})
+            raise
         finally:
             del self._asks[ask.grant_id]
             if ask.sending is not None:
                 ask.sending.cancel()
-
-    def leave(self, xid: Xid) -> None:
-        """Nothing of this attempt is wanted any more."""
-        self._connection.send(FrameType.ABORT, {**xid_body(xid), "reason": "left"})
 
     async def run(self) -> None:
         """Hear what the worker says until it is gone; then every ask fails."""

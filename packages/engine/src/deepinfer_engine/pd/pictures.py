@@ -52,8 +52,6 @@ class _Prompt:
     salt: str
     encoders: Sequence[Place]
     fail: Callable[[str, str], None]
-    links: set[EncoderLink] = field(default_factory=set[EncoderLink])
-    """Those that were asked for a picture of it."""
     task: asyncio.Task[None] | None = None
     held: int = 0
 
@@ -124,9 +122,6 @@ class PictureClient:
             return
         self._room.give(prompt.held)
         if prompt.task is not None and prompt.task is not asyncio.current_task():
-            if not prompt.task.done():
-                for link in prompt.links:
-                    link.leave(prompt.xid)
             prompt.task.cancel()
 
     def read(self, seq: LiveSequence) -> None:
@@ -237,7 +232,6 @@ class PictureClient:
                 return self._here(digest, last)
             try:
                 link = await self._link(*place)
-                prompt.links.add(link)
                 alone = digest in self._failed
                 rows = await link.rows(prompt.xid, picture, prompt.salt, alone=alone)
             except (OSError, TransferError, TimeoutError) as error:

@@ -22,7 +22,7 @@ from seeing_toy import (
 from toy_engine import KEY, ask, identity, run, start_worker, until
 
 from deepinfer_engine.core.pictures import Picture, picture_digest
-from deepinfer_engine.errors import EngineUnavailable, TransferError
+from deepinfer_engine.errors import EngineUnavailable, RequestError, TransferError
 from deepinfer_engine.pd import transport, wire
 from deepinfer_engine.pd.encode import EncodeService
 from deepinfer_engine.pd.rows import finite, row_units
@@ -35,6 +35,7 @@ class Liar:
     def __init__(self, answer):
         self.answer = answer
         self.tasks = []
+        self.aborted = []
 
     async def __aenter__(self):
         self.server = await transport.listen("127.0.0.1", 0, self._made)
@@ -55,6 +56,8 @@ class Liar:
         beat = {"counters": {}, "gauges": {}, "draining": False}
         peer.send(FrameType.HEARTBEAT, beat)
         while (frame := await peer.receive()) is not None:
+            if frame.type == FrameType.ABORT:
+                self.aborted.append(frame.body()["rid"])
             if frame.type != FrameType.ENCODE:
                 continue
             body = frame.body()
@@ -163,6 +166,25 @@ def test_no_lie_of_an_encode_worker_is_read_by_the_model(lie):
                 await ask(it.engine, seen("a", 1))
             assert it.asked()["pictures_fetched"] == 0
             await no_other_notices(it)
+
+    run(body())
+
+
+def test_a_prompt_that_is_refused_for_one_picture_takes_back_the_others():
+    def refuses_the_first(peer, ask, units, body):
+        if not refused:
+            refused.append(ask["grant_id"])
+            refusal = {**ask, "reason": "request", "message": "not this one"}
+            peer.send(FrameType.NOT_EMBEDDED, refusal)
+
+    refused = []
+
+    async def body():
+        liar = Liar(refuses_the_first)
+        async with liar as address, seeing(addresses=[address]) as it:
+            with pytest.raises(RequestError, match="not this one"):
+                await ask(it.engine, seen("a", 1, 2))
+            await until(lambda: liar.aborted == ["a"])
 
     run(body())
 
