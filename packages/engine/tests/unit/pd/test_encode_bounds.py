@@ -10,6 +10,7 @@ from seeing_cluster import expected, seeing
 from seeing_toy import (
     FORM,
     PIXELS,
+    SICK,
     ToyEncoder,
     seen,
 )
@@ -121,3 +122,22 @@ def test_pictures_of_several_requests_go_through_one_pass_within_its_patches():
     assert steps == [[a1, b1], [suspect], [a2, a3]]
     assert encoder.batches == [2, 1, 2]
     assert queue.step(0.0) is None
+
+
+def test_one_that_cannot_be_encoded_fails_alone():
+    done, failed = [], []
+    queue = EncodeQueue(
+        ToyEncoder(),
+        done=lambda w, rows: done.append(w),
+        failed=lambda w, text: failed.append((w, text)),
+    )
+    good, sick, other = (
+        Waiting(seen("x", i, mark=mark).pictures[0], "", alone=False)
+        for i, mark in enumerate((b"", SICK, b""))
+    )
+    for one in (good, sick, other):
+        queue.put(one)
+    assert queue.step(0.0) == 3
+    assert done == [good, other]
+    assert failed == [(sick, "ValueError: this picture cannot be encoded")]
+    assert (queue.encoded, queue.failures, queue.waiting) == (2, 1, 0)

@@ -68,8 +68,8 @@ def test_a_worker_that_goes_while_it_encodes_is_replaced_by_another(left):
 
 @pytest.mark.parametrize("kind", [signal.SIGKILL, signal.SIGSTOP], ids=lambda kind: kind.name)
 def test_kill_9_and_stop_of_an_encode_process_are_survived(kind, monkeypatch):
-    monkeypatch.setattr("deepinfer_engine.pd.encoder_link.SILENT_S", 2.0)
-    monkeypatch.setattr("deepinfer_engine.router.link.SILENT_S", 2.0)
+    if kind is signal.SIGSTOP:
+        monkeypatch.setattr("deepinfer_engine.pd.encoder_link.SILENT_S", 1.5)
     cat, dog = seen("a", 1), seen("b", 2)
     tokens = expected(cat, dog)
 
@@ -203,6 +203,16 @@ def test_a_tower_of_its_own_steps_in_where_that_is_allowed():
             assert (await ask(it.engine, cat)).tokens == tokens
             assert it.asked()["pictures_encoded_here"] == 1
             assert await it.engine.problems() == []
+
+    run(body())
+
+
+def test_what_failed_elsewhere_is_not_tried_in_the_prefill_worker(stands_still):
+    async def body():
+        async with seeing(ToyEncoder(), runner=toy_with_tower, encoding="either") as it:
+            with pytest.raises(EngineUnavailable, match="cannot be encoded"):
+                await ask(it.engine, seen("a", 1, mark=SICK))
+            assert it.asked()["pictures_encoded_here"] == 0
 
     run(body())
 
