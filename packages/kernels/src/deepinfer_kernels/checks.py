@@ -30,16 +30,23 @@ def require(condition: bool, op: str, message: str) -> None:
         raise ShapeError(f"{op}: {message}")
 
 
+def _is_tensor(op: str, name: str, value: object) -> None:
+    if not isinstance(value, Tensor):
+        raise ShapeError(f"{op}: {name} is a torch tensor, got {type(value).__name__}")
+
+
 def floating(op: str, **tensors: Tensor) -> None:
-    """Every tensor is float32, bfloat16 or float64."""
+    """Every value is a tensor of float32, bfloat16 or float64."""
     for name, tensor in tensors.items():
+        _is_tensor(op, name, tensor)
         if tensor.dtype not in FLOATING:
             raise ShapeError(f"{op}: {name} is float32, bfloat16 or float64, got {tensor.dtype}")
 
 
 def integer(op: str, **tensors: Tensor) -> None:
-    """Every tensor is int64."""
+    """Every value is a tensor of int64."""
     for name, tensor in tensors.items():
+        _is_tensor(op, name, tensor)
         if tensor.dtype is not torch.int64:
             raise ShapeError(f"{op}: {name} is int64, got {tensor.dtype}; convert with .long()")
 

@@ -333,6 +333,8 @@ void index_logits(const T* q, const T* k, const T* w, const int64_t* visible, in
           heads_t<A> gain;
           std::memcpy(&gain, gains + g * L, sizeof gain);
           score_keys<4>(turned + g * dim * L, keys, dim, scores);
+          for (int l = heads - g * L; l < L; ++l)  // no head: 0 times an infinite key is NaN
+            for (int j = 0; j < 4; ++j) scores[j][l] = 0;
           for (int j = 0; j < 4; ++j)
             totals[j] += gain * (scores[j] < A(0) ? heads_t<A>{} : scores[j]);
         }

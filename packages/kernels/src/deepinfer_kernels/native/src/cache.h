@@ -37,15 +37,15 @@ inline uint8_t encode_pow2_ceil(float v) {
 
 // The codes below 8 have exponent 0 and are multiples of 2^-9; 0x7F is NaN. No table: a loop over
 // these becomes vector code.
-DI_INLINE float decode_e4m3(uint8_t code) {
-  const uint32_t magnitude = code & 0x7F, sign = static_cast<uint32_t>(code & 0x80) << 24;
+DI_INLINE float decode_e4m3(uint32_t code) {
+  const uint32_t magnitude = code & 0x7F, sign = (code & 0x80) << 24;
   const float small = static_cast<float>(static_cast<int32_t>(magnitude)) * 0.001953125f;
   const uint32_t bits = magnitude < 8 ? to_bits(small) : (magnitude << 20) + (120u << 23);
   return from_bits((magnitude == 0x7F ? 0x7FC00000u : bits) | sign);
 }
 
-DI_INLINE float decode_e2m1(uint8_t code) {  // magnitudes 0, .5, 1, 1.5, 2, 3, 4, 6
-  const uint32_t magnitude = code & 7, sign = static_cast<uint32_t>(code & 8) << 28;
+DI_INLINE float decode_e2m1(uint32_t code) {  // magnitudes 0, .5, 1, 1.5, 2, 3, 4, 6
+  const uint32_t magnitude = code & 7, sign = (code & 8) << 28;
   const uint32_t small = magnitude ? 126u << 23 : 0;
   return from_bits((magnitude < 2 ? small : (magnitude << 22) + (126u << 23)) | sign);
 }
@@ -67,17 +67,25 @@ inline float scale_value(uint8_t code, int record) {
 }
 inline int block_of(int record) { return record == kFp4 ? 16 : 32; }
 
-// N values of one block to codes, in loops that become vector code.
+// N values of one block divided by their scale, whose code is returned; loops that become vector code.
 template <int N, class T>
-DI_INLINE void pack_block(const T* x, int record, uint8_t* data, uint8_t* scale_to) {
-  float values[N];
-  uint32_t codes[N], top = 0;
+DI_INLINE uint8_t scaled_block(const T* x, int record, float* values) {
+  uint32_t top = 0;
   for (int i = 0; i < N; ++i) values[i] = static_cast<float>(load(x[i]));
   // As integers: the order of magnitudes is that of their bits, and a NaN is above them all.
   for (int i = 0; i < N; ++i) top = std::max(top, to_bits(values[i]) & 0x7FFFFFFF);
-  *scale_to = scale_code(from_bits(top), record);
-  const float scale = scale_value(*scale_to, record);
+  const uint8_t code = scale_code(from_bits(top), record);
+  const float scale = scale_value(code, record);
   for (int i = 0; i < N; ++i) values[i] /= scale;
+  return code;
+}
+
+// N values of one block to codes.
+template <int N, class T>
+DI_INLINE void pack_block(const T* x, int record, uint8_t* data, uint8_t* scale_to) {
+  float values[N];
+  uint32_t codes[N];
+  *scale_to = scaled_block<N>(x, record, values);
   if (record == kFp8) {
     for (int i = 0; i < N; ++i) codes[i] = encode_e4m3(values[i]);
     for (int i = 0; i < N; ++i) data[i] = static_cast<uint8_t>(codes[i]);
@@ -208,6 +216,18 @@ int kv_load(const uint8_t* cache, const int64_t* slot, int64_t n, int64_t dim, i
   return kOk;
 }
 
+// x [N] as its record would give it back; out may be x.
+template <int N, class T, class O>
+DI_INLINE void fake_quant_block(const T* x, int record, O* out) {
+  float values[N];
+  const float scale = scale_value(scaled_block<N>(x, record, values), record);
+  if (record == kFp8)
+    for (int i = 0; i < N; ++i) values[i] = decode_e4m3(encode_e4m3(values[i]));
+  else
+    for (int i = 0; i < N; ++i) values[i] = decode_e2m1(encode_e2m1(values[i]));
+  for (int i = 0; i < N; ++i) store(out[i], values[i] * scale);
+}
+
 // x [dim] as its record would give it back; out may be x.
 template <class T, class O>
 inline void fake_quant_row(const T* x, int64_t dim, int record, O* out) {
@@ -215,11 +235,12 @@ inline void fake_quant_row(const T* x, int64_t dim, int record, O* out) {
     for (int64_t i = 0; i < dim; ++i) store(out[i], load(x[i]));
     return;
   }
-  uint8_t data[32], scale[1];
   const int block = block_of(record);
   for (int64_t start = 0; start < dim; start += block) {
-    pack_row(x + start, block, record, data, scale);
-    unpack_row<T>(data, scale, block, record, out + start);
+    if (block == 16)
+      fake_quant_block<16>(x + start, record, out + start);
+    else
+      fake_quant_block<32>(x + start, record, out + start);
   }
 }
 
@@ -231,27 +252,52 @@ void fake_quant(const T* x, int64_t rows, int64_t dim, int record, T* out) {
 }
 
 template <class T>
-void compress_pool(const T* value, const T* gate, int64_t m, int64_t r, int64_t dim,
-                   acc_t<T>* out) {
+void compress_pool(const T* values, const T* gates, int64_t m, int64_t r, int64_t dim,
+                   acc_t<T>* pooled) {
   using A = acc_t<T>;
-  A* total = scratch<A>(dim);
-  A* peak = scratch<A>(dim, 1);
-  for (int64_t row = 0; row < m; ++row, value += r * dim, gate += r * dim, out += dim) {
-    for (int64_t d = 0; d < dim; ++d) peak[d] = load(gate[d]);
-    for (int64_t i = 1; i < r; ++i)
-      for (int64_t d = 0; d < dim; ++d) {
-        const A g = load(gate[i * dim + d]);
-        peak[d] = g > peak[d] ? g : peak[d];
+  constexpr int L = lanes<A>();
+  parallel_rows(m, 20 * r * dim, [=](int64_t row, int64_t last) {
+    for (; row < last; ++row) {
+      const T *value = values + row * r * dim, *gate = gates + row * r * dim;
+      A* out = pooled + row * dim;
+      int64_t d = 0;
+      for (; r == 2 && d + L <= dim; d += L) {  // the larger gate's weight is 1: one exp
+        const wide_t<A> g0 = load_wide(gate + d), g1 = load_wide(gate + dim + d);
+        const wide_t<A> peak = g1 > g0 ? g1 : g0, other = g1 > g0 ? g0 : g1;
+        const wide_t<A> less = exp_wide(other - peak);
+        const wide_t<A> one = A(1) + (peak - peak);  // NaN where the peak is not finite
+        const wide_t<A> w0 = g1 > g0 ? less : one, w1 = g1 > g0 ? one : less;
+        store_wide(out + d, (w0 * load_wide(value + d) + w1 * load_wide(value + dim + d)) / (w0 + w1));
       }
-    for (int64_t d = 0; d < dim; ++d) total[d] = out[d] = 0;
-    for (int64_t i = 0; i < r; ++i)
-      for (int64_t d = 0; d < dim; ++d) {
-        const A w = exp_fast(load(gate[i * dim + d]) - peak[d]);
-        total[d] += w;
-        out[d] += w * load(value[i * dim + d]);
+      for (; d + L <= dim; d += L) {
+        wide_t<A> peak = load_wide(gate + d);
+        for (int64_t i = 1; i < r; ++i) {
+          const wide_t<A> g = load_wide(gate + i * dim + d);
+          peak = g > peak ? g : peak;
+        }
+        wide_t<A> total = {}, sum = {};
+        for (int64_t i = 0; i < r; ++i) {
+          const wide_t<A> w = exp_wide(load_wide(gate + i * dim + d) - peak);
+          total += w;
+          sum += w * load_wide(value + i * dim + d);
+        }
+        store_wide(out + d, sum / total);
       }
-    for (int64_t d = 0; d < dim; ++d) out[d] /= total[d];
-  }
+      for (; d < dim; ++d) {
+        A peak = load(gate[d]), total = 0, sum = 0;
+        for (int64_t i = 1; i < r; ++i) {
+          const A g = load(gate[i * dim + d]);
+          peak = g > peak ? g : peak;
+        }
+        for (int64_t i = 0; i < r; ++i) {
+          const A w = exp_fast(load(gate[i * dim + d]) - peak);
+          total += w;
+          sum = mul_add(w, A(load(value[i * dim + d])), sum);
+        }
+        out[d] = sum / total;
+      }
+    }
+  });
 }
 
 }  // namespace di

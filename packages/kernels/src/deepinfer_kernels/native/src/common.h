@@ -15,6 +15,10 @@
 #include "parallel.h"
 
 #if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
+#if defined(__AVX512F__)
 #define DI_VECTOR_BYTES 64
 #else
 #define DI_VECTOR_BYTES 32
@@ -85,6 +89,10 @@ DI_INLINE wide_t<A> load_wide(const A* from) {
   return v;
 }
 DI_INLINE wide_t<float> load_wide(const bf16* from) {
+#if defined(__AVX512F__)  // compilers make two halves of the plain form
+  const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+  return (wide_t<float>)_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16);
+#else
   typedef uint16_t half_t __attribute__((vector_size(DI_VECTOR_BYTES / 2)));
   typedef uint32_t word_t __attribute__((vector_size(DI_VECTOR_BYTES)));
   half_t half;
@@ -93,6 +101,29 @@ DI_INLINE wide_t<float> load_wide(const bf16* from) {
   wide_t<float> v;
   std::memcpy(&v, &word, sizeof v);
   return v;
+#endif
+}
+DI_INLINE void store_wide(float* to, const wide_t<float>& v) { std::memcpy(to, &v, sizeof v); }
+DI_INLINE void store_wide(double* to, const wide_t<double>& v) { std::memcpy(to, &v, sizeof v); }
+DI_INLINE void store_wide(bf16* to, const wide_t<float>& v) {  // as store, each lane
+#if defined(__AVX512F__)
+  const __m512i bits = (__m512i)v, one = _mm512_set1_epi32(1);
+  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), one);
+  const __m512i up = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7FFF)), odd);
+  const __mmask16 nan = _mm512_cmp_ps_mask((__m512)v, (__m512)v, _CMP_UNORD_Q);
+  const __m512i word = _mm512_mask_blend_epi32(nan, _mm512_srli_epi32(up, 16),
+                                               _mm512_set1_epi32(0x7FC0));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtepi32_epi16(word));
+#else
+  typedef uint16_t half_t __attribute__((vector_size(DI_VECTOR_BYTES / 2)));
+  typedef uint32_t word_t __attribute__((vector_size(DI_VECTOR_BYTES)));
+  word_t bits;
+  std::memcpy(&bits, &v, sizeof v);
+  const word_t rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;
+  const word_t word = (bits & 0x7FFFFFFF) > 0x7F800000 ? word_t{} + 0x7FC0 : rounded;
+  const half_t half = __builtin_convertvector(word, half_t);
+  std::memcpy(to, &half, sizeof half);
+#endif
 }
 DI_INLINE float sum_of_16_bytes(vector_of<float, 16>::type v) { return (v[0] + v[1]) + (v[2] + v[3]); }
 DI_INLINE double sum_of_16_bytes(vector_of<double, 16>::type v) { return v[0] + v[1]; }
@@ -146,9 +177,10 @@ inline A sum_array(const A* x, int64_t n) {
   return total;
 }
 
-// exp for float loops: within 2 ulp on [-87, 88], 0 below; vectorises where libm's does not.
+// exp for float loops: within 2 ulp on [-87, 88], 0 below, inf above; vectorises where libm's does
+// not. The bound above is where the power of two becomes inf.
 DI_INLINE float exp_fast(float x) {
-  const float bounded = std::min(std::max(x, -87.0f), 88.0f);
+  const float bounded = std::min(std::max(x, -87.0f), 89.0f);
   const float n = std::nearbyintf(bounded * 1.44269504088896341f);
   const float r = (bounded - n * 0.693359375f) - n * -2.12194440e-4f;
   float p = 1.9875691500e-4f;
@@ -163,6 +195,33 @@ DI_INLINE float exp_fast(float x) {
   return x < -87.0f ? 0.0f : value;
 }
 DI_INLINE double exp_fast(double x) { return std::exp(x); }
+
+// exp_fast of every lane.
+DI_INLINE wide_t<float> exp_wide(const wide_t<float>& x) {
+  typedef int32_t word_t __attribute__((vector_size(DI_VECTOR_BYTES)));
+  const wide_t<float> none = {}, low = none - 87.0f, high = none + 89.0f;
+  wide_t<float> bounded = x < low ? low : x;  // NaN stays
+  bounded = bounded > high ? high : bounded;
+  const wide_t<float> magic = none + 12582912.0f;  // 1.5 * 2^23, whose last place is 1: rounds
+  const wide_t<float> n = (bounded * 1.44269504088896341f + magic) - magic;
+  const wide_t<float> r = (bounded - n * 0.693359375f) - n * -2.12194440e-4f;
+  wide_t<float> p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  const wide_t<float> y = p * r * r + r + 1.0f;
+  const word_t scale = (__builtin_convertvector(n, word_t) + 127) << 23;
+  wide_t<float> factor;
+  std::memcpy(&factor, &scale, sizeof factor);
+  const wide_t<float> value = y * factor;
+  return x < low ? none : value;
+}
+DI_INLINE wide_t<double> exp_wide(const wide_t<double>& x) {
+  wide_t<double> value;
+  for (int l = 0; l < lanes<double>(); ++l) value[l] = exp_fast(x[l]);
+  return value;
+}
 
 template <class A>
 DI_INLINE A sigmoid(A x) {
@@ -264,22 +323,29 @@ constexpr int kTileColumns = 1;
 #endif
 
 // c [n, m] = x [n, k] . w [m, k]^T; every element is summed in the same order whatever n is.
+// Rows of w are ldw apart, those of x ldx.
 template <class T, class A>
-void product(const T* w, int64_t m, const A* x, int64_t n, int64_t k, A* c) {
+void product(const T* w, int64_t ldw, int64_t m, const A* x, int64_t ldx, int64_t n, int64_t k,
+             A* c) {
   constexpr int N = kTileColumns;
   int64_t row = 0;
   for (; row + 4 <= m; row += 4) {
-    const T* wr = w + row * k;
+    const T* wr = w + row * ldw;
     int64_t col = 0;
     for (; col + N <= n; col += N)
-      product_tile<4, N>(wr, k, x + col * k, k, k, c + col * m + row, m);
+      product_tile<4, N>(wr, ldw, x + col * ldx, ldx, k, c + col * m + row, m);
     for (; col + 2 <= n; col += 2)
-      product_tile<4, 2>(wr, k, x + col * k, k, k, c + col * m + row, m);
-    for (; col < n; ++col) product_tile<4, 1>(wr, k, x + col * k, k, k, c + col * m + row, m);
+      product_tile<4, 2>(wr, ldw, x + col * ldx, ldx, k, c + col * m + row, m);
+    for (; col < n; ++col)
+      product_tile<4, 1>(wr, ldw, x + col * ldx, ldx, k, c + col * m + row, m);
   }
   for (; row < m; ++row)
     for (int64_t col = 0; col < n; ++col)
-      product_tile<1, 1>(w + row * k, k, x + col * k, k, k, c + col * m + row, m);
+      product_tile<1, 1>(w + row * ldw, ldw, x + col * ldx, ldx, k, c + col * m + row, m);
+}
+template <class T, class A>
+void product(const T* w, int64_t m, const A* x, int64_t n, int64_t k, A* c) {
+  product(w, k, m, x, k, n, k, c);
 }
 
 // Values of A rounded to T in place, as a separate layer would have rounded its output.

@@ -37,18 +37,30 @@ void engram_gate(const T* S, const T* key, const T* value, const acc_t<T>* qw,
   for (int64_t row = 0; row < n; ++row, value += width)
     for (int j = 0; j < h; ++j, S += width, key += width, out += width) {
       const A *q = qw + j * width, *k = kw + j * width;
-      wide_t<A> dots = {};
+      wide_t<A> dots = {}, squares_s = {}, squares_k = {};
       int64_t c = 0;
-      for (; c + L <= width; c += L)
-        dots += load_wide(S + c) * load_wide(q + c) * load_wide(k + c) * load_wide(key + c);
-      A dot = sum_lanes<A>(dots);
-      for (; c < width; ++c) dot += load(S[c]) * q[c] * k[c] * load(key[c]);
-      const A norm_s = A(1) / std::sqrt(sum_of_squares(S, width) / A(width) + A(eps));
-      const A norm_k = A(1) / std::sqrt(sum_of_squares(key, width) / A(width) + A(eps));
+      for (; c + L <= width; c += L) {
+        const wide_t<A> s = load_wide(S + c), other = load_wide(key + c);
+        dots += s * load_wide(q + c) * load_wide(k + c) * other;
+        squares_s += s * s;
+        squares_k += other * other;
+      }
+      A dot = sum_lanes<A>(dots), square_s = sum_lanes<A>(squares_s),
+        square_k = sum_lanes<A>(squares_k);
+      for (; c < width; ++c) {
+        const A s = load(S[c]), other = load(key[c]);
+        dot += s * q[c] * k[c] * other;
+        square_s = mul_add(s, s, square_s);
+        square_k = mul_add(other, other, square_k);
+      }
+      const A norm_s = A(1) / std::sqrt(square_s / A(width) + A(eps));
+      const A norm_k = A(1) / std::sqrt(square_k / A(width) + A(eps));
       const A g = norm_s * norm_k * dot * root;
       const A magnitude = std::sqrt(std::max(std::fabs(g), A(1e-6)));
       const A gate = blocked && blocked[row] ? A(0) : sigmoid(g > 0 ? magnitude : g < 0 ? -magnitude : g);
-      for (c = 0; c < width; ++c) store(out[c], load(S[c]) + gate * load(value[c]));
+      for (c = 0; c + L <= width; c += L)
+        store_wide(out + c, load_wide(S + c) + gate * load_wide(value + c));
+      for (; c < width; ++c) store(out[c], mul_add(gate, A(load(value[c])), A(load(S[c]))));
     }
 }
 

@@ -253,6 +253,29 @@ int gqa_attention(const T* q, const Sequences<T>& s, const HeadPages<T>& keys,
   return kOk;
 }
 
+// sum = x + residual, rounded; the squares of sum are added as in sum_of_squares.
+template <class T>
+inline acc_t<T> add_row(const T* x, const T* residual, int64_t width, T* sum) {
+  using A = acc_t<T>;
+  constexpr int L = lanes<A>();
+  const T* done = sum;
+  wide_t<A> even = {}, odd = {};
+  int64_t i = 0;
+  for (; i + 2 * L <= width; i += 2 * L) {
+    store_wide(sum + i, load_wide(x + i) + load_wide(residual + i));
+    store_wide(sum + i + L, load_wide(x + i + L) + load_wide(residual + i + L));
+    const wide_t<A> a = load_wide(done + i), b = load_wide(done + i + L);
+    even += a * a;
+    odd += b * b;
+  }
+  A total = sum_lanes<A>(even + odd);
+  for (; i < width; ++i) {
+    store(sum[i], load(x[i]) + load(residual[i]));
+    total += load(sum[i]) * load(sum[i]);
+  }
+  return total;
+}
+
 // sum = x + residual, rounded; out = its norm.
 template <class T>
 void add_rms_norm(const T* x, const T* residual, const acc_t<T>* weight, double eps, int64_t n,
@@ -260,8 +283,8 @@ void add_rms_norm(const T* x, const T* residual, const acc_t<T>* weight, double 
   parallel_rows(n, 6 * width, [=](int64_t row, int64_t last) {
     for (; row < last; ++row) {
       const int64_t at = row * width;
-      for (int64_t i = at; i < at + width; ++i) store(sum[i], load(x[i]) + load(residual[i]));
-      norm_row(sum + at, weight, eps, width, out + at);
+      const acc_t<T> squares = add_row(x + at, residual + at, width, sum + at);
+      norm_row_of(sum + at, squares, weight, eps, width, out + at);
     }
   });
 }
@@ -270,12 +293,19 @@ void add_rms_norm(const T* x, const T* residual, const acc_t<T>* weight, double 
 template <class T>
 void silu_mul(const T* gate_up, int64_t n, int64_t width, T* out) {
   using A = acc_t<T>;
+  constexpr int L = lanes<A>();
   parallel_rows(n, 20 * width, [=](int64_t row, int64_t last) {
     for (; row < last; ++row) {
       const T *gate = gate_up + row * 2 * width, *up = gate + width;
-      for (int64_t i = 0; i < width; ++i) {
+      T* to = out + row * width;
+      int64_t i = 0;
+      for (; i + L <= width; i += L) {
+        const wide_t<A> g = load_wide(gate + i);
+        store_wide(to + i, g / (A(1) + exp_wide(-g)) * load_wide(up + i));
+      }
+      for (; i < width; ++i) {
         const A g = load(gate[i]);
-        store(out[row * width + i], g / (A(1) + exp_fast(-g)) * A(load(up[i])));
+        store(to[i], g / (A(1) + exp_fast(-g)) * A(load(up[i])));
       }
     }
   });

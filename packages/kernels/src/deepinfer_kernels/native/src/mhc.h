@@ -9,7 +9,8 @@
 namespace di {
 
 constexpr int kMaxStreams = 8;
-constexpr int64_t kMixRows = 32;  // rows whose widened streams stay in cache
+constexpr int64_t kMixRows = 32;
+constexpr int64_t kMixDepth = 2048;  // channels of kMixRows rows and of fn that stay in cache together
 
 // m holds h*h logits [h_in][h_out], each a number or a vector of one number a row; softmax over
 // h_out, then alternate column and row sums. A vector's lanes never meet.
@@ -76,20 +77,30 @@ void mix_block(const T* S, const Mixes<acc_t<T>>& w, int64_t n, acc_t<T>* pre, a
   using A = acc_t<T>;
   const int h = w.h, m = h * (h + 2);
   const int64_t k = h * w.width;
-  const A* flat;
-  if constexpr (std::is_same_v<T, A>) {
-    flat = S;
-  } else {
-    A* wide = scratch<A>(n * k);
-    widen(S, wide, n * k);
-    flat = wide;
+  A *mixes = scratch<A>(n * (2 * m + 1), 1), *part = mixes + n * m, *squares = part + n * m;
+  std::fill(mixes, mixes + n * m, A(0));
+  std::fill(squares, squares + n, A(0));
+  for (int64_t first = 0; first < k; first += kMixDepth) {
+    const int64_t depth = std::min(kMixDepth, k - first);
+    const A* piece;
+    int64_t apart = k;
+    if constexpr (std::is_same_v<T, A>) {
+      piece = S + first;
+    } else {
+      A* wide = scratch<A>(n * depth);
+      for (int64_t row = 0; row < n; ++row) widen(S + row * k + first, wide + row * depth, depth);
+      piece = wide;
+      apart = depth;
+    }
+    product(w.fn + first, k, m, piece, apart, n, depth, part);
+    for (int64_t i = 0; i < n * m; ++i) mixes[i] += part[i];
+    for (int64_t row = 0; row < n; ++row)
+      squares[row] += sum_of_squares(piece + row * apart, depth);
   }
-  A* mixes = scratch<A>(n * m, 1);
-  product(w.fn, m, flat, n, k, mixes);
   const A eps = A(w.hc_eps);
   for (int64_t row = 0; row < n; ++row) {
     const A* mix = mixes + row * m;
-    const A r = A(1) / std::sqrt(sum_of_squares(flat + row * k, k) / A(k) + A(w.rms_eps));
+    const A r = A(1) / std::sqrt(squares[row] / A(k) + A(w.rms_eps));
     for (int j = 0; j < h; ++j) {
       pre[row * h + j] = sigmoid(mix[j] * r * w.scale[0] + w.base[j]) + eps;
       post[row * h + j] = A(2) * sigmoid(mix[h + j] * r * w.scale[1] + w.base[h + j]);
@@ -101,14 +112,20 @@ void mix_block(const T* S, const Mixes<acc_t<T>>& w, int64_t n, acc_t<T>* pre, a
   if (h == 4) sinkhorn_of_4(comb, n, eps, w.iters);
 }
 
-template <class T>
-inline void collapse_row(const T* S, const acc_t<T>* pre, int h, int64_t width, acc_t<T>* sum) {
+template <class T, class O>
+inline void collapse_row(const T* S, const acc_t<T>* pre, int h, int64_t width, O* sum) {
   using A = acc_t<T>;
-  for (int64_t c = 0; c < width; ++c) sum[c] = pre[0] * load(S[c]);
-  for (int j = 1; j < h; ++j) {
-    const A p = pre[j];
-    const T* stream = S + j * width;
-    for (int64_t c = 0; c < width; ++c) sum[c] += p * load(stream[c]);
+  constexpr int L = lanes<A>();
+  int64_t c = 0;
+  for (; c + L <= width; c += L) {
+    wide_t<A> all = pre[0] * load_wide(S + c);
+    for (int j = 1; j < h; ++j) all += pre[j] * load_wide(S + j * width + c);
+    store_wide(sum + c, all);
+  }
+  for (; c < width; ++c) {
+    A all = pre[0] * load(S[c]);
+    for (int j = 1; j < h; ++j) all = mul_add(pre[j], A(load(S[j * width + c])), all);
+    store(sum[c], all);
   }
 }
 
@@ -153,43 +170,53 @@ void mhc_pre_norm(const T* S, const acc_t<T>* pending, const Mixes<acc_t<T>>& w,
 
 template <class T>
 void mhc_collapse(const T* S, const acc_t<T>* pre, int64_t n, int h, int64_t width, T* out) {
-  using A = acc_t<T>;
   parallel_rows(n, 2 * h * width, [=](int64_t row, int64_t last) {
-    A* sum = scratch<A>(width);
-    for (; row < last; ++row) {
-      collapse_row(S + row * h * width, pre + row * h, h, width, sum);
-      for (int64_t c = 0; c < width; ++c) store(out[row * width + c], sum[c]);
-    }
+    for (; row < last; ++row)
+      collapse_row(S + row * h * width, pre + row * h, h, width, out + row * width);
   });
 }
 
-// out [h, width] of one row; sum holds width numbers.
+// out [h, width] of one row.
+template <int FIXED, class T>
+inline void post_row_of(const T* added, const T* streams, const acc_t<T>* post,
+                        const acc_t<T>* comb, int dynamic, int64_t width, T* out) {
+  using A = acc_t<T>;
+  constexpr int L = lanes<A>();
+  const int h = FIXED ? FIXED : dynamic;
+  int64_t c = 0;
+  for (; c + L <= width; c += L) {
+    const wide_t<A> more = load_wide(added + c);
+    wide_t<A> from[FIXED ? FIXED : kMaxStreams];
+    for (int j = 0; j < h; ++j) from[j] = load_wide(streams + j * width + c);
+    for (int k = 0; k < h; ++k) {
+      wide_t<A> sum = post[k] * more;
+      for (int j = 0; j < h; ++j) sum += comb[j * h + k] * from[j];
+      store_wide(out + k * width + c, sum);
+    }
+  }
+  for (; c < width; ++c)
+    for (int k = 0; k < h; ++k) {
+      A sum = post[k] * load(added[c]);
+      for (int j = 0; j < h; ++j) sum = mul_add(comb[j * h + k], A(load(streams[j * width + c])), sum);
+      store(out[k * width + c], sum);
+    }
+}
 template <class T>
 inline void post_row(const T* added, const T* streams, const acc_t<T>* post, const acc_t<T>* comb,
-                     int h, int64_t width, acc_t<T>* sum, T* out) {
-  using A = acc_t<T>;
-  for (int k = 0; k < h; ++k) {
-    const A gain = post[k];
-    for (int64_t c = 0; c < width; ++c) sum[c] = gain * load(added[c]);
-    for (int j = 0; j < h; ++j) {
-      const A mix = comb[j * h + k];
-      const T* stream = streams + j * width;
-      for (int64_t c = 0; c < width; ++c) sum[c] += mix * load(stream[c]);
-    }
-    T* to = out + k * width;
-    for (int64_t c = 0; c < width; ++c) store(to[c], sum[c]);
-  }
+                     int h, int64_t width, T* out) {
+  if (h == 4)
+    post_row_of<4>(added, streams, post, comb, h, width, out);
+  else
+    post_row_of<0>(added, streams, post, comb, h, width, out);
 }
 
 template <class T>
 void mhc_post(const T* y, const T* S, const acc_t<T>* post, const acc_t<T>* comb, int64_t n, int h,
               int64_t width, T* out) {
-  using A = acc_t<T>;
   parallel_rows(n, 2 * h * (h + 1) * width, [=](int64_t row, int64_t last) {
-    A* sum = scratch<A>(width);
     for (; row < last; ++row)
       post_row(y + row * width, S + row * h * width, post + row * h, comb + row * h * h, h, width,
-               sum, out + row * h * width);
+               out + row * h * width);
   });
 }
 
@@ -199,15 +226,13 @@ void mhc_post_pre_norm(const T* y, const T* S, const acc_t<T>* post, const acc_t
                        const acc_t<T>* pending, const Mixes<acc_t<T>>& w, const acc_t<T>* norm,
                        double eps, int64_t n, T* streams, T* x, acc_t<T>* pre,
                        acc_t<T>* next_post, acc_t<T>* next_comb) {
-  using A = acc_t<T>;
   const int h = w.h;
   const int64_t width = w.width;
   parallel_rows(n, 2 * h * (h + 5) * h * width, [=, &w](int64_t row, int64_t last) {
     for (; row < last; row += kMixRows) {
       const int64_t count = std::min(kMixRows, last - row);
-      A* sum = scratch<A>(width, 2);
       for (int64_t r = row; r < row + count; ++r)
-        post_row(y + r * width, S + r * h * width, post + r * h, comb + r * h * h, h, width, sum,
+        post_row(y + r * width, S + r * h * width, post + r * h, comb + r * h * h, h, width,
                  streams + r * h * width);
       pre_norm_block(streams + row * h * width, pending + row * h, w, norm, eps, count,
                      x + row * width, pre + row * h, next_post + row * h, next_comb + row * h * h);

@@ -137,7 +137,8 @@ int moe_experts(const T* x, const int64_t* idx, const acc_t<T>* w, const Mlp<T>&
   return kOk;
 }
 
-// out [n, width] = the weighted sum of each row's experts, whose outputs lie in down at place.
+// out [n, width] = the weighted sum of each row's experts, whose outputs lie in down at place, or
+// where there is none in their own order.
 template <class T>
 void moe_combine(const T* down, const int64_t* place, const acc_t<T>* w, int64_t n, int64_t topk,
                  int64_t width, T* out) {
@@ -147,7 +148,7 @@ void moe_combine(const T* down, const int64_t* place, const acc_t<T>* w, int64_t
     for (; row < last; ++row) {
       for (int64_t c = 0; c < width; ++c) sum[c] = 0;
       for (int64_t k = row * topk; k < (row + 1) * topk; ++k) {
-        const T* from = down + place[k] * width;
+        const T* from = down + (place ? place[k] : k) * width;
         for (int64_t c = 0; c < width; ++c) sum[c] += w[k] * load(from[c]);
       }
       for (int64_t c = 0; c < width; ++c) store(out[row * width + c], sum[c]);

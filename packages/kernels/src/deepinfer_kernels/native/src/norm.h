@@ -5,15 +5,26 @@
 
 namespace di {
 
-// out may be x. weight may be null.
+// out may be x. weight may be null. squares is the sum of x's squares.
+template <class T, class O>
+inline void norm_row_of(const T* x, acc_t<T> squares, const acc_t<T>* weight, double eps,
+                        int64_t width, O* out) {
+  using A = acc_t<T>;
+  constexpr int L = lanes<A>();
+  const A r = A(1) / std::sqrt(squares / A(width) + A(eps));
+  int64_t i = 0;
+  if (weight) {
+    for (; i + L <= width; i += L) store_wide(out + i, load_wide(x + i) * r * load_wide(weight + i));
+    for (; i < width; ++i) store(out[i], load(x[i]) * r * weight[i]);
+  } else {
+    for (; i + L <= width; i += L) store_wide(out + i, load_wide(x + i) * r);
+    for (; i < width; ++i) store(out[i], load(x[i]) * r);
+  }
+}
+
 template <class T, class O>
 inline void norm_row(const T* x, const acc_t<T>* weight, double eps, int64_t width, O* out) {
-  using A = acc_t<T>;
-  const A r = A(1) / std::sqrt(sum_of_squares(x, width) / A(width) + A(eps));
-  if (weight)
-    for (int64_t i = 0; i < width; ++i) store(out[i], load(x[i]) * r * weight[i]);
-  else
-    for (int64_t i = 0; i < width; ++i) store(out[i], load(x[i]) * r);
+  norm_row_of(x, sum_of_squares(x, width), weight, eps, width, out);
 }
 
 template <class T>

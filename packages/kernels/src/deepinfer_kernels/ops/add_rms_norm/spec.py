@@ -38,7 +38,7 @@ def _args(g: torch.Generator, n: int, width: int, dtype: torch.dtype) -> tuple[A
 def _shapes(dtype: torch.dtype) -> Mapping[str, tuple[Any, ...]]:
     return {
         f"{n}x{width}": _args(seeded(0), n, width, dtype)
-        for n, width in ((1, 576), (32, 576), (1024, 4096))
+        for n, width in ((1, 576), (32, 576), (256, 4096), (1024, 4096))
     }
 
 

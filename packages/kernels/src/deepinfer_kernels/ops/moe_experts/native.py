@@ -17,11 +17,14 @@ from deepinfer_kernels.native.call import (
     many_rows,
     torch_form,
 )
+from deepinfer_kernels.native.library import unavailable
 from deepinfer_kernels.ops.moe_experts.reference import moe_experts as reference_moe_experts
 from deepinfer_kernels.ops.swiglu.native import swiglu as native_swiglu
 
 _LARGE_PRODUCT = 1 << 21
 """Multiplications of an expert's product from which torch's are faster, their calls included."""
+
+_HAS_DOT = unavailable() is None and bool(LIBRARY.di_moe_takes_dot(CODE[torch.bfloat16]))
 
 
 def moe_experts(
@@ -34,6 +37,8 @@ def moe_experts(
     n, topk = idx.shape
     experts, inner, width = w1.shape
     large = many_rows(n * topk * inner * width, _LARGE_PRODUCT * experts)
+    if large and _takes_dots(x, (w1, w3, w2)):
+        return _by_dots(x, idx, w, w1, w3, w2, limit)
     if large and x.dtype is not torch.float64:
         return _by_segments(x, idx, w, w1, w3, w2, limit)
     x, idx, w = dense(x), dense(idx), as_dtype(w, acc_dtype(x.dtype))
@@ -47,6 +52,43 @@ def moe_experts(
         w1.data_ptr(),
         w3.data_ptr(),
         w2.data_ptr(),
+        limit,
+        n,
+        topk,
+        width,
+        inner,
+        experts,
+        out.data_ptr(),
+    )
+    check(status, "moe_experts", f"an expert is outside 0..{experts - 1}")
+    return out
+
+
+def _takes_dots(x: Tensor, weights: tuple[Tensor, ...]) -> bool:
+    """Whether the rows are bfloat16, and pairs of channels adjacent in every weight."""
+    if x.dtype is not torch.bfloat16 or not _HAS_DOT:
+        return False
+    return all(t.stride(2) == 1 and t.shape[2] % 2 == 0 and not t.is_neg() for t in weights)
+
+
+def _by_dots(
+    x: Tensor, idx: Tensor, w: Tensor, w1: Tensor, w3: Tensor, w2: Tensor, limit: float
+) -> Tensor:
+    """The rows sorted by expert, all in one call: dot products of bfloat16 pairs."""
+    n, topk = idx.shape
+    experts, inner, width = w1.shape
+    x, idx, w = dense(x), dense(idx), as_dtype(w, torch.float32)
+    out = torch.empty_like(x)
+    status = LIBRARY.di_moe_experts_dot(
+        x.data_ptr(),
+        idx.data_ptr(),
+        w.data_ptr(),
+        w1.data_ptr(),
+        *w1.stride()[:2],
+        w3.data_ptr(),
+        *w3.stride()[:2],
+        w2.data_ptr(),
+        *w2.stride()[:2],
         limit,
         n,
         topk,
