@@ -145,7 +145,8 @@ class SamplingBatch:
         self, positions: npt.NDArray[np.int64], max_new: npt.NDArray[np.int64] | None
     ) -> SamplingBatch:
         """The same requests some tokens later. Everything else stays, so it is not checked again;
-        `penalties` would have to follow the text."""
+        `penalties` would have to follow the text. Raises ShapeError for positions of more or fewer
+        requests."""
         if positions.shape != self.temperature.shape:
             raise ShapeError(
                 f"SamplingBatch wants positions of shape {self.temperature.shape}, got "

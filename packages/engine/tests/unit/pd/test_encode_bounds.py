@@ -85,12 +85,18 @@ def test_memory_for_embeddings_is_bounded_on_both_sides():
     tokens = expected(*cats)
 
     async def body():
-        async with seeing(ToyEncoder(), cache_bytes=2 * size) as it:
+        encoder = ToyEncoder(hold=True)
+        async with seeing(encoder, cache_bytes=2 * size) as it:
             client = it.prefills[0].service.pictures
             client._room = _Room(size)
             client.cache = RowCache(size)
-            found = await asyncio.gather(*(ask(it.engine, one) for one in cats))
-            assert [a.tokens for a in found] == tokens
+            asked = [asyncio.create_task(ask(it.engine, one)) for one in cats]
+            await until(encoder.entered.is_set)
+            await until(lambda: len(client._room._queue) == 3)  # one at a time
+            assert client.gauges()["picture_bytes_held"] == size
+            assert it.counters()["encode_pictures_asked"] == 1
+            encoder.gate.set()
+            assert [(await one).tokens for one in asked] == tokens
             assert it.gauges()["encode_cache_bytes"] == 2 * size
             assert client.cache.nbytes == size
             with pytest.raises(RequestError, match="bytes of embeddings, and a prefill worker"):

@@ -186,9 +186,12 @@ def test_without_an_encode_worker_pictures_are_refused_and_it_says_so():
             with pytest.raises(EngineUnavailable, match="no encode worker is ready") as told:
                 await ask(it.engine, seen("a", 1))
             assert told.value.retry_after_s > 0
-            assert ["no encode worker of its model" in x for x in await it.engine.problems()] == [
-                True
-            ]
+            (problem,) = await it.engine.problems()
+            assert "no encode worker of its model" in problem
+            # It is no fault of the prefill worker.
+            (prefill,) = [w for w in await it.engine.status() if w.role == "prefill"]
+            assert prefill.counters["router_failures"] == 0
+            assert prefill.gauges["router_breaker_open"] == 0
             await no_other_notices(it)
 
     run(body())
