@@ -9,7 +9,6 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -27,15 +26,14 @@ from deepinfer_engine.errors import ConfigError, EngineUnavailable, RequestError
 from deepinfer_engine.pd import transport, wire
 from deepinfer_engine.pd.announcing import Announcing
 from deepinfer_engine.pd.decode import refusal
+from deepinfer_engine.pd.jobs import ChunkDone, Found, Job, Pixels, commit_body, read_prefill
 from deepinfer_engine.pd.messages import (
     MAX_PIXEL_BYTES,
     cached_body,
     check_request,
     logprobs_body,
     pack_tokens,
-    read_request,
     reading,
-    unpack_tokens,
     usage_body,
     xid_body,
 )
@@ -59,60 +57,6 @@ LOGPROBS_A_PIECE = 4096
 LEASE_MORE_S = 20.0
 LEASE_S = 30.0
 """How long a prompt's KV is kept after COMMIT for a decode worker that says nothing."""
-
-
-@dataclass(frozen=True, slots=True)
-class ChunkDone:
-    """Where the KV of a prompt's first `num_tokens` tokens is."""
-
-    num_tokens: int
-    blocks: tuple[int, ...]
-    state_slot: int
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """What the cache had of a prompt: its first tokens."""
-
-    tokens: tuple[int, ...]
-    generation: int
-
-
-@dataclass(slots=True)
-class Pixels:
-    """Bytes that a router has sent for a prompt to come."""
-
-    router: Connection
-    data: bytearray = field(default_factory=bytearray)
-
-
-@dataclass(eq=False, slots=True)
-class Job:
-    """One prompt on its way to a decode worker."""
-
-    xid: Xid
-    router: Connection
-    decode_address: str
-    decode_epoch: int
-    out: Outgoing
-    steps: asyncio.Queue[Found | ChunkDone | Progress] = field(
-        default_factory=asyncio.Queue["Found | ChunkDone | Progress"]
-    )
-    asking: asyncio.Task[None] | None = None
-    """Set while the decode worker is asked what the first token may be."""
-    mask: asyncio.Future[bytes | None] | None = None
-    """Its answer."""
-    pusher: asyncio.Task[None] | None = None
-    decode: Connection | None = None
-    committed_at: float | None = None
-    sent_since: float | None = None
-    lease_until: float | None = None
-    """When its memory goes though decode did not release it; None before COMMIT."""
-    resent: set[int] = field(default_factory=set[int])
-    loading: int = 0
-    """How many leading blocks decode was asked to load from the cache itself."""
-    loaded: asyncio.Future[int] | None = None
-    """How many of them it has."""
 
 
 async def serve_prefill(
@@ -325,7 +269,7 @@ class PrefillService(WorkerService):
             return
         pixels = b"" if collected is None else bytes(collected.data)
         try:
-            request, address, epoch, grant = _read_prefill(body, xid, pixels)
+            request, address, epoch, grant = read_prefill(body, xid, pixels)
             check_request(request, self.runner.caps.vocab_size, prompt_len=len(request.token_ids))
         except RequestError as error:
             router.send(FrameType.ABORT, refusal(xid, error))
@@ -449,7 +393,7 @@ class PrefillService(WorkerService):
                 await self.units.send(decode, left)
             await self.units.send(decode, job.out.state(where.state_slot))
             await self._published()
-            decode.send(FrameType.COMMIT, _commit_body(job, step))
+            decode.send(FrameType.COMMIT, commit_body(job, step))
             job.committed_at = time.monotonic()
             job.lease_until = job.committed_at + LEASE_S
             await decode.drain()
@@ -617,23 +561,3 @@ class PrefillService(WorkerService):
             **self._transferred.counters(),
             **self._handed_over.counters(),
         }
-
-
-def _commit_body(job: Job, first: Progress) -> Body:
-    seq = first.seq
-    return {
-        **xid_body(job.xid),
-        "n_units": len(job.out.units),
-        "digest": job.out.digest,
-        "tokens": pack_tokens(seq.tokens[: seq.prompt_len]),
-        "first_token": first.tokens[0],
-        "first_logprobs": logprobs_body(first.logprobs),
-        "cached": cached_body(seq.cached),
-    }
-
-
-def _read_prefill(body: Body, xid: Xid, pixels: bytes) -> tuple[GenerateRequest, str, int, int]:
-    request = read_request(body, xid, unpack_tokens(body["tokens"]), pixels)
-    address = body["decode_address"]
-    transport.parse_address(address)
-    return request, address, int(body["decode_epoch"]), int(body["grant_id"])
