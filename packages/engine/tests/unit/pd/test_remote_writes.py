@@ -30,9 +30,7 @@ def real():
     return load_engine()
 
 
-ENGINES = pytest.mark.parametrize(
-    "made", [fake, pytest.param(real, marks=pytest.mark.xdist_group("mooncake"))]
-)
+ENGINES = pytest.mark.parametrize("made", [fake, real])
 
 
 @pytest.fixture(autouse=True)
