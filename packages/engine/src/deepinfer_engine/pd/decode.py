@@ -19,16 +19,7 @@ from deepinfer_engine.core.prefix_store import PrefixBlocks, PrefixStore
 from deepinfer_engine.core.runner import StepRunner
 from deepinfer_engine.core.sequence import LiveSequence
 from deepinfer_engine.core.types import SamplingParams
-from deepinfer_engine.errors import (
-    CapacityError,
-    ConstraintError,
-    ConstraintsUnavailable,
-    EngineUnavailable,
-    PromptTooLong,
-    RequestError,
-    SchemaTooComplex,
-    TransferError,
-)
+from deepinfer_engine.errors import EngineUnavailable, RequestError, TransferError
 from deepinfer_engine.pd.announcing import Announcing
 from deepinfer_engine.pd.landing import Attempt, Commit, Landings, Stage
 from deepinfer_engine.pd.messages import (
@@ -46,18 +37,12 @@ from deepinfer_engine.pd.messages import (
     xid_body,
 )
 from deepinfer_engine.pd.peers import ModelIdentity, abort_body, xid_of
-from deepinfer_engine.pd.remote_writes import Landing, RemoteWrites
+from deepinfer_engine.pd.refusals import refusal
+from deepinfer_engine.pd.remote_writes import RemoteWrites
+from deepinfer_engine.pd.rings import UnitReceiver
 from deepinfer_engine.pd.service import Helpers, WorkerService
-from deepinfer_engine.pd.shared import ReceiveRing, place_of
 from deepinfer_engine.pd.transport import Connection, Frame
-from deepinfer_engine.pd.wire import (
-    UNIT_HEADER_BYTES,
-    Body,
-    FrameType,
-    UnitHeader,
-    Xid,
-    unit_digest,
-)
+from deepinfer_engine.pd.wire import Body, FrameType, UnitHeader, Xid, unit_digest
 
 log = logging.getLogger(__name__)
 
@@ -157,8 +142,8 @@ class DecodeService(WorkerService):
         """Every request known here, by attempt key."""
         self.writes: RemoteWrites | None = None
         """Set before `serve`: what lends places to prefill workers that ask."""
-        self._rings: dict[Connection, ReceiveRing | Landing] = {}
-        """Memory that prefill workers put units in: shared, or lent to them."""
+        self._receivers: dict[Connection, UnitReceiver] = {}
+        """Of prefill workers."""
         self._hold_at = 0.0
         self._queue: list[Offer] = []
         """Offers that wait for memory."""
@@ -166,19 +151,8 @@ class DecodeService(WorkerService):
 
     def role_handle(self, peer: Connection, kind: FrameType, frame: Frame) -> None:
         role = peer.hello.get("role")
-        if kind is FrameType.UNIT and role == "prefill":
-            header = UnitHeader.unpack(frame.data, elsewhere=frame.placed)
-            payload = None if frame.placed else frame.data[UNIT_HEADER_BYTES:]
-            self._unit(peer, header, payload)
-            return
-        if kind is FrameType.UNIT_AT and role == "prefill":
-            self._unit_in_ring(peer, frame)
-            return
-        if kind is FrameType.SHARED and role == "prefill":
-            self._open_ring(peer, frame.body())
-            return
-        if kind is FrameType.LANDING_WANTED and role == "prefill":
-            self._lend(peer)
+        receiver = self._receivers.get(peer)
+        if receiver is not None and self._of_units(receiver, peer, kind, frame):
             return
         if kind is FrameType.PING and role == "prefill":
             body = frame.body()
@@ -338,45 +312,32 @@ class DecodeService(WorkerService):
 
     # -- what prefill sends ---------------------------------------------------------------------
 
-    def _open_ring(self, peer: Connection, offer: Body) -> None:
-        if peer in self._rings:
-            raise TransferError("a second ring on one connection")
-        try:
-            self._rings[peer] = ReceiveRing(offer)
-        except TransferError as error:
-            peer.send(FrameType.SHARED_OPEN, {"open": False, "reason": str(error)})
+    def _of_units(
+        self, receiver: UnitReceiver, peer: Connection, kind: FrameType, frame: Frame
+    ) -> bool:
+        """Whether it was a unit, or about memory for units."""
+        if kind is FrameType.UNIT and frame.placed:
+            self._unit(peer, UnitHeader.unpack(frame.data, elsewhere=True), None)
+        elif kind is FrameType.UNIT or kind is FrameType.UNIT_AT:
+            header, payload = receiver.unit(frame)
+            try:
+                self._unit(peer, header, payload)
+            finally:
+                payload.release()
+            receiver.read(frame)
+        elif kind is FrameType.SHARED:
+            receiver.open(frame.body())
+        elif kind is FrameType.LANDING_WANTED:
+            receiver.lend(self.writes)
         else:
-            peer.send(FrameType.SHARED_OPEN, {"open": True})
-
-    def _lend(self, peer: Connection) -> None:
-        if peer in self._rings:
-            raise TransferError("a second landing place on one connection")
-        if self.writes is None:
-            peer.send(FrameType.LANDING, {"reason": "this worker has no --transfer mooncake"})
-            return
-        try:
-            self._rings[peer] = landing = Landing(self.writes)
-        except TransferError as error:
-            peer.send(FrameType.LANDING, {"reason": str(error)})
-        else:
-            peer.send(FrameType.LANDING, landing.offer())
-
-    def _unit_in_ring(self, peer: Connection, frame: Frame) -> None:
-        ring = self._rings.get(peer)
-        if ring is None:
-            raise TransferError("a unit in memory that is not open, or not lent")
-        header, start = place_of(frame.data)
-        payload = ring.payload(header, start)
-        try:
-            self._unit(peer, header, payload)
-        finally:
-            payload.release()
-        peer.send(FrameType.UNITS_READ, {"count": ring.count})
+            return False
+        return True
 
     def peer_joined(self, peer: Connection) -> None:
         super().peer_joined(peer)
         if peer.hello.get("role") == "prefill":
             peer.place = functools.partial(self._place_unit, peer)
+            self._receivers[peer] = UnitReceiver(peer)
 
     def _place_unit(self, peer: Connection, header: UnitHeader) -> Sequence[memoryview] | None:
         """What is wrong with it is told when it is known to be the peer's."""
@@ -524,9 +485,9 @@ class DecodeService(WorkerService):
 
     def peer_lost(self, peer: Connection) -> None:
         super().peer_lost(peer)
-        ring = self._rings.pop(peer, None)
-        if ring is not None:
-            ring.close()
+        receiver = self._receivers.pop(peer, None)
+        if receiver is not None:
+            receiver.close()
         if peer.hello.get("role") == "router":
             for offer in [o for o in self._offers.values() if o.router is peer]:
                 self._drop(offer.xid)
@@ -602,23 +563,3 @@ def _read_commit(body: Body) -> Commit:
         first_logprobs=read_logprobs(body["first_logprobs"]),
         prefix=read_cached(body["cached"]),
     )
-
-
-# First match wins, so subclasses stand before their bases.
-_REFUSALS: tuple[tuple[type[RequestError], str], ...] = (
-    (CapacityError, "capacity"),
-    (SchemaTooComplex, "too_complex"),
-    (ConstraintError, "constraint"),
-    (ConstraintsUnavailable, "unenforceable"),
-    (RequestError, "request"),
-)
-
-
-def refusal(xid: Xid, error: RequestError) -> Body:
-    """The ABORT for a request that this worker can never serve."""
-    if isinstance(error, PromptTooLong):
-        numbers = {"prompt_tokens": error.prompt_tokens, "max_tokens": error.max_tokens}
-        return {**abort_body(xid, "too_long", str(error)), **numbers}
-    reason = next(word for kind, word in _REFUSALS if isinstance(error, kind))
-    body = abort_body(xid, reason, str(error))
-    return {**body, "param": error.param} if isinstance(error, ConstraintError) else body

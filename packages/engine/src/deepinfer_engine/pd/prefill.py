@@ -25,7 +25,6 @@ from deepinfer_engine.core.windows import Prefix
 from deepinfer_engine.errors import ConfigError, EngineUnavailable, RequestError, TransferError
 from deepinfer_engine.pd import transport, wire
 from deepinfer_engine.pd.announcing import Announcing
-from deepinfer_engine.pd.decode import refusal
 from deepinfer_engine.pd.jobs import ChunkDone, Found, Job, Pixels, commit_body, read_prefill
 from deepinfer_engine.pd.messages import (
     MAX_PIXEL_BYTES,
@@ -40,6 +39,7 @@ from deepinfer_engine.pd.messages import (
 from deepinfer_engine.pd.peers import ModelIdentity, abort_body, xid_of
 from deepinfer_engine.pd.pictures import CACHE_BYTES, PictureClient
 from deepinfer_engine.pd.quoting import quoted
+from deepinfer_engine.pd.refusals import refusal
 from deepinfer_engine.pd.remote_writes import RemoteWrites
 from deepinfer_engine.pd.rings import OF_RINGS, UnitSender
 from deepinfer_engine.pd.schema import Encoding

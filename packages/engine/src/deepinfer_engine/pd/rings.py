@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from deepinfer_engine.errors import TransferError
 from deepinfer_engine.pd import transport
-from deepinfer_engine.pd.remote_writes import RemoteWrites, WriteRing
+from deepinfer_engine.pd.remote_writes import Landing, RemoteWrites, WriteRing
 from deepinfer_engine.pd.sending import Unit
 from deepinfer_engine.pd.shared import ReceiveRing, SendRing, place_of
 from deepinfer_engine.pd.transport import Connection, Frame
@@ -103,7 +103,7 @@ class UnitReceiver:
 
     def __init__(self, peer: Connection) -> None:
         self._peer = peer
-        self._ring: ReceiveRing | None = None
+        self._ring: ReceiveRing | Landing | None = None
 
     def open(self, offer: Body) -> None:
         """A SHARED. Raises TransferError for a second one."""
@@ -116,12 +116,27 @@ class UnitReceiver:
         else:
             self._peer.send(FrameType.SHARED_OPEN, {"open": True})
 
+    def lend(self, writes: RemoteWrites | None) -> None:
+        """A LANDING_WANTED. Raises TransferError for a second one."""
+        if self._ring is not None:
+            raise TransferError("a second landing place on one connection")
+        if writes is None:
+            text = {"reason": "this worker has no --transfer mooncake"}
+            self._peer.send(FrameType.LANDING, text)
+            return
+        try:
+            self._ring = Landing(writes)
+        except TransferError as error:
+            self._peer.send(FrameType.LANDING, {"reason": str(error)})
+        else:
+            self._peer.send(FrameType.LANDING, self._ring.offer())
+
     def unit(self, frame: Frame) -> tuple[UnitHeader, memoryview]:
         """Header and bytes of a UNIT or UNIT_AT; `read` once they are not needed any more."""
         if frame.type == FrameType.UNIT:
             return UnitHeader.unpack(frame.data), frame.data[UNIT_HEADER_BYTES:]
         if self._ring is None:
-            raise TransferError("a unit in shared memory that was not offered")
+            raise TransferError("a unit in memory that was not offered, or not lent")
         header, start = place_of(frame.data)
         return header, self._ring.payload(header, start)
 

@@ -53,7 +53,7 @@ async def renewed(it):
         for link in list(prefill.service._decodes.values()):
             (await link).close()
     await until(lambda: not any(w.service.units._rings for w in it.prefills))
-    await until(lambda: not any(w.service._rings for w in it.decodes))
+    await until(lambda: not any(w.service._receivers for w in it.decodes))
 
 
 def counted(it, name):

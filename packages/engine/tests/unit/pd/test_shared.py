@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from toy_engine import BLOCK, alone, ask, cluster, greedy, prompt, request, run, toy, until
 
 from deepinfer_engine.errors import TransferError
-from deepinfer_engine.pd import decode, shared
+from deepinfer_engine.pd import rings, shared
 from deepinfer_engine.pd.shared import MARK_BYTES, ReceiveRing, SendRing, place_of
 from deepinfer_engine.pd.wire import UnitHeader, unit_digest
 
@@ -189,7 +189,7 @@ def test_where_memory_cannot_be_shared_units_go_over_the_socket(why, monkeypatch
             await until(it.idle)
 
     if why == "decode cannot open it":
-        monkeypatch.setattr(decode, "ReceiveRing", refuse)
+        monkeypatch.setattr(rings, "ReceiveRing", refuse)
     elif why == "no memfd":
         monkeypatch.setattr(shared.os, "memfd_create", refuse)
     run(body())
