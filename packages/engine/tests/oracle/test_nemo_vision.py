@@ -112,7 +112,7 @@ def test_embeddings_of_a_picture(path: Path, record: Record, size: tuple[int, in
     assert grid == [rows, columns]
     assert torch.equal(our_patches, patches.flatten(1)), "the same pixels, the same patches"
     with torch.inference_mode():
-        our_states = ours._tower._tower(our_patches, rows, columns)
+        our_states = ours._tower._tower(our_patches, [(rows, columns)])
     assert record("patch states of the vision tower", our_states, states)[0] < 1e-4
     span = whole[picture.start : picture.end]
     assert record("embeddings of a picture's tokens", ours.encode_image(pixels), span)[0] < 1e-4
