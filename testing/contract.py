@@ -62,12 +62,13 @@ IMPORT_NAMES = {
 # else of ours: Python runs the package first whatever module is asked for, so this is all there
 # is to see. A missing third-party module is told apart from a fault of ours.
 IMPORT_EACH = """
-import importlib, os, sys
+import gc, importlib, os, sys
 
 own, optional, preload = sys.argv[1], sys.argv[2].split(","), sys.argv[3].split(",")
 for name in filter(None, preload):
     importlib.import_module(name)
 importlib.import_module(own)
+gc.freeze()  # what is here is looked at in no fork
 faults = 0
 for name in sys.argv[4:]:
     if name in sys.modules:

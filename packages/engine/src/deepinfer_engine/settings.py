@@ -95,7 +95,7 @@ class Settings(BaseModel):
         2048, ge=16, description="tokens of one step: prompts, and drafts beside them"
     )
     max_gap: float = Field(
-        3.5,
+        3.0,
         ge=0,
         description="single process: a step that reads prompts beside running answers takes at "
         "most so many usual ones; 0 = prompts first",

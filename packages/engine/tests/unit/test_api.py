@@ -16,7 +16,10 @@ class TestContract(PackageContract):
     preload = (
         "torch", "fastapi", "typer", "httpx", "uvicorn", "msgpack", "prometheus_client",
         "cryptography.x509", "tokenizers", "xxhash", "httptools", "sqlite3",
-        "deepinfer_recipe", "deepinfer_kernels", "deepinfer_dspark",
+        "deepinfer_recipe.protocols.chat.body", "deepinfer_recipe.protocols.messages.body",
+        "deepinfer_recipe.protocols.responses.body", "deepinfer_kernels.registry",
+        "deepinfer_kernels.formats", "deepinfer_kernels.ep", "deepinfer_kernels.batch_invariant",
+        "deepinfer_dspark", "safetensors",
     )  # fmt: skip
 
 

@@ -28,7 +28,7 @@ class EngineConfig:
     """How many waiting requests may overtake one that does not fit yet."""
     hol_s: float = 2.0
     """A request overtaken for this long is not overtaken any more."""
-    max_gap: float = 3.5
+    max_gap: float = 3.0
     """Where one runner does both: a step that reads prompts beside running sequences takes at most
     so many times as long as one that does not. 0 = prompts are read in steps of their own, as large
     as they may be; see `prefill_every_steps`."""
