@@ -165,7 +165,7 @@ class Supervisor:
                 child.watcher.cancel()
                 await asyncio.wait({child.watcher})
             if child.process is not None:
-                await child.process.wait()
+                await _gone(child.process)
 
     def _signal_all(self, number: signal.Signals) -> None:
         self._stopping = True
@@ -232,7 +232,7 @@ class Supervisor:
         if child.process is not None and child.alive:
             with contextlib.suppress(ProcessLookupError):
                 child.process.kill()
-            await child.process.wait()
+            await _gone(child.process)
 
     async def _run_once(self, child: _Child) -> None:
         child.bound = False
@@ -271,7 +271,7 @@ class Supervisor:
                 self._hear(child, line)
         child.beats = False
         await self._end(child)
-        await process.wait()
+        await _gone(process)
 
     async def _heard(self, pipe: asyncio.StreamReader) -> bytes | None:
         """What a child wrote, empty at its end; None when it was silent for too long."""
@@ -301,6 +301,26 @@ class Supervisor:
         elif notice["event"] == "failed":
             child.failure = _failure(notice)
         self._on_notice(child.spec.name, notice)
+
+
+async def _gone(process: asyncio.subprocess.Process) -> None:
+    """Wait for the end of a process that nobody listens to any more.
+
+    What it left in its pipe is read meanwhile: asyncio takes a process for ended when its pipes
+    are, and stops reading one that nobody empties.
+    """
+    pipe = process.stdout
+    assert pipe is not None
+
+    async def empty() -> None:
+        while await pipe.read(_MAX_LINE):
+            pass
+
+    emptying = asyncio.create_task(empty())
+    try:
+        await process.wait()
+    finally:
+        emptying.cancel()
 
 
 def _stopped(pid: int) -> bool:

@@ -135,6 +135,45 @@ def test_a_line_without_end_on_a_child_s_output_changes_nothing():
     assert troubles[1] == ("127.0.0.1:4711", "")
 
 
+def test_output_that_nobody_reads_does_not_keep_a_killed_child(monkeypatch, tmp_path):
+    """A pipe that is full when the end comes: asyncio no longer reads it."""
+    written = tmp_path / "written"
+    # asyncio reads no more than two and a piece; the pipe holds another one
+    chunk, paused_after = 1 << 16, 3
+    code = BEATS.format(
+        then=f"""
+    for i in range(64):
+        os.write(1, b"x" * {chunk})
+        with open({str(written)!r}, "a") as file: file.write(".")
+    """
+    )
+    real, reads = asyncio.StreamReader.read, True
+
+    async def read(pipe, size=-1):
+        if not reads:
+            await asyncio.Event().wait()
+        return await real(pipe, size)
+
+    async def go():
+        nonlocal reads
+
+        def hear(name, notice):
+            nonlocal reads
+            reads = False
+
+        supervisor = Supervisor([child(code)], on_notice=hear)
+        await supervisor.start(60)
+        async with asyncio.timeout(60):
+            while not written.exists() or written.stat().st_size < paused_after:
+                await asyncio.sleep(0.01)
+        reads = True  # for whoever reads from now on
+        await asyncio.wait_for(supervisor.kill(), 60)
+        assert supervisor.pids() == {}
+
+    monkeypatch.setattr(asyncio.StreamReader, "read", read)
+    asyncio.run(go())
+
+
 def test_starts_that_fail_are_tried_for_ever_and_told(monkeypatch):
     """No files, no memory, no processes: the next start may work."""
     real, failures = asyncio.create_subprocess_exec, []
