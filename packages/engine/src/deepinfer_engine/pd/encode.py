@@ -13,11 +13,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from deepinfer_engine import __version__
 from deepinfer_engine.core.pictures import Picture, RowForm, picture_digest
 from deepinfer_engine.errors import ConfigError, RequestError, TransferError
 from deepinfer_engine.pd import wire
@@ -138,17 +136,6 @@ class EncodeService(PeerService):
         """Those whose pixels are whole."""
         self._sending: dict[asyncio.Task[None], Ask] = {}
         self._counters = {"pictures_asked": 0, "pixel_bytes": 0, "embedded": 0, "refused": 0}
-
-    def hello(self) -> Body:
-        return {
-            "engine_id": self.engine_id,
-            "epoch": self.epoch,
-            "role": self.role,
-            "version": __version__,
-            "pid": os.getpid(),
-            "model": self.identity.model,
-            "dtype": self.identity.dtype,
-        }
 
     def handle(self, peer: Connection, kind: FrameType, frame: Frame) -> None:
         role = peer.hello.get("role")

@@ -15,6 +15,7 @@ from collections.abc import Callable, Coroutine, Generator
 from dataclasses import dataclass
 from typing import Any
 
+from deepinfer_engine import __version__
 from deepinfer_engine.errors import ConfigError, EngineLost, TransferError
 from deepinfer_engine.pd import transport
 from deepinfer_engine.pd.announcing import Announcer, Announcing, WorkerRole
@@ -120,9 +121,17 @@ class PeerService(ABC):
     def load(self) -> tuple[dict[str, float], dict[str, float]]:
         """Counters, which only grow, and gauges of now."""
 
-    @abstractmethod
     def hello(self) -> Body:
         """What this worker says of itself."""
+        return {
+            "engine_id": self.engine_id,
+            "epoch": self.epoch,
+            "role": self.role,
+            "version": __version__,
+            "pid": os.getpid(),
+            "model": self.identity.model,
+            "dtype": self.identity.dtype,
+        }
 
     @abstractmethod
     def peer_joined(self, peer: Connection) -> None:

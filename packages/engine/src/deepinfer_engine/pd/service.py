@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import os
 from abc import abstractmethod
 from collections.abc import Callable
 from typing import Literal, Protocol
 
-from deepinfer_engine import __version__
 from deepinfer_engine.core.config import EngineConfig
 from deepinfer_engine.core.grammars import GrammarCompiler
 from deepinfer_engine.core.loops import engine_loop
@@ -103,13 +101,7 @@ class WorkerService(PeerService):
     def hello(self) -> Body:
         caps = self.runner.caps
         return {
-            "engine_id": self.engine_id,
-            "epoch": self.epoch,
-            "role": self.role,
-            "version": __version__,
-            "pid": os.getpid(),
-            "model": self.identity.model,
-            "dtype": self.identity.dtype,
+            **super().hello(),
             "layout_hash": self.runner.layout.layout_hash,
             "block_tokens": self.runner.layout.block_tokens,
             "num_blocks": caps.num_blocks,

@@ -6,25 +6,20 @@ import asyncio
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
+from picture_requests import PIXELS, request
 from seeing_cluster import seeing
 from tiny_checkpoint import write_tiny
 from toy_engine import KEY, ask, run
 
 from deepinfer_engine.core.config import EngineConfig
-from deepinfer_engine.core.pictures import place
-from deepinfer_engine.core.types import GenerateRequest, SamplingParams
+from deepinfer_engine.core.types import GenerateRequest
 from deepinfer_engine.kv.memory import MemoryStore
 from deepinfer_engine.model.encoder import build_encoder
 from deepinfer_engine.model.runner import TorchRunner, build_runner
 from deepinfer_engine.pd.peers import ModelIdentity
 from deepinfer_engine.router.local import LocalEngine
-
-GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, seed=1)
-SIZE = (252, 252)  # six by six cells: 44 tokens
-PIXELS = 3 * SIZE[0] * SIZE[1]
 
 
 @pytest.fixture(scope="module")
@@ -35,21 +30,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def runner(folder: Path, **options: object) -> TorchRunner:
     return build_runner(folder, dtype="float64", num_blocks=24, num_state_slots=10, **options)
-
-
-def pixels(seed: int) -> bytes:
-    return np.random.default_rng(seed).integers(0, 256, PIXELS, np.uint8).tobytes()
-
-
-def request(model: TorchRunner, name: str, *images: int, text: int = 110) -> GenerateRequest:
-    """The same text whatever the pictures; each after `text` words."""
-    rules = model.caps.pictures
-    assert rules is not None
-    words = np.random.default_rng(5).integers(4, rules.image_token_id - 1, 4 * text).tolist()
-    ids = [t for i in range(len(images)) for t in [*words[i * text :][:text], rules.image_token_id]]
-    ids += words[-text:]
-    token_ids, pictures = place(ids, [(*SIZE, pixels(i)) for i in images], rules)
-    return GenerateRequest(name, token_ids, GREEDY, pictures=pictures)
 
 
 def alone(folder: Path, *requests: GenerateRequest) -> list[list[int]]:

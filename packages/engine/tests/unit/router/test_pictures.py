@@ -7,9 +7,9 @@ import io
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
+from picture_requests import GREEDY, SIZE, pixels, request
 from PIL import Image
 from tiny_checkpoint import write_tiny
 from toy_engine import ask, cluster, patient, run, toy, until
@@ -17,17 +17,14 @@ from toy_engine import ask, cluster, patient, run, toy, until
 from deepinfer_engine import LLM
 from deepinfer_engine.adapters.kvtier import open_store
 from deepinfer_engine.core.config import EngineConfig
-from deepinfer_engine.core.pictures import Picture, picture_digest, place
-from deepinfer_engine.core.types import GenerateRequest, SamplingParams
+from deepinfer_engine.core.pictures import Picture, picture_digest
+from deepinfer_engine.core.types import GenerateRequest
 from deepinfer_engine.errors import RequestError
 from deepinfer_engine.kv.memory import MemoryStore
 from deepinfer_engine.model.runner import TorchRunner, build_runner
 from deepinfer_engine.pd import messages, wire
 from deepinfer_engine.pd.wire import Xid
 from deepinfer_engine.router.local import LocalEngine
-
-GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, seed=1)
-SIZE = (252, 252)  # six by six cells: 44 tokens
 
 
 @pytest.fixture(scope="module")
@@ -38,21 +35,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def runner(folder: Path, dtype: str = "float64", **options: object) -> TorchRunner:
     return build_runner(folder, dtype=dtype, num_blocks=24, num_state_slots=10, **options)
-
-
-def pixels(seed: int) -> bytes:
-    return np.random.default_rng(seed).integers(0, 256, 3 * SIZE[0] * SIZE[1], np.uint8).tobytes()
-
-
-def request(model: TorchRunner, name: str, *images: int, text: int = 110) -> GenerateRequest:
-    """The same text whatever the pictures; each after `text` words."""
-    rules = model.caps.pictures
-    assert rules is not None
-    words = np.random.default_rng(5).integers(4, rules.image_token_id - 1, 4 * text).tolist()
-    ids = [t for i in range(len(images)) for t in [*words[i * text :][:text], rules.image_token_id]]
-    ids += words[-text:]
-    token_ids, pictures = place(ids, [(*SIZE, pixels(i)) for i in images], rules)
-    return GenerateRequest(name, token_ids, GREEDY, pictures=pictures)
 
 
 def answers(model: TorchRunner, *requests: GenerateRequest, store=None, **config) -> list:
